@@ -1,0 +1,96 @@
+"""Reads lines of plain, .gz and .xz text files, and says what is wrong with a file."""
+
+import contextlib
+import glob
+import gzip
+import lzma
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from configs.errors import UserError, did_you_mean
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+
+
+def expand(patterns: str | Sequence[str], where: str) -> list[str]:
+    """Returns the files that paths or globs name, sorted within each pattern, none twice."""
+    files: dict[str, None] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        if not found:
+            raise UserError(f"{where}: no file matches {pattern!r}.{_nearest(pattern)}")
+        for path in found:
+            if os.path.isdir(path):
+                raise UserError(
+                    f"{where}: {path!r} is a folder.  Name its files, such as {path + '/*.txt'!r}."
+                )
+            files[path] = None
+    return list(files)
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """Yields every line, split on "\\n" only: other Unicode separators belong to the text.
+
+    A byte order mark at the start and a carriage return at a line's end are not text.
+    """
+    with _open(path) as file, _read_errors(path):
+        for number, raw in enumerate(file, 1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(_not_utf8(path, number, raw, error)) from None
+            yield line.removesuffix("\n").removesuffix("\r")
+
+
+def read_examples(paths: Sequence[str], where: str) -> Iterator[str]:
+    """Yields the lines of some files that hold more than white space."""
+    for path in paths:
+        empty = True
+        for line in read_lines(path):
+            if line and not line.isspace():
+                empty = False
+                yield line
+        if empty:
+            raise UserError(f"{where}: {path} is empty: it holds no line of text.")
+
+
+def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Names size and time of change of each file: what tells cheaply that it is still the same."""
+    return {os.path.abspath(p): [(s := os.stat(p)).st_size, s.st_mtime_ns] for p in paths}
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        return _OPENERS.get(Path(path).suffix, open)(path, "rb")  # type: ignore[operator]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be opened: {error.strerror}.{_nearest(path)}") from None
+
+
+@contextlib.contextmanager
+def _read_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path}: is not a whole {Path(path).suffix} file ({error}).  Copy or compress it again."
+        ) from None
+
+
+def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:
+    shown = raw[max(0, error.start - 12) : error.start + 4]
+    return (
+        f"{path}, line {number}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8 "
+        f"(near {shown!r}).  Convert the file, such as: iconv -f latin1 -t utf-8."
+    )
+
+
+def _nearest(path: str) -> str:
+    folder, name = os.path.split(os.path.expanduser(path))
+    while folder and not os.path.isdir(folder):
+        folder, name = os.path.split(folder)
+    names = os.listdir(folder or ".")
+    hint = did_you_mean(name, names)
+    return f"  In {folder or 'this folder'}: {hint}" if hint else ""

@@ -1,0 +1,57 @@
+"""The alphabet: one letter and one name per tensor axis.  This table is its only home."""
+
+from typing import NamedTuple
+
+
+class Axis(NamedTuple):
+    letter: str
+    name: str
+    meaning: str
+    meets: str = ""  # letters that may want the same mesh axis in one tensor; the leftmost gets it
+
+
+AXES = (
+    Axis("A", "microbatches", "slices of the batch whose gradients are added up"),
+    Axis("B", "batch", "sequences"),
+    Axis("L", "length", "query or target positions", meets="M"),
+    Axis("M", "memory", "key/value or source positions", meets="L"),
+    Axis("D", "d_model", "residual width"),
+    Axis("F", "d_ff", "feed-forward width"),
+    Axis("H", "heads", "query heads = kv_heads x queries"),
+    Axis("J", "kv_heads", "key/value heads"),
+    Axis("Q", "queries", "query heads per key/value head"),
+    Axis("K", "d_kv", "width of one head"),
+    Axis("E", "experts", "feed-forward experts", meets="G"),
+    Axis("G", "groups", "token groups", meets="E"),
+    Axis("S", "group_tokens", "position inside a group"),
+    Axis("C", "capacity", "places per expert"),
+    Axis("N", "layers", "scan stack"),
+    Axis("W", "beam", "hypotheses"),
+    Axis("R", "buckets", "relative positions"),
+    Axis("P", "stages", "pipeline"),
+    Axis("V", "vocab", "tokens of the vocabulary"),
+)
+
+BY_LETTER = {axis.letter: axis for axis in AXES}
+BY_NAME = {axis.name: axis for axis in AXES}
+# Mesh-TensorFlow's names for axes that have another name here.
+SYNONYMS = {"memory_length": "memory", "outer_batch": "batch"}
+
+
+def letters_of(name: str) -> str:
+    """The letters that a suffix adds: "DF" for "wi_DF", "" for "attention".
+
+    >>> letters_of("wi_DF"), letters_of("layers_N"), letters_of("attention")
+    ('DF', 'N', '')
+    """
+    _, _, suffix = name.rpartition("_")
+    return suffix if suffix and all(letter in BY_LETTER for letter in suffix) else ""
+
+
+def axes_of_path(path: str) -> str:
+    """The axes of a weight, read off its path.
+
+    >>> axes_of_path("decoder/layers_N/mlp/wi_DF")
+    'NDF'
+    """
+    return "".join(letters_of(part) for part in path.split("/"))

@@ -1,0 +1,169 @@
+"""Where tensors live: the restriction of a few rules to the letters of each tensor."""
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from configs.spec import spec
+from layouts.axes import BY_NAME, SYNONYMS
+
+Array = jax.Array
+
+
+class Rule(NamedTuple):
+    """One "axis:mesh_axis" pair; a rule that is not firm was written with a "?"."""
+
+    axis: str
+    mesh_axis: str
+    firm: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.axis}:{self.mesh_axis}{'' if self.firm else '?'}"
+
+
+def pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Splits Mesh-TensorFlow's "a:b;c:d" (also with commas, dots or spaces) into pairs.
+
+    >>> pairs("batch:rows;vocab:cols"), pairs("data:2, model:4")
+    ((('batch', 'rows'), ('vocab', 'cols')), (('data', '2'), ('model', '4')))
+    """
+    found = []
+    for part in re.split(r"[,;.\s]+", text.strip()):
+        left, colon, right = part.partition(":")
+        if part and not (left and colon and right):
+            raise ValueError(f"{part!r} in {text!r}: legal is name:name, as in 'batch:data'.")
+        if part:
+            found.append((left, right))
+    return tuple(found)
+
+
+@functools.lru_cache
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """The rules of a layout string, in order, Mesh-TensorFlow's axis names translated."""
+    return tuple(
+        Rule(SYNONYMS.get(axis, axis), mesh_axis.removesuffix("?"), not mesh_axis.endswith("?"))
+        for axis, mesh_axis in pairs(text)
+    )
+
+
+def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
+    """Rules by the letter they speak of.  "heads" means kv_heads unless its parts have rules."""
+    names = {rule.axis for rule in rules}
+    wants: dict[str, tuple[Rule, ...]] = {}
+    for rule in rules:
+        if rule.axis not in BY_NAME:
+            continue  # the lint reports it
+        letters = BY_NAME[rule.axis].letter
+        if rule.axis == "heads" and not names & {"kv_heads", "queries"}:
+            letters += "J"
+        for letter in letters:
+            wants[letter] = (*wants.get(letter, ()), rule)
+    return wants
+
+
+class Claim(NamedTuple):
+    """What one rule got in one tensor: a mesh axis, or nothing because `lost_to` has it."""
+
+    index: int
+    rule: Rule
+    lost_to: Rule | None
+
+
+@functools.lru_cache(maxsize=None)
+def claims(rules: str, param_rules: str, axes: str, stored: bool) -> tuple[Claim, ...]:
+    """Every wish for a mesh axis in a tensor, in the order in which they are granted."""
+    wants = dict(_by_letter(parse_rules(rules)))
+    if stored:
+        wants |= _by_letter(parse_rules(param_rules))
+    wishes = [(i, rule) for i, letter in enumerate(axes) for rule in wants.get(letter, ())]
+    taken: dict[str, Rule] = {}
+    granted = []
+    for i, rule in sorted(wishes, key=lambda wish: not wish[1].firm):
+        granted.append(Claim(i, rule, taken.get(rule.mesh_axis)))
+        taken.setdefault(rule.mesh_axis, rule)
+    return tuple(granted)
+
+
+@spec
+class Layout:
+    """Maps axis names to mesh axes.  Hashable, so it is part of every jit key.
+
+    A mesh axis written "data?" is taken only where no other axis of the tensor wants it.  An axis
+    with several rules is split over several mesh axes.  After Shazeer et al. 2018 (Mesh-TensorFlow),
+    section 3.1.
+    """
+
+    mesh: str = "data:1"
+    """Mesh axes and sizes, "data:2,model:4"; one size may be -1: all devices that are left."""
+    rules: str = ""
+    """Rules that hold for every tensor, "batch:data;heads:model;d_ff:model;vocab:model"."""
+    param_rules: str = ""
+    """Rules that replace those of the same axis for stored weights and their slots."""
+
+    def place(self, axes: str, *, stored: bool = False) -> jax.P:
+        """Placement of a tensor with these axes; a lowercase axis is whole on every device.
+
+        Firm rules choose before "?" rules, and among equals the leftmost axis wins.
+        """
+        places: list[tuple[str, ...]] = [()] * len(axes)
+        for claim in claims(self.rules, self.param_rules, axes, stored):
+            if claim.lost_to is None:
+                places[claim.index] += (claim.rule.mesh_axis,)
+        return jax.P(*(p[0] if len(p) == 1 else p or None for p in places))
+
+    def einsum(
+        self, equation: str, *operands: Array, stored: bool = False, dtype: jnp.dtype | None = None
+    ) -> Array:
+        """Einsum over axis letters; the result is placed as its own letters say."""
+        out = equation.split("->")[1]
+        return jnp.einsum(
+            equation.lower(),
+            *operands,
+            out_sharding=self.place(out, stored=stored),
+            preferred_element_type=dtype,
+        )
+
+    def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
+        """The same numbers, placed as these letters say."""
+        return jax.sharding.reshard(x, self.place(axes, stored=stored))
+
+    def align(self, x: Array, axes: str, beside: str) -> Array:
+        """The same numbers, ready for elementwise work beside a tensor with more axes.
+
+        Axes that x lacks become size 1; those that it has are placed as they are over there.
+        """
+        places = dict(zip(beside, self.place(beside), strict=True))
+        placed = jax.sharding.reshard(x, jax.P(*(places[letter] for letter in axes)))
+        missing = tuple(i for i, letter in enumerate(beside) if letter not in axes)
+        return jnp.expand_dims(placed, missing)
+
+    def take(self, table: Array, ids: Array, axes: str) -> Array:
+        """Rows of a table by integer ids, the result placed as these letters say."""
+        return table.at[ids].get(mode="clip", out_sharding=self.place(axes))
+
+    def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
+        """Index along one axis, as a tensor of all these axes."""
+        return jax.lax.broadcasted_iota(
+            jnp.int32, shape, axes.index(letter), out_sharding=self.place(axes)
+        )
+
+    def draw(
+        self,
+        sample: Callable[..., Array],
+        key: Array,
+        axes: str,
+        shape: tuple[int, ...],
+        *,
+        stored: bool = False,
+    ) -> Array:
+        """Random numbers whose bits do not depend on the layout."""
+        return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
+
+    def unknown(self) -> tuple[str, ...]:
+        """Names in the rules that are no axes."""
+        rules = (*parse_rules(self.rules), *parse_rules(self.param_rules))
+        return tuple(rule.axis for rule in rules if rule.axis not in BY_NAME)

@@ -1,0 +1,69 @@
+"""Mesh sizes to devices: process set-up, virtual devices, device order."""
+
+import math
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from configs.errors import UserError
+from layouts.layout import Layout, pairs
+
+
+def simulate_devices(count: int) -> None:
+    """Makes this machine look as if it had `count` CPU devices.  Before the first use of jax."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def join_processes(coordinator_address: str, process_count: int, process_index: int) -> None:
+    """Makes this process one of several of one run, over TCP (gloo carries CPU collectives)."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator_address, process_count, process_index)
+
+
+def mesh_sizes(text: str, devices: int) -> dict[str, int]:
+    """Sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
+
+    >>> mesh_sizes("data:-1,model:4", 8)
+    {'data': 2, 'model': 4}
+    """
+    try:
+        found = [(name, int(size)) for name, size in pairs(text)]
+    except ValueError as error:
+        raise UserError(
+            f"Layout.mesh = {text!r}: {error}  Legal: sizes by mesh axis, as in 'data:2,model:4'."
+        ) from None
+    sizes = dict(found)
+    if len(sizes) < len(found):
+        raise UserError(f"Layout.mesh = {text!r}: a mesh axis is named twice.  Name each once.")
+    if not sizes or any(size < 1 and size != -1 for size in sizes.values()):
+        raise UserError(f"Layout.mesh = {text!r}: sizes must be at least 1, or -1 for one of them.")
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise UserError(f"Layout.mesh = {text!r}: only one size may be -1, found {len(open_axes)}.")
+    rest = math.prod(size for size in sizes.values() if size != -1)
+    if open_axes:
+        if devices % rest:
+            raise UserError(
+                f"Layout.mesh = {text!r}: the sizes multiply to {rest}, which does not divide the "
+                f"{devices} devices.  Change a size, or run with --simulate_devices={rest}."
+            )
+        sizes[open_axes[0]] = devices // rest
+    elif rest > devices or (rest < devices and jax.process_count() > 1):
+        raise UserError(
+            f"Layout.mesh = {text!r}: needs {rest} devices, found {devices}.  Set one size to -1 "
+            f"to take what there is, or add --simulate_devices={rest} to try it on this machine."
+        )
+    return sizes
+
+
+def make_mesh(layout: Layout) -> Mesh:
+    """The layout's mesh on this run's devices, near neighbours on near chips."""
+    devices = jax.devices()
+    sizes = mesh_sizes(layout.mesh, len(devices))
+    return jax.make_mesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Explicit,) * len(sizes),
+        devices=devices[: math.prod(sizes.values())],
+    )

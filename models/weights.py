@@ -1,0 +1,64 @@
+"""Weights are drawn by their letters: size, placement and path all follow from the name."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from configs.spec import spec
+from layouts.layout import Layout
+
+Tree = TypeVar("Tree")
+FloatType = Literal["float32", "bfloat16", "float16"]
+
+
+@spec
+class Precision:
+    """Data types of stored weights, of matrix products, and of sums (norms, softmax, loss)."""
+
+    store: FloatType = "float32"
+    compute: FloatType = "float32"
+    sum: FloatType = "float32"
+
+    def to_compute(self, tree: Tree) -> Tree:
+        """The tree with its arrays in the type of matrix products."""
+        return jax.tree.map(lambda x: x.astype(self.compute), tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Draws stored weights.  After `stacked("N")` each gets a leading axis of that letter."""
+
+    layout: Layout
+    sizes: Mapping[str, int]
+    rngs: nnx.Rngs
+    dtype: FloatType
+    stack: str = ""
+
+    def stacked(self, letter: str) -> "Weights":
+        return dataclasses.replace(self, stack=self.stack + letter)
+
+    def normal(self, axes: str, fan_in: str) -> nnx.Param:
+        """Normal numbers of variance 1 / (product of the sizes of the fan-in axes)."""
+        stddev = math.prod(self.sizes[letter] for letter in fan_in) ** -0.5
+
+        def sample(key: jax.Array, **place: object) -> jax.Array:
+            return stddev * jax.random.normal(key, dtype=self.dtype, **place)
+
+        return self._param(sample, axes)
+
+    def ones(self, axes: str) -> nnx.Param:
+        return self._param(lambda key, shape, out_sharding: jnp.ones(shape, self.dtype), axes)
+
+    def zeros(self, axes: str) -> nnx.Param:
+        return self._param(lambda key, shape, out_sharding: jnp.zeros(shape, self.dtype), axes)
+
+    def _param(self, sample: Callable[..., jax.Array], axes: str) -> nnx.Param:
+        axes = self.stack + axes
+        shape = tuple(self.sizes[letter] for letter in axes)
+        drawn = self.layout.draw(sample, self.rngs.params(), axes, shape, stored=True)
+        return nnx.Param(self.layout.to(drawn, axes, stored=True))
