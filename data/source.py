@@ -88,7 +88,8 @@ class TextFiles:
 class Tfds:
     """A TFDS data set with one text feature, made by its own builder as ArrayRecord files.
 
-    A split is any TFDS split expression, such as "train[1000:]".  folder is TFDS's data_dir.
+    A split is any TFDS split expression, such as "train[1000:]".  folder is TFDS's data_dir; archives
+    is a folder with archives that were downloaded by hand, which TFDS then checks and unpacks.
     """
 
     name: str
@@ -97,12 +98,15 @@ class Tfds:
     validation: str | None = None
     test: str | None = None
     folder: str | None = None
+    archives: str | None = None
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if getattr(self, s) is not None)
 
     def lines(self, split: str) -> Iterator[str]:
-        return tfds_lines.lines(self.name, self.folder, getattr(self, split), self.feature)
+        return tfds_lines.lines(
+            self.name, self.folder, self.archives, getattr(self, split), self.feature
+        )
 
     def fingerprint(self) -> dict[str, Any]:
-        return tfds_lines.stamps(self.name, self.folder)
+        return tfds_lines.stamps(self.name, self.folder, self.archives)

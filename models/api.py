@@ -4,13 +4,23 @@ from typing import Protocol
 
 import jax
 
+from configs.spec import spec
 from layouts.layout import Layout
-from models.attention import Cache
 from models.loss import Criterion, Sums
 
 Array = jax.Array
 Params = dict  # a tree of weights whose paths tell their axes
+Cache = dict[str, Array]  # what decoding remembers of the tokens so far
 Batch = dict[str, Array]  # inputs_BL, targets_BL, segments_BL, positions_BL
+
+
+@spec
+class ModelSpec:
+    """Settings of some architecture.  A run file names the one it wants."""
+
+    def model(self, layout: Layout) -> "Model":
+        """The model under a layout."""
+        raise NotImplementedError
 
 
 class Model(Protocol):

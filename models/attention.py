@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
+from models.api import Cache
 from models.dropout import dropout
 from models.positions import relative_buckets, rotate
 from models.spec import Transformer
 from models.weights import Weights
 
 Array = jax.Array
-Cache = dict[str, Array]  # keys_BMJK, values_BMJK; stacked over layers where layers are
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.attention import Attention, Cache, View
+from models.api import Cache
+from models.attention import Attention, View
 from models.dropout import dropout
 from models.spec import Transformer
 from models.weights import Weights

@@ -54,6 +54,17 @@ def softmax_loss(
     return functools.reduce(Sums.__add__, sums)
 
 
+def token_losses(
+    layout: Layout, x_BLD: Array, softmax_VD: Array, targets_BL: Array, counted_BL: Array
+) -> Array:
+    """Negative log-likelihood of each counted target; 0 elsewhere."""
+    logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=jnp.float32)
+    hit_BLV = layout.iota("BLV", logits_BLV.shape, "V") == layout.align(targets_BL, "BL", "BLV")
+    gold_BL = jnp.sum(jnp.where(hit_BLV, logits_BLV, 0), axis=-1)
+    loss_BL = layout.to(jax.nn.logsumexp(logits_BLV, axis=-1) - gold_BL, "BL")
+    return jnp.where(counted_BL, loss_BL, 0)
+
+
 def _with_gradients(
     layout: Layout,
     criterion: Criterion,

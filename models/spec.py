@@ -4,6 +4,8 @@ from typing import Literal
 
 from configs.errors import UserError
 from configs.spec import Count, Fraction, spec
+from layouts.layout import Layout
+from models.api import Model, ModelSpec
 from models.weights import Precision
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -11,7 +13,7 @@ Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 
 @spec
-class Transformer:
+class Transformer(ModelSpec):
     """A decoder-only Transformer.  Vaswani et al. 2017; norms before each part."""
 
     vocab: Count
@@ -54,6 +56,11 @@ class Transformer:
             raise UserError(f"Transformer.d_kv = {self.d_kv}: rotary positions need an even width.")
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"Transformer.d_model = {self.d_model}: sinusoids need an even width.")
+
+    def model(self, layout: Layout) -> Model:
+        from models.transformer import TransformerModel  # it is built of parts that read this spec
+
+        return TransformerModel(self, layout)
 
     @property
     def queries(self) -> int:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.attention import Cache, View
+from models.api import Cache
+from models.attention import View
 from models.blocks import Block, Norm
 from models.spec import Transformer
 from models.weights import Weights

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.api import Batch, Params
-from models.attention import Cache, View, cached_view, packed_view
+from models.api import Batch, Cache, Params
+from models.attention import View, cached_view, packed_view
 from models.dropout import dropout
-from models.loss import Criterion, Sums, softmax_loss
+from models.loss import Criterion, Sums, softmax_loss, token_losses
 from models.positions import sinusoids
 from models.spec import Transformer
 from models.stack import Stack
@@ -96,6 +96,13 @@ class TransformerModel:
             network.output_weights(),
             batch["targets_BL"],
             batch["segments_BL"] > 0,
+        )
+
+    def token_losses(self, params: Params, batch: Batch) -> Array:
+        network, x_BLD = self.hidden(params, batch, None)
+        targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
+        return token_losses(
+            self.layout, x_BLD, network.output_weights(), targets_BL, counted_BL
         )
 
     def start(self, params: Params, batch_sequences: int, places: int) -> Cache:

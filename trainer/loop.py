@@ -1,0 +1,193 @@
+"""The training loop, top to bottom in the order things happen."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from data.cache import Rows
+from layouts.layout import Layout
+from trainer.checkpoint import Checkpoints
+from trainer.evaluate import Evaluation, evaluate
+from trainer.feed import feed, placement
+from trainer.guard import StopSignal, check_loss
+from trainer.metrics import Line, Writers
+from trainer.run import Run
+from trainer.step import Metrics, Program, State, abstract_state, init_state, train_step
+
+Say = Callable[[str], None]
+
+
+class Watcher(Protocol):
+    """What a run tells its user while it goes on."""
+
+    def say(self, text: str) -> None: ...
+
+    def start(self, first_step: int, steps: int) -> None: ...
+
+    def step(self, line: Line) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    steps: int
+    stopped: bool
+    step_s: float | None
+    """Seconds a step, the first one (which compiles) not counted."""
+    data_wait: float
+    """The share of that time in which the loop waited for data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A step that was dispatched and whose metrics are not read yet."""
+
+    step: int
+    row_ids: np.ndarray
+    metrics: Metrics
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds between steps, and seconds spent waiting for data."""
+
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    steps: int = 0
+    total_s: float = 0.0
+    waited_s: float = 0.0
+    last: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def rates(self, tokens: float) -> Line:
+        """Rates of the step that ended now; the first one is not added to the totals."""
+        now = time.perf_counter()
+        step_s, self.last = now - self.last, now
+        if self.steps:
+            self.total_s += step_s
+        else:
+            self.waited_s = 0.0
+        self.steps += 1
+        flops = None if self.flops_per_step is None else self.flops_per_step / step_s
+        share = None if flops is None or self.peak_flops is None else flops / self.peak_flops
+        return {
+            "tokens_per_s": tokens / step_s,
+            "step_s": step_s,
+            "model_flops_per_s": flops,
+            "share_of_peak": share,
+            "data_wait": self.waited_s / self.total_s if self.total_s else 0.0,
+        }
+
+
+def train(
+    run: Run,
+    layout: Layout,
+    mesh: Mesh,
+    splits: dict[str, Rows],
+    model_dir: Path,
+    watcher: Watcher,
+    clock: Clock,
+) -> Outcome:
+    """Trains from the newest checkpoint of the model directory, or from the start, to the end."""
+    program = program_of(run, layout)
+    with ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        checkpoints = stack.enter_context(
+            Checkpoints(model_dir, keep_last=run.keep_last, keep_best=run.keep_best)
+        )
+        state, first_step = restore_or_init(program, mesh, checkpoints, watcher.say)
+        writes = jax.process_index() == 0
+        writers = stack.enter_context(Writers(model_dir, first_step, writes=writes))
+        stop = stack.enter_context(StopSignal())
+        batches = feed(
+            splits["train"],
+            placement(layout, mesh, run.microbatches),
+            seed=run.seed,
+            batch_sequences=run.batch_sequences,
+            microbatches=run.microbatches,
+            first_step=first_step,
+        )
+        watcher.start(first_step, run.steps)
+
+        def read(pending: Pending) -> None:
+            """Waits for a step's metrics, checks and writes them."""
+            numbers = {name: float(x) for name, x in jax.device_get(pending.metrics).items()}
+            check_loss(numbers["loss"], pending.step + 1, pending.row_ids, checkpoints.latest)
+            rates = clock.rates(numbers["tokens"])
+            line: Line = {"step": pending.step + 1, **numbers, **rates}
+            watcher.step(line)
+            if due(pending.step + 1, run.log_every, run.steps):
+                writers.train(line)
+
+        def check(done: int, state: State) -> Evaluation | None:
+            """Evaluates on the validation split, where there is one."""
+            if not len(splits.get("validation", ())):
+                return None
+            found = evaluate(
+                program.model,
+                state["params"],
+                splits["validation"],
+                mesh,
+                batch_sequences=run.batch_sequences,
+                batches=run.evaluate_batches if done < run.steps else None,
+            )
+            writers.evaluation({"step": done, **dataclasses.asdict(found)})
+            watcher.say(f"Step {done}: validation {found}")
+            return found
+
+        pending, stopped, done = None, False, first_step
+        while done < run.steps and not stopped:
+            before = time.perf_counter()
+            row_ids, batch = next(batches)
+            clock.waited_s += time.perf_counter() - before
+            state, metrics = train_step(program, state, batch)
+            if pending is not None:
+                read(pending)  # of the step before, while the device works on this one
+            pending, done = Pending(done, row_ids, metrics), done + 1
+
+            stopped = stop.received(done)
+            evaluates = due(done, run.evaluate_every, run.steps)
+            if stopped or evaluates or due(done, run.checkpoint_every, run.steps):
+                read(pending)  # nothing is saved before its loss was seen to be a number
+                pending = None
+                found = check(done, state) if evaluates else None
+                checkpoints.save(done, state, found and found.loss)
+                clock.last = time.perf_counter()
+        checkpoints.wait()
+    step_s = clock.total_s / (clock.steps - 1) if clock.steps > 1 else None
+    waited = clock.waited_s / clock.total_s if clock.total_s else 0.0
+    return Outcome(done, stopped, step_s, waited)
+
+
+def program_of(run: Run, layout: Layout) -> Program:
+    return Program(
+        model=run.model.model(layout),
+        optimizer=run.optimizer,
+        criterion=run.criterion,
+        steps=run.steps,
+        seed=run.seed,
+        microbatches=run.microbatches,
+    )
+
+
+def due(done: int, every: int | None, steps: int) -> bool:
+    """Whether something that happens every so many steps, and at the end, happens now."""
+    return done == steps or (every is not None and done % every == 0)
+
+
+def restore_or_init(
+    program: Program, mesh: Mesh, checkpoints: Checkpoints, say: Say
+) -> tuple[State, int]:
+    """The newest readable checkpoint, placed on this mesh, or a new state."""
+    if checkpoints.latest is None:
+        return init_state(program, mesh), 0
+    state, step = checkpoints.restore(abstract_state(program, mesh), report=say)
+    say(f"Continuing from step {step}.")
+    return state, step

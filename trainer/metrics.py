@@ -1,0 +1,128 @@
+"""Where a run's numbers go: metrics.jsonl, TensorBoard events, a picture of the loss."""
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
+from tensorboardX import SummaryWriter
+
+Line = dict[str, float | None]
+
+
+class MetricsFile:
+    """A file of one JSON object a line, each with its step."""
+
+    def __init__(self, path: Path, first_step: int):
+        """Opens the file; lines after `first_step`, left by a killed run, are dropped."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in read_lines(path) if line["step"] <= first_step]
+        spare = path.with_suffix(".tmp")
+        spare.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        os.replace(spare, path)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, line: Line) -> None:
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> list[dict[str, float]]:
+    """The lines of a metrics file; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class Writers:
+    """All places at once.  Only the first process of a run writes."""
+
+    def __init__(self, model_dir: Path, first_step: int, *, writes: bool = True):
+        self._model_dir = model_dir
+        self._writes = writes
+        if writes:
+            self._train = MetricsFile(model_dir / "metrics.jsonl", first_step)
+            self._evaluations = MetricsFile(model_dir / "evaluations.jsonl", first_step)
+            self._events = SummaryWriter(
+                str(model_dir / "events"), purge_step=first_step or None, flush_secs=10
+            )
+
+    def train(self, line: Line) -> None:
+        if self._writes:
+            self._train.write(line)
+            self._add_scalars("train", line)
+
+    def evaluation(self, line: Line) -> None:
+        if self._writes:
+            self._evaluations.write(line)
+            self._add_scalars("validation", line)
+
+    def _add_scalars(self, group: str, line: Line) -> None:
+        for name, value in line.items():
+            if name != "step" and value is not None:
+                self._events.add_scalar(f"{group}/{name}", value, int(line["step"] or 0))
+
+    def __enter__(self) -> "Writers":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writes:
+            self._train.close()
+            self._evaluations.close()
+            self._events.close()
+            draw_loss(self._model_dir)
+
+
+def draw_loss(model_dir: Path) -> None:
+    """Draws the loss over steps, training and validation, as loss.png."""
+    train = read_lines(model_dir / "metrics.jsonl")
+    if not train:
+        return
+    import matplotlib  # slow to import, and needed once, at the end
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    steps, losses = [line["step"] for line in train], [line["loss"] for line in train]
+    axes.plot(steps, losses, linewidth=0.8, color="tab:blue", alpha=0.35)
+    axes.plot(steps, smoothed(losses), color="tab:blue", label="training")
+    checks = read_lines(model_dir / "evaluations.jsonl")
+    if checks:
+        axes.plot(
+            [line["step"] for line in checks],
+            [line["loss"] for line in checks],
+            "o-",
+            color="tab:orange",
+            label="validation",
+        )
+    axes.set(xlabel="step", ylabel="loss (nats a token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    spare = model_dir / "loss.tmp.png"
+    figure.savefig(spare, dpi=120)
+    os.replace(spare, model_dir / "loss.png")
+    pyplot.close(figure)
+
+
+def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
+    """Exponential moving average, without the pull of its start."""
+    out, total, norm = [], 0.0, 0.0
+    for value in values:
+        total = weight * total + (1 - weight) * value
+        norm = weight * norm + (1 - weight)
+        out.append(total / norm)
+    return out

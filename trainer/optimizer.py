@@ -1,0 +1,130 @@
+"""Adafactor and AdamW, through optax; every decision about a weight is read off its letters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import traverse_util
+
+from configs.spec import Fraction, NonNegative, Positive, spec
+from layouts.axes import axes_of_path
+from trainer.schedule import Constant, Cosine, InverseSqrt
+
+Tree = Any
+AnySchedule = InverseSqrt | Cosine | Constant
+
+
+@spec
+class Adafactor:
+    """Adafactor with the papers' settings.  Shazeer and Stern 2018, algorithms 4 to 7."""
+
+    schedule: AnySchedule = InverseSqrt()
+    decay_exponent: Positive = 0.8
+    """The second moment's decay at step t is 1 - t^-exponent."""
+    decay_cap: Fraction | None = None
+    """No decay above this (GShard: 0.99)."""
+    momentum: Fraction | None = None
+    clip_update_rms: Positive = 1.0
+    multiply_by_parameter_scale: bool = True
+    factored_from: int = 128
+    """A second moment is factored when its two longest axes are at least this long."""
+    weight_decay: NonNegative = 0.0
+    clip_global_norm: Positive | None = None
+
+    def transform(self, steps: int) -> optax.GradientTransformation:
+        def decay(step: jax.Array, exponent: float) -> jax.Array:
+            plain = 1.0 - (step + 1.0) ** -exponent
+            return plain if self.decay_cap is None else jnp.minimum(plain, self.decay_cap)
+
+        second_moment = optax.scale_by_factored_rms(
+            decay_rate=self.decay_exponent,
+            min_dim_size_to_factor=self.factored_from,
+            decay_rate_fn=decay,
+        )
+        parts = [second_moment, optax.clip_by_block_rms(self.clip_update_rms)]
+        if self.multiply_by_parameter_scale:
+            parts.append(optax.scale_by_param_block_rms(min_scale=1e-3))
+        outer = [clip(self.clip_global_norm), per_layer(optax.chain(*parts))]
+        if self.momentum is not None:
+            outer.append(optax.ema(self.momentum, debias=False))
+        return finish(outer, self.weight_decay, self.schedule, steps)
+
+
+@spec
+class AdamW:
+    """Adam with decoupled weight decay.  Loshchilov and Hutter 2019, algorithm 2."""
+
+    schedule: AnySchedule = Cosine()
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    epsilon: Positive = 1e-8
+    weight_decay: NonNegative = 0.01
+    clip_global_norm: Positive | None = 1.0
+
+    def transform(self, steps: int) -> optax.GradientTransformation:
+        adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
+        outer = [clip(self.clip_global_norm), adam]
+        return finish(outer, self.weight_decay, self.schedule, steps)
+
+
+Optimizer = Adafactor | AdamW
+
+
+def clip(norm: float | None) -> optax.GradientTransformation:
+    return optax.identity() if norm is None else optax.clip_by_global_norm(norm)
+
+
+def finish(
+    parts: list[optax.GradientTransformation],
+    weight_decay: float,
+    schedule: AnySchedule,
+    steps: int,
+) -> optax.GradientTransformation:
+    """The parts, then weight decay of matrices, then the learning rate."""
+    if weight_decay:
+        parts = [*parts, optax.add_decayed_weights(weight_decay, mask=is_matrix)]
+    return optax.chain(*parts, optax.scale_by_learning_rate(schedule.rate(steps)))
+
+
+def is_matrix(params: Tree) -> Tree:
+    """Whether each weight maps one axis to another: two letters or more, the stack not counted.
+
+    >>> is_matrix({"layers_N": {"wi_DF": 0, "scale_D": 0}})
+    {'layers_N': {'wi_DF': True, 'scale_D': False}}
+    """
+    paths = traverse_util.flatten_dict(params, sep="/")
+    matrix = {path: len(axes_of_path(path).replace("N", "")) > 1 for path in paths}
+    return traverse_util.unflatten_dict(matrix, sep="/")
+
+
+def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Treats each layer of a stacked weight as a weight of its own.
+
+    Adafactor looks at a weight's two longest axes and at its root mean square: neither may mix
+    layers, or the result would depend on how layers are stored.
+    """
+    init_layers, update_layers = jax.vmap(transform.init), jax.vmap(transform.update)
+
+    def init(params: Tree) -> Tree:
+        single, stacked = _split(params)
+        return {"single": transform.init(single), "stacked": init_layers(stacked) if stacked else {}}
+
+    def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+        single, stacked = _split(updates)
+        single_params, stacked_params = _split(params)
+        single, single_state = transform.update(single, state["single"], single_params)
+        stacked_state = state["stacked"]
+        if stacked:
+            stacked, stacked_state = update_layers(stacked, stacked_state, stacked_params)
+        joined = traverse_util.unflatten_dict({**single, **stacked}, sep="/")
+        return joined, {"single": single_state, "stacked": stacked_state}
+
+    return optax.GradientTransformation(init, update)
+
+
+def _split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Weights by path: those that are no stack, and those that are."""
+    flat = traverse_util.flatten_dict(tree, sep="/")
+    stacked = {path: leaf for path, leaf in flat.items() if axes_of_path(path).startswith("N")}
+    return {path: leaf for path, leaf in flat.items() if path not in stacked}, stacked

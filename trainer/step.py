@@ -1,0 +1,125 @@
+"""One training step, one evaluation step, and the state that they work on."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from models.api import Batch, Model, Params
+from models.loss import Criterion, Sums
+from trainer.optimizer import Adafactor, AdamW
+
+Array = jax.Array
+State = dict[str, Any]  # params, slots, step: everything that is saved
+Metrics = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Everything that a compiled step depends on beside its arguments.  Hashable: the jit key."""
+
+    model: Model
+    optimizer: Adafactor | AdamW
+    criterion: Criterion
+    steps: int
+    seed: int
+    microbatches: int = 1
+
+    def transform(self) -> optax.GradientTransformation:
+        return self.optimizer.transform(self.steps)
+
+    def fresh(self) -> State:
+        """A new state; its slots are not yet placed."""
+        params = self.model.init(jax.random.key(self.seed))
+        return {
+            "params": params,
+            "slots": self.transform().init(params),
+            "step": jnp.zeros((), jnp.int32),
+        }
+
+    def update(self, state: State, gradients: Params) -> State:
+        """The state after one update by these gradients."""
+        updates, slots = self.transform().update(gradients, state["slots"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        return {"params": params, "slots": slots, "step": state["step"] + 1}
+
+
+def abstract_state(program: Program, mesh: Mesh) -> State:
+    """Shapes, types and placements of the state, allocating nothing.
+
+    Slots inherit their placement: each is placed as the update that makes it leaves it.
+    """
+
+    def after_one_update() -> State:
+        state = program.fresh()
+        return program.update(state, state["params"])
+
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    with jax.set_mesh(mesh):
+        return jax.tree.map(placed, jax.eval_shape(after_one_update))
+
+
+def init_state(program: Program, mesh: Mesh) -> State:
+    """A new state on the mesh."""
+    placements = jax.tree.map(lambda leaf: leaf.sharding.spec, abstract_state(program, mesh))
+
+    @jax.jit
+    def init() -> State:
+        return jax.tree.map(jax.sharding.reshard, program.fresh(), placements)
+
+    with jax.set_mesh(mesh):
+        return init()
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def train_step(program: Program, state: State, batch: Batch) -> tuple[State, Metrics]:
+    """One update.  The arrays of a batch have a leading microbatch axis where there are several."""
+    key = jax.random.fold_in(jax.random.key(program.seed), state["step"])
+    gradients, sums = add_microbatches(program, state["params"], batch, key)
+    gradients = jax.tree.map(lambda g: (g / sums.tokens).astype(g.dtype), gradients)
+    metrics = {
+        "loss": sums.loss / sums.tokens,
+        "objective": sums.objective / sums.tokens,
+        "accuracy": sums.correct / sums.tokens,
+        "tokens": sums.tokens,
+        "grad_norm": optax.global_norm(gradients),
+        "learning_rate": program.optimizer.schedule.rate(program.steps)(state["step"]),
+    }
+    return program.update(state, gradients), metrics
+
+
+def add_microbatches(
+    program: Program, params: Params, batch: Batch, key: Array
+) -> tuple[Params, Sums]:
+    """Gradients and sums of the whole batch; memory does not grow with the microbatches."""
+
+    def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, Sums]:
+        sums = program.model.loss(params, batch, program.criterion, key)
+        return sums.objective, sums
+
+    gradient = jax.grad(objective, has_aux=True)
+    if program.microbatches == 1:
+        return gradient(params, batch, key)
+
+    def add(total: tuple[Params, Sums], own: tuple[Batch, Array]) -> tuple[Any, None]:
+        batch, index = own
+        part = gradient(params, batch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, part), None
+
+    none = Sums(*(jnp.zeros(()) for _ in Sums._fields))
+    zero = (jax.tree.map(jnp.zeros_like, params), none)
+    total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(program.microbatches)))
+    return total
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def evaluate_step(model: Model, criterion: Criterion, params: Params, batch: Batch) -> Sums:
+    """Sums over one batch, without dropout."""
+    return model.loss(params, batch, criterion)
