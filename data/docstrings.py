@@ -1,7 +1,9 @@
 """Finds English prose in the docstrings of installed packages, without importing them."""
 
 import ast
+import contextlib
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from data.prose import paragraphs
 
-PACKAGES = ("numpy", "jax")
+PACKAGES = ("python", "numpy", "jax")
 # Test trees hold little prose and are the greater part of the bytes to parse.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "internal_test_util"}
 _LARGEST_FILE_BYTES = 2_000_000  # larger ones are generated tables
@@ -22,17 +24,18 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @functools.cache
-def corpus() -> dict[str, list[str]]:
+def corpus(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
     """Returns the paragraphs of each split: no paragraph occurs twice, in one split or in two."""
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     seen: set[str] = set()
-    for name, texts in _texts():
-        rows = splits[split_of(name)]
-        for text in texts:
-            key = "".join(filter(str.isalpha, text.lower()))
-            if key not in seen:
-                seen.add(key)
-                rows.append(text)
+    with _no_garbage_collection():
+        for package, root, path in _files(packages):
+            rows = splits[split_of(f"{package}/{path}")]
+            for text in _paragraphs_of_file(root / path):
+                key = "".join(filter(str.isalpha, text.lower()))
+                if key not in seen:
+                    seen.add(key)
+                    rows.append(text)
     return splits
 
 
@@ -44,34 +47,43 @@ def split_of(name: str) -> str:
 
 def versions() -> dict[str, str]:
     """Names what the text depends on: the packages' versions and the rules that read them."""
-    rules = b"".join(Path(__file__).with_name(n).read_bytes() for n in ("docstrings.py", "prose.py"))
+    rules = b"".join(
+        Path(__file__).with_name(n).read_bytes() for n in ("docstrings.py", "prose.py")
+    )
     return {
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        **{package: importlib.metadata.version(package) for package in PACKAGES[1:]},
         "rules": hashlib.sha256(rules).hexdigest()[:16],
     }
 
 
-def _texts() -> Iterator[tuple[str, list[str]]]:
-    for package, root, path in _files():
-        yield f"{package}/{path}", _paragraphs_of_file(root / path)
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Saves 30 % of the time in a process that holds jax: syntax trees have no cycles to find."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _files() -> Iterator[tuple[str, Path, str]]:
-    for package, root in _roots().items():
+def _files(packages: tuple[str, ...]) -> Iterator[tuple[str, Path, str]]:
+    for package in packages:
+        root = _root(package)
         for path in sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py")):
             *folders, _ = path.split("/")
             if not _SKIPPED_FOLDERS.intersection(folders):
                 yield package, root, path
 
 
-def _roots() -> dict[str, Path]:
-    roots = {"python": Path(sysconfig.get_paths()["stdlib"])}
-    for package in PACKAGES:
-        found = importlib.util.find_spec(package)
-        assert found is not None and found.origin is not None, f"{package} is a dependency"
-        roots[package] = Path(found.origin).parent
-    return roots
+def _root(package: str) -> Path:
+    if package == "python":
+        return Path(sysconfig.get_paths()["stdlib"])
+    found = importlib.util.find_spec(package)
+    assert found is not None and found.origin is not None, f"{package} is a dependency"
+    return Path(found.origin).parent
 
 
 def _paragraphs_of_file(path: Path) -> list[str]:

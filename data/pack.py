@@ -7,7 +7,7 @@ import numpy as np
 
 from data.vocab import EOS
 
-_OPEN_ROWS = 512  # more fill rows no better: 99.9 % on sentences, rows of 256
+_OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
 _EXAMPLES_A_CHUNK = 16_384
 
 
@@ -55,8 +55,8 @@ class Packer:
     def __init__(self, length: int, *, packs: bool = True, dtype: type = np.uint16):
         self.length = length
         self._fit = _BestFit(length, _OPEN_ROWS if packs else 0)
-        self._targets = np.zeros((0, length), dtype)
-        self._segments = np.zeros((0, length), np.uint16)
+        self._targets: np.ndarray = np.zeros((0, length), dtype)
+        self._segments: np.ndarray = np.zeros((0, length), np.uint16)
         self._rows = np.zeros(0, np.int64)  # the numbers of the rows held here, as first opened
         self._examples = 0
         self._rows_out = 0
@@ -69,7 +69,9 @@ class Packer:
         first_new = self._fit.opened
         rows, starts, segments = self._fit.place(piece_sizes.tolist())
         self._grow(np.arange(first_new, self._fit.opened))
-        self._write(_joined(examples, sizes, self._targets.dtype), piece_sizes, rows, starts, segments)
+        self._write(
+            _joined(examples, sizes, self._targets.dtype), piece_sizes, rows, starts, segments
+        )
         placed = np.stack([example + self._examples, rows, segments], axis=1)
         self._pending = np.concatenate([self._pending, placed])
         self._examples += len(examples)
@@ -113,7 +115,7 @@ class Packer:
 
 
 class _BestFit:
-    """Chooses rows for pieces by size: a bit set of the free spaces finds the tightest in one step."""
+    """Chooses rows for pieces by size; a bit set of the free spaces finds the tightest at once."""
 
     def __init__(self, length: int, limit: int):
         self._length = length
@@ -201,19 +203,23 @@ def unpack(packed: Packed) -> list[np.ndarray]:
 
 def positions(segments_BL: np.ndarray) -> np.ndarray:
     """Numbers the places inside each segment from 0; padding has 0."""
-    place = np.arange(segments_BL.shape[1], dtype=np.int32)
-    starts = np.where(_continues(segments_BL), 0, place)
-    return (place - np.maximum.accumulate(starts, axis=1)) * (segments_BL > 0)
+    # A row is at most 65536 long, and half the bytes take half the time.
+    place = np.arange(segments_BL.shape[1], dtype=np.uint16)
+    starts = np.where(_continues(segments_BL), np.uint16(0), place)
+    return np.multiply(
+        place - np.maximum.accumulate(starts, axis=1), segments_BL > 0, dtype=np.int32
+    )
 
 
 def inputs(targets_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
     """Shifts targets right inside each segment; a segment begins with 0."""
-    shifted = np.zeros_like(targets_BL)
-    shifted[:, 1:] = targets_BL[:, :-1]
-    return shifted * _continues(segments_BL)
+    shifted = np.zeros(targets_BL.shape, np.int32)
+    np.multiply(targets_BL[:, :-1], _continues(segments_BL)[:, 1:], out=shifted[:, 1:])
+    return shifted
 
 
 def _continues(segments_BL: np.ndarray) -> np.ndarray:
+    """Tells which places go on with the segment of the place before."""
     same = np.zeros(segments_BL.shape, bool)
-    same[:, 1:] = (segments_BL[:, 1:] == segments_BL[:, :-1]) & (segments_BL[:, 1:] > 0)
-    return same
+    np.equal(segments_BL[:, 1:], segments_BL[:, :-1], out=same[:, 1:])
+    return same & (segments_BL > 0)

@@ -1,22 +1,28 @@
-"""Takes the English sentences out of a docstring; drops code, tables, headers and lists of names."""
+"""Takes English sentences out of a docstring; drops code, tables, headers, lists of names."""
 
 import re
 from collections.abc import Iterator
 
 _FUNCTION_WORDS = frozenset(
-    "a an and are as at be been but by can could do does for from had has have if in into is it its "
-    "may must no not of on only or other same should so such than that the their them then there "
-    "these they this those to use used was were when where which while who will with would you "
-    "your".split()
+    re.findall(
+        r"\w+",
+        """
+        a an and are as at be been but by can could do does for from had has have if in into is
+        it its may must no not of on only or other same should so such than that the their them
+        then there these they this those to use used was were when where which while who will
+        with would you your
+        """,
+    )
 )
+_UNDERLINE = re.compile(r"([-=~^*#\"'`+.])\1{2,}")
 _BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+(?=\S)")
 # "x: what it is", "x (int): what it is", "``x`` -- what it is": the name goes, the sentence stays.
 _ARGUMENT = re.compile(r"(?::param )?[`*]*[\w.]+[`*]*(?: ?\([^)]*\))?(?: ?: +| +--? +)(?=\S)")
 _DIRECTIVE = re.compile(r"\.\. ?(\[?[\w:#-]+\]?)(?:::|\s|$)(.*)")
-_PROSE_DIRECTIVES = frozenset("note warning important tip seealso versionadded versionchanged".split())
+_PROSE_DIRECTIVES = {"note", "warning", "important", "tip", "versionadded", "versionchanged"}
 _ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]*?)(?:\s*<[^`]*>)?`")
 _LINK = re.compile(r"`([^`<]+?)\s*<[^`]*>`_{0,2}")
-_WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*")
+_WORD = re.compile(r"[A-Za-z]+(?:['\u2019-][A-Za-z]+)*")
 _MARKS = str.maketrans("", "", "`*|")
 
 
@@ -31,7 +37,7 @@ def paragraphs(text: str) -> Iterator[str]:
 def reads_as_english(line: str) -> bool:
     """Tells a sentence from code, a table row or a list of names, by its words."""
     tokens = line.split()
-    if len(tokens) < 5 or not (line[0].isalnum() or line[0] in "\"'("):
+    if len(tokens) < 5 or ">>>" in tokens or not (line[0].isalnum() or line[0] in "\"'("):
         return False
     if line[-1] not in ".!?:;)\"'" and not line[0].isupper():
         return False
@@ -67,8 +73,11 @@ def _units_of_block(lines: list[str]) -> Iterator[str]:
     indent, hanging = -1, False
     for line in lines:
         body = line.strip()
+        if _UNDERLINE.fullmatch(body):
+            unit = []  # what it underlines is a header
+            continue
         if body.startswith((">>>", "... ", "$ ", "%", "In [", "|", "+-", "==", "--", "~~", "@")):
-            break  # a doctest, a shell line, a table or an underline ends the prose of its block
+            break  # a doctest, a shell line or a table ends the prose of its block
         marker = _BULLET.match(body) or _ARGUMENT.match(body)
         depth = _indent(line)
         continues = unit and (depth == indent or (hanging and depth > indent)) and not marker

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
@@ -12,22 +14,25 @@ SPLITS = ("train", "validation", "test")
 Files = str | tuple[str, ...]
 
 
-@runtime_checkable
-class Source(Protocol):
-    """What a task reads its text from."""
+@spec
+class Source:
+    """What a task reads its text from; a task file names one of the kinds below."""
 
     def splits(self) -> tuple[str, ...]:
         """Names the splits that this source has."""
+        raise NotImplementedError
 
     def lines(self, split: str) -> Iterator[str]:
         """Yields the examples of a split, always in the same order."""
+        raise NotImplementedError
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Tells cheaply, without reading the text, whether it may have changed."""
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Tells cheaply whether the text may have changed; None where it is not at hand."""
+        raise NotImplementedError
 
 
 @spec
-class Docstrings:
+class Docstrings(Source):
     """English prose from the docstrings of the installed Python library, numpy and jax."""
 
     def splits(self) -> tuple[str, ...]:
@@ -41,25 +46,16 @@ class Docstrings:
 
 
 @spec
-class TextFiles:
-    """Text files, plain, .gz or .xz, named by paths or globs; one example a line.
-
-    Without validation files, about validation_fraction of the training lines are held out, chosen
-    by a hash of the line, so that equal lines never fall on both sides.  Blank lines are no
-    examples.
-    """
+class TextFiles(Source):
+    """Text files, plain, .gz or .xz; one example a line.  Blank lines are no examples."""
 
     train: Files
+    """One path or glob, or several; so are validation and test."""
     validation: Files | None = None
     test: Files | None = None
-    validation_fraction: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 0.5:
-            raise UserError(
-                f"TextFiles.validation_fraction = {self.validation_fraction}: it must lie "
-                "between 0 and 0.5.  To have no held-out lines, name TextFiles.validation."
-            )
+    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
+    """About this share of the training lines is held out where there are no validation files.  A
+    hash of the line chooses, so that equal lines never fall on both sides."""
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.test is not None else SPLITS[:2]
@@ -72,9 +68,12 @@ class TextFiles:
             examples = (x for x in examples if self._holds_out(x) == held_out)
         return examples
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any] | None:
         named = [s for s in SPLITS if getattr(self, s) is not None]
-        return {split: text_files.stamps(self._files(split)) for split in named}
+        try:
+            return {split: text_files.stamps(self._files(split)) for split in named}
+        except (UserError, OSError):
+            return None
 
     def _files(self, split: str) -> list[str]:
         return text_files.expand(getattr(self, split), f"TextFiles.{split}")
@@ -85,20 +84,19 @@ class TextFiles:
 
 
 @spec
-class Tfds:
-    """A TFDS data set with one text feature, made by its own builder as ArrayRecord files.
-
-    A split is any TFDS split expression, such as "train[1000:]".  folder is TFDS's data_dir; archives
-    is a folder with archives that were downloaded by hand, which TFDS then checks and unpacks.
-    """
+class Tfds(Source):
+    """A TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
 
     name: str
     feature: str = "text"
     train: str = "train"
+    """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
     validation: str | None = None
     test: str | None = None
     folder: str | None = None
+    """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
     archives: str | None = None
+    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if getattr(self, s) is not None)
@@ -108,5 +106,5 @@ class Tfds:
             self.name, self.folder, self.archives, getattr(self, split), self.feature
         )
 
-    def fingerprint(self) -> dict[str, Any]:
-        return tfds_lines.stamps(self.name, self.folder, self.archives)
+    def fingerprint(self) -> dict[str, Any] | None:
+        return tfds_lines.stamps(self.name, self.folder)

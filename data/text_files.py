@@ -12,8 +12,6 @@ from typing import IO
 
 from configs.errors import UserError, did_you_mean
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-
 
 def expand(patterns: str | Sequence[str], where: str) -> list[str]:
     """Returns the files that paths or globs name, sorted within each pattern, none twice."""
@@ -62,9 +60,15 @@ def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     return {os.path.abspath(p): [(s := os.stat(p)).st_size, s.st_mtime_ns] for p in paths}
 
 
-def _open(path: str) -> IO[bytes]:
+def _open(path: str) -> IO[bytes] | gzip.GzipFile:
     try:
-        return _OPENERS.get(Path(path).suffix, open)(path, "rb")  # type: ignore[operator]
+        match Path(path).suffix:
+            case ".gz":
+                return gzip.open(path, "rb")
+            case ".xz":
+                return lzma.open(path, "rb")
+            case _:
+                return open(path, "rb")
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {error.strerror}.{_nearest(path)}") from None
 
@@ -73,9 +77,9 @@ def _open(path: str) -> IO[bytes]:
 def _read_errors(path: str) -> Iterator[None]:
     try:
         yield
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise UserError(
-            f"{path}: is not a whole {Path(path).suffix} file ({error}).  Copy or compress it again."
+            f"{path}: cannot be read to its end ({error}).  Copy or compress it again."
         ) from None
 
 
@@ -93,4 +97,4 @@ def _nearest(path: str) -> str:
         folder, name = os.path.split(folder)
     names = os.listdir(folder or ".")
     hint = did_you_mean(name, names)
-    return f"  In {folder or 'this folder'}: {hint}" if hint else ""
+    return f"{hint}  (in {folder or 'this folder'})" if hint else ""

@@ -32,35 +32,37 @@ def lines(
                 yield line
 
 
-def stamps(name: str, folder: str | None, archives: str | None) -> dict[str, Any]:
-    """Names the version of a data set and the records in each of its splits."""
-    info = prepared(name, folder, archives).info
-    return {"name": info.full_name, **{k: v.shard_lengths for k, v in info.splits.items()}}
+def stamps(name: str, folder: str | None) -> dict[str, Any] | None:
+    """Names the version of a data set and the records of its splits; None before it is made."""
+    info = _builder(name, folder).info
+    splits = {split: list(found.shard_lengths) for split, found in info.splits.items()}
+    return {"name": info.full_name, **splits} if splits else None
 
 
 def prepared(name: str, folder: str | None, archives: str | None) -> Any:
     """Returns TFDS's builder of a data set, downloaded and written as ArrayRecord files."""
     import tensorflow_datasets as tfds  # costs 0.8 s, which other sources need not pay
+    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
-    try:
-        builder = tfds.builder(name, data_dir=folder, file_format="array_record")
-    except tfds.core.DatasetNotFoundError:
-        hint = did_you_mean(name, tfds.list_builders(with_community_datasets=False))
-        raise UserError(f"Tfds.name = {name!r}: TFDS has no such data set.  {hint}") from None
+    builder = _builder(name, folder)
     tfds.disable_progress_bar()  # it redraws over the caller's own
     config = tfds.download.DownloadConfig(manual_dir=archives)
     try:
         with _files_without_tensorflow(builder):
             builder.download_and_prepare(download_config=config)
-    except (OSError, tfds.download.DownloadError, _checksum_error()) as error:
+    except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
         raise UserError(_not_prepared(builder, error)) from error
     return builder
 
 
-def _checksum_error() -> type[Exception]:
-    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+def _builder(name: str, folder: str | None) -> Any:
+    import tensorflow_datasets as tfds
 
-    return NonMatchingChecksumError
+    try:
+        return tfds.builder(name, data_dir=folder, file_format="array_record")
+    except tfds.core.DatasetNotFoundError:
+        hint = did_you_mean(name, tfds.list_builders(with_community_datasets=False))
+        raise UserError(f"Tfds.name = {name!r}: TFDS has no such data set.{hint}") from None
 
 
 def _not_prepared(builder: Any, error: Exception) -> str:
@@ -94,7 +96,8 @@ def _files_without_tensorflow(builder: Any) -> Iterator[None]:
         return
     from tensorflow_datasets.core.download import extractor
 
-    modules = [m for m in (extractor, sys.modules[type(builder).__module__]) if hasattr(m, "tf")]
+    found: list[Any] = [extractor, sys.modules[type(builder).__module__]]
+    modules = [module for module in found if hasattr(module, "tf")]
     kept = [module.tf for module in modules]
     for module in modules:
         module.tf = _LOCAL_FILES

@@ -1,6 +1,7 @@
 """Mesh sizes to devices: process set-up, virtual devices, device order."""
 
 import math
+import os
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -13,6 +14,13 @@ def simulate_devices(count: int) -> None:
     """Makes this machine look as if it had `count` CPU devices.  Before the first use of jax."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def cache_compilations() -> None:
+    """Keeps compiled programs on disk, so that a command that is run again starts at once."""
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/meshloom/compiled")
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
 def join_processes(coordinator_address: str, process_count: int, process_index: int) -> None:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import jax
 
-from configs.spec import spec
+from configs.spec import Count, spec
 from layouts.layout import Layout
 from models.loss import Criterion, Sums
 
@@ -17,6 +17,14 @@ Batch = dict[str, Array]  # inputs_BL, targets_BL, segments_BL, positions_BL
 @spec
 class ModelSpec:
     """Settings of some architecture.  A run file names the one it wants."""
+
+    vocab: Count
+    """Rows of the embedding: at least as many as the task's vocabulary has tokens."""
+
+    @property
+    def most_places(self) -> int | None:
+        """The longest row that the model can read, where there is such a limit."""
+        return None
 
     def model(self, layout: Layout) -> "Model":
         """The model under a layout."""

@@ -145,7 +145,7 @@ def _forward(
     sums = Sums(
         objective=jnp.sum(objective_BL1 * counted_BL1),
         loss=jnp.sum(loss_BL1 * counted_BL1),
-        correct=jnp.sum((gold_BL1 >= top_BL1) * counted_BL1),
+        correct=jnp.sum(jnp.where(gold_BL1 >= top_BL1, counted_BL1, 0)),
         tokens=jnp.sum(counted_BL1),
     )
 

@@ -16,8 +16,6 @@ Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 class Transformer(ModelSpec):
     """A decoder-only Transformer.  Vaswani et al. 2017; norms before each part."""
 
-    vocab: Count
-    """Rows of the embedding: at least as many as the task's vocabulary has tokens."""
     layers: Count
     d_model: Count
     d_ff: Count
@@ -61,6 +59,10 @@ class Transformer(ModelSpec):
         from models.transformer import TransformerModel  # it is built of parts that read this spec
 
         return TransformerModel(self, layout)
+
+    @property
+    def most_places(self) -> int | None:
+        return self.length if self.positions == "learned" else None
 
     @property
     def queries(self) -> int:

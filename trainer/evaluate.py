@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Iterator
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from data.cache import Rows
+from data.order import in_order
+from data.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
 from trainer.feed import host_rows, place, placement
@@ -50,16 +50,12 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
-def in_order(
+def device_batches(
     rows: Rows, sharding: NamedSharding, batch_sequences: int
 ) -> Iterator[dict[str, jax.Array]]:
     """All rows once, in order; the last batch is filled up with empty rows."""
-    start, stop = host_rows(sharding, batch_sequences, 1)
-    for first in range(0, len(rows), batch_sequences):
-        ids = np.arange(first + start, first + stop)
-        batch = rows.batch(np.minimum(ids, len(rows) - 1))
-        for array in batch.values():
-            array[ids >= len(rows)] = 0
+    held = host_rows(sharding, batch_sequences, 1)
+    for _, batch in in_order(rows, batch_sequences, held):
         yield place(sharding, batch, batch_sequences, 1)
 
 
@@ -85,7 +81,9 @@ def evaluate(
     total = total if batches is None else min(total, batches)
     loss = correct = tokens = 0.0
     with jax.set_mesh(mesh):
-        for done, batch in zip(range(total), in_order(rows, sharding, batch_sequences)):
+        for done, batch in zip(
+            range(total), device_batches(rows, sharding, batch_sequences), strict=False
+        ):
             sums = jax.device_get(evaluate_step(model, criterion, params, batch))
             loss += float(sums.loss)
             correct += float(sums.correct)

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import UserError
-from data.cache import Rows
+from data.rows import Rows
 from data.order import batches
 from layouts.layout import Layout
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.cache import Rows
+from data.rows import Rows
 from layouts.layout import Layout
 from trainer.checkpoint import Checkpoints
 from trainer.evaluate import Evaluation, evaluate

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from flax import traverse_util
 
-from configs.spec import Fraction, NonNegative, Positive, spec
+from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.axes import axes_of_path
 from trainer.schedule import Constant, Cosine, InverseSqrt
 
@@ -29,7 +29,7 @@ class Adafactor:
     multiply_by_parameter_scale: bool = True
     factored_from: int = 128
     """A second moment is factored when its two longest axes are at least this long."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: NotNegative = 0.0
     clip_global_norm: Positive | None = None
 
     def transform(self, steps: int) -> optax.GradientTransformation:
@@ -59,7 +59,7 @@ class AdamW:
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
     epsilon: Positive = 1e-8
-    weight_decay: NonNegative = 0.01
+    weight_decay: NotNegative = 0.01
     clip_global_norm: Positive | None = 1.0
 
     def transform(self, steps: int) -> optax.GradientTransformation:

@@ -1,7 +1,7 @@
 """What one run is: a model, a task and how long and how often."""
 
 from configs.errors import UserError
-from configs.spec import Count, Fraction, NonNegative, spec
+from configs.spec import Count, Fraction, NotNegative, spec
 from data.task import Task
 from models.api import ModelSpec
 from models.loss import Criterion
@@ -23,7 +23,7 @@ class Run:
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: int = 0
     label_smoothing: Fraction = 0.0
-    z_loss: NonNegative = 0.0
+    z_loss: NotNegative = 0.0
     log_every: Count = 1
     """Steps between lines of metrics.jsonl."""
     checkpoint_every: Count = 1000

@@ -1,30 +1,63 @@
 """Log-likelihood of each line of a text."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.cache import Rows
-from models.api import Model, Params
-from trainer.evaluate import in_order
+from data.rows import Rows
+from data.task import Task
+from data.vocab import Vocab
+from models.api import Batch, Model, Params
+from trainer.evaluate import device_batches
 from trainer.feed import placement
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The natural log-likelihood of one line with its end, and what it is made of.
-
-    `words` counts the end of the line as one word.
-    """
+    """The natural log-likelihood of one line with its end; the end counts as a word and a token."""
 
     log_likelihood: float
     words: int
     tokens: int
 
 
-token_losses = jax.jit(
-    lambda model, params, batch: model.token_losses(params, batch), static_argnums=0
-)
+@functools.partial(jax.jit, static_argnums=0)
+def token_losses(model: Model, params: Params, batch: Batch) -> jax.Array:
+    return model.token_losses(params, batch)
+
+
+def score_lines(
+    model: Model,
+    params: Params,
+    lines: Sequence[str],
+    task: Task,
+    vocab: Vocab,
+    mesh: Mesh,
+    batch_sequences: int,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Score]:
+    """Scores each line alone, however lines are packed into rows.
+
+    A line longer than a row is scored in pieces, each without the ones before it.
+    """
+    rows = Rows.from_lines(lines, vocab, task.length, packs=task.packs)
+    assert rows.pieces is not None
+    sharding = placement(model.layout, mesh, 1)
+    losses_BL = []
+    with jax.set_mesh(mesh):
+        for batch in device_batches(rows, sharding, batch_sequences):
+            losses_BL.append(np.asarray(token_losses(model, params, batch), np.float64))
+            report(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
+    per_row = np.concatenate(losses_BL)[: len(rows)]
+    line_ids, row_ids, segments = rows.pieces.T
+    totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)
+    for line, row, segment in zip(line_ids, row_ids, segments, strict=True):
+        inside = rows.segments_BL[row] == segment
+        totals[line] -= per_row[row, inside].sum()
+        tokens[line] += inside.sum()
+    words = [len(line.split()) + 1 for line in lines]
+    return [Score(*found) for found in zip(totals.tolist(), words, tokens.tolist(), strict=True)]

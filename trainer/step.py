@@ -70,12 +70,14 @@ def init_state(program: Program, mesh: Mesh) -> State:
     """A new state on the mesh."""
     placements = jax.tree.map(lambda leaf: leaf.sharding.spec, abstract_state(program, mesh))
 
-    @jax.jit
     def init() -> State:
         return jax.tree.map(jax.sharding.reshard, program.fresh(), placements)
 
+    # On a CPU, optimising the many random draws takes ten times as long as running them.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_backend_optimization_level": 0} if on_cpu else None
     with jax.set_mesh(mesh):
-        return init()
+        return jax.jit(init, compiler_options=options)()
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

@@ -1,0 +1,196 @@
+"""Specs: frozen settings, checked when they are made, that gin files can bind."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from configs.errors import UserError, did_you_mean, listed
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+T = TypeVar("T")
+
+_CHECKS = ConfigDict(
+    strict=True,
+    extra="forbid",
+    arbitrary_types_allowed=False,
+    allow_inf_nan=False,
+    validate_default=True,
+)
+_WORDS = {int: "an integer", float: "a number", str: "a string", bool: "True or False"}
+_BOUNDS = {
+    "ge": "of at least",
+    "gt": "above",
+    "le": "of at most",
+    "lt": "below",
+    "multiple_of": "that is a multiple of",
+    "min_length": "of at least length",
+    "max_length": "of at most length",
+    "pattern": "that matches",
+}
+_SPECS: dict[str, type[Any]] = {}
+SPECS: Mapping[str, type[Any]] = MappingProxyType(_SPECS)
+"""Every spec of the modules imported so far, by the name that gin files use."""
+
+
+class Problem(NamedTuple):
+    """Holds one problem of a spec; `field` is empty where it lies between fields."""
+
+    field: str
+    text: str
+
+
+class SpecError(UserError):
+    """Reports all problems of one spec at once."""
+
+    def __init__(self, name: str, problems: tuple[Problem, ...]):
+        super().__init__(listed(name, [problem.text for problem in problems]))
+        self.problems = problems
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def spec(cls: type[T]) -> type[T]:
+    """Makes a class a frozen, keyword-only dataclass with checked fields, known to gin files.
+
+    A spec compares by value and can be hashed and pickled.  Lists become tuples.  Checks between
+    fields go into `__post_init__`, which raises `UserError`.
+
+    >>> @spec
+    ... class Lamp:
+    ...     watts: Count
+    ...     colours: tuple[str, ...] = ("white",)
+    >>> Lamp(watts=40, colours=["red", "green"])
+    Lamp(watts=40, colours=('red', 'green'))
+    >>> Lamp(watts="ten", colour="red")
+    Traceback (most recent call last):
+    configs.spec.SpecError: Lamp: 2 problems.
+      Lamp.watts = 'ten': found str, legal: an integer of at least 1.
+      Lamp.colour: no such parameter.  Did you mean colours?  Legal: watts, colours.
+    """
+    made: Any = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=_CHECKS)
+    check = made.__init__
+
+    @functools.wraps(check)
+    def checked(self: T, *args: Any, **values: Any) -> None:
+        try:
+            check(self, *args, **{name: _tuples(value) for name, value in values.items()})
+        except ValidationError as error:
+            raise SpecError(cls.__name__, _problems(made, error)) from None
+
+    made.__init__ = checked
+    _register(made)
+    return cast(type[T], made)
+
+
+def is_spec(value: object) -> bool:
+    """Tells whether a value is an instance of a spec class."""
+    return SPECS.get(type(value).__name__) is type(value)
+
+
+def no_such_parameter(cls: type[Any], name: str) -> str:
+    """Says that a spec lacks this parameter, and which it has."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    near = did_you_mean(name, names)
+    return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {', '.join(names)}."
+
+
+def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:
+    """Says in words which values a field type allows.
+
+    >>> legal(Fraction | None)
+    'a number of at least 0 and below 1 or None'
+    >>> legal(tuple[Literal["relu", "gelu"], ...])
+    "a tuple, each item 'relu' or 'gelu'"
+    """
+    origin, args = get_origin(field_type), get_args(field_type)
+    if origin is Annotated:
+        return legal(args[0], args[1:])
+    if origin in (Union, UnionType):
+        words = " or ".join(legal(arg) for arg in args)
+    elif origin is Literal:
+        words = " or ".join(repr(arg) for arg in args)
+    elif origin is tuple:
+        each = args[:1] if args[-1] is Ellipsis else args
+        words = "a tuple, each item " if args[-1] is Ellipsis else "a tuple of "
+        words += ", ".join(legal(arg) for arg in each)
+    elif field_type is NoneType:
+        words = "None"
+    else:
+        words = _WORDS.get(field_type, f"@{field_type.__name__}()")
+    return " ".join([words, " and ".join(_bounds(bounds))]).strip()
+
+
+def _bounds(marks: tuple[Any, ...]) -> list[str]:
+    flat = [m for mark in marks for m in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
+    return [
+        f"{words} {getattr(mark, bound)}"
+        for mark in flat
+        for bound, words in _BOUNDS.items()
+        if getattr(mark, bound, None) is not None
+    ]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _register(cls: type[Any]) -> None:
+    """Adds a spec under its bare name, so that a name in a gin file has one meaning."""
+    other = SPECS.get(cls.__name__, cls)
+    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise UserError(
+            f"{cls.__module__}.{cls.__name__}: the name is taken by the spec of the same name in "
+            f"{other.__module__}.  Rename one of them."
+        )
+    _SPECS[cls.__name__] = cls
+
+
+def _problems(cls: Any, error: ValidationError) -> tuple[Problem, ...]:
+    """Puts the library's findings into our words, one problem for each field."""
+    found: dict[str, Problem] = {}
+    for detail in error.errors():
+        field = str(detail["loc"][0]) if detail["loc"] else ""
+        found.setdefault(field, Problem(field, _text(cls, field, detail)))
+    return tuple(found.values())
+
+
+def _text(cls: Any, field: str, detail: Any) -> str:
+    name = f"{cls.__name__}.{field}"
+    cause = detail.get("ctx", {}).get("error")
+    if not field:  # raised by __post_init__
+        if isinstance(cause, AssertionError):
+            raise cause
+        return str(cause) if isinstance(cause, UserError) else f"{cls.__name__}: {cause}"
+    if detail["type"] == "unexpected_keyword_argument":
+        return no_such_parameter(cls, field)
+    if field not in cls.__pydantic_fields__:
+        return f"{cls.__name__}: takes its parameters by name only."
+    info = cls.__pydantic_fields__[field]
+    words = legal(info.annotation, tuple(info.metadata))
+    if detail["type"] == "missing":
+        return f"{name} is missing, legal: {words}."
+    place = "".join(f"[{part}]" for part in detail["loc"][1:] if isinstance(part, int))
+    found = f"found {type(detail['input']).__name__}, " if "type" in detail["type"] else ""
+    return f"{name}{place} = {detail['input']!r}: {found}legal: {words}."

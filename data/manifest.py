@@ -1,0 +1,115 @@
+"""The manifest of a cache: what its rows were made from, so that another text or setting shows."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from data import disk
+from data.source import Source
+from data.task import Task
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+def settings(task: Task) -> dict[str, Any]:
+    """Names every setting that the rows depend on, as gin names it."""
+    found = dict(_flat(task))
+    del found["Task.name"]
+    for name in ("Task.word_list", "SentencePiece.model_file"):
+        if path := found.get(name):
+            found[f"the text of {name}"] = _file_hash(name, path)
+    plain: dict[str, Any] = json.loads(json.dumps(found))  # as a manifest gives it back
+    return plain
+
+
+def _flat(spec: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(spec):
+        name, value = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name)
+        if dataclasses.is_dataclass(value):
+            yield name, f"@{type(value).__name__}()"
+            yield from _flat(value)
+        else:
+            yield name, value
+
+
+def _file_hash(name: str, path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror}.") from None
+
+
+def text_hash(source: Source) -> str:
+    """Reads all the text of a source and returns its content hash."""
+    digests = {}
+    for split in source.splits():
+        digest = hashlib.sha256()
+        for line in source.lines(split):
+            digest.update(line.encode() + b"\n")
+        digests[split] = digest.hexdigest()
+    return combined_hash(digests)
+
+
+def combined_hash(digests: dict[str, str]) -> str:
+    """Returns one hash for the hashes of the splits."""
+    parts = "".join(f"{split} {digest}\n" for split, digest in digests.items())
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Reads a manifest and checks that the files that it lists are there and whole."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
+        files = manifest["file_bytes"] if manifest["format"] == FORMAT else {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder}: is no whole cache ({NAME}: {error}).  {rebuild_hint()}"
+        ) from None
+    if not files:
+        raise UserError(f"{folder}: was written by another version.  {rebuild_hint()}")
+    for name, size in files.items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise UserError(
+                f"{path}: holds {found:,} bytes, {size:,} were written: the file is damaged.  "
+                f"{rebuild_hint()}"
+            )
+    return manifest
+
+
+def write(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes a manifest aside and moves it: a reader sees the old one or the new one."""
+    new = folder / f".{NAME}.new"
+    new.write_text(json.dumps(manifest, indent=1) + "\n")
+    disk.sync(new)
+    new.rename(folder / NAME)
+
+
+def rebuild_hint() -> str:
+    return "Build it again: meshloom prepare --rebuild, with the same flags."
+
+
+def refuse(folder: Path, cached: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises an error that names every difference between two sets of values, if there is one."""
+    names = [name for name in {**cached, **now} if cached.get(name) != now.get(name)]
+    if not names:
+        return
+    rows = "".join(
+        f"\n  {name}: {_shown(cached, name)} in the cache, {_shown(now, name)} now."
+        for name in names
+    )
+    raise UserError(
+        f"{folder}: the cache was built with other settings or text.{rows}\n"
+        "Give this task another Task.name, use another --data_dir, or replace the cache: "
+        "meshloom prepare --rebuild, with the same flags."
+    )
+
+
+def _shown(values: dict[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "absent"

@@ -1,0 +1,237 @@
+"""What each command does, in a few calls."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from configs.errors import UserError
+from configs.load import Config, load
+from data.cache import prepare
+from data.rows import Rows, read_word_list
+from data.task import Task
+from data.text_files import read_lines
+from layouts.cost import peak_flops
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.decode import Sampling
+from scripts.terminal import Bar, Terminal, print_table, tell
+from trainer.checks import check_run, check_vocab, step_flops
+from trainer.decode import decode_lines
+from trainer.evaluate import Evaluation, evaluate
+from trainer.loop import Clock
+from trainer.loop import train as train_loop
+from trainer.run import Run
+from trainer.score import score_lines
+from trainer.trained import Trained, TrainedModels
+from trainer.workspace import Workspace
+
+Strings = tuple[str, ...]
+
+
+def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> Config:
+    """The given settings, over those that a model directory holds."""
+    if model_dir is not None:
+        return Workspace(model_dir).load(gin_file, gin_param)
+    if not gin_file and not gin_param:
+        raise UserError("no settings.  Give --gin_file=configs/runs/quickstart.gin or another file.")
+    return load(gin_file, gin_param)
+
+
+def warn_unused(config: Config, *built: object) -> None:
+    for name in config.unused(*built):
+        tell(f"Warning: {name} is set, but nothing uses it.")
+
+
+def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings) -> None:
+    config = settings(None if gin_file else model_dir, gin_file, gin_param)
+    run, layout = config.make(Run), config.make(Layout)
+    warn_unused(config, run, layout)
+    mesh = make_mesh(layout)
+    for warning in check_run(run, layout, dict(mesh.shape), config):
+        tell(warning)
+    prepared = prepare(run.task, data_dir, report=tell)
+    check_vocab(run, prepared.vocab)
+    Workspace(model_dir).save(config, run, prepared.vocab)
+    clock = Clock(step_flops(run, prepared.splits["train"]), peak_flops(mesh.devices.flat))
+    with Terminal() as terminal:
+        outcome = train_loop(run, layout, mesh, prepared.splits, model_dir, terminal, clock)
+    how = "Stopped" if outcome.stopped else "Finished"
+    tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data {outcome.data_wait:.1%}"
+         " of the time.")  # fmt: skip
+    if outcome.stopped:
+        tell(f"Continue with: meshloom train --model_dir={model_dir}")
+
+
+def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: Strings) -> None:
+    task = settings(None, gin_file, gin_param).make(Task)
+    prepared = prepare(task, data_dir, rebuild=rebuild, report=tell)
+    rows = [
+        (name, *dataclasses.astuple(split.counts), f"{split.fill:.1%}")
+        for name, split in prepared.splits.items()
+    ]
+    print_table(["split", "lines", "words", "bytes", "tokens", "rows", "fill"], rows)
+    tell(f"content hash {prepared.manifest['content_hash']}")
+
+
+def evaluate_model(
+    model_dir: Path,
+    data_dir: Path,
+    gin_file: Strings,
+    gin_param: Strings,
+    checkpoint: str,
+    average: int | None,
+    json_file: str | None,
+    batch_sequences: int | None,
+    split: str,
+    text_file: str | None,
+    logit_scale: float,
+) -> None:
+    config = settings(model_dir, gin_file, gin_param)
+    found = []
+    with TrainedModels(model_dir, config, tell) as models:
+        rows = evaluation_rows(models, data_dir, split, text_file)
+        for step in models.steps(checkpoint):
+            trained = models.open(step, average)
+            with Bar("evaluate") as bar:
+                result = evaluate(
+                    trained.model,
+                    trained.params,
+                    rows,
+                    trained.mesh,
+                    batch_sequences=batch_of(trained, batch_sequences),
+                    logit_scale=logit_scale,
+                    report=bar.update,
+                )
+            found.append({"step": trained.step, **dataclasses.asdict(result)})
+    print_table(list(found[0]), [list(map(short, line.values())) for line in found])
+    write_json(json_file, found[0] if checkpoint != "all" else found)
+
+
+def evaluation_rows(
+    models: TrainedModels, data_dir: Path, split: str, text_file: str | None
+) -> Rows:
+    """The rows of a split of the model's task, or of a text file, with the model's vocabulary."""
+    task = models.run.task
+    if text_file is not None:
+        word_list = read_word_list(task.word_list)
+        return Rows.from_lines(read_lines(text_file), models.vocab, task.length, word_list)
+    splits = prepare(task, data_dir, vocab=models.vocab, report=tell).splits
+    if split not in splits:
+        raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
+    return splits[split]
+
+
+def decode_file(
+    model_dir: Path,
+    gin_file: Strings,
+    gin_param: Strings,
+    checkpoint: str,
+    average: int | None,
+    input: str,
+    output: str,
+    batch_sequences: int | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    max_tokens: int | None,
+) -> None:
+    prompts = list(read_input(input))
+    config = settings(model_dir, gin_file, gin_param)
+    with TrainedModels(model_dir, config, tell) as models, Bar("decode") as bar:
+        trained = models.open(only(models.steps(checkpoint)), average)
+        longest = trained.run.task.length
+        texts = decode_lines(
+            trained.model,
+            trained.params,
+            prompts,
+            trained.vocab,
+            trained.mesh,
+            Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
+            seed=seed,
+            batch_sequences=batch_of(trained, batch_sequences or min(32, max(1, len(prompts)))),
+            new_tokens=max_tokens or longest // 2,
+            most_places=trained.run.model.most_places,
+            report=bar.update,
+        )
+    with open_output(output) as file:
+        file.writelines(text.replace("\n", " ") + "\n" for text in texts)
+
+
+def score_file(
+    model_dir: Path,
+    gin_file: Strings,
+    gin_param: Strings,
+    checkpoint: str,
+    average: int | None,
+    input: str,
+    output: str,
+    batch_sequences: int | None,
+) -> None:
+    lines = list(read_input(input))
+    config = settings(model_dir, gin_file, gin_param)
+    with TrainedModels(model_dir, config, tell) as models, Bar("score") as bar:
+        trained = models.open(only(models.steps(checkpoint)), average)
+        scores = score_lines(
+            trained.model,
+            trained.params,
+            lines,
+            trained.run.task,
+            trained.vocab,
+            trained.mesh,
+            batch_of(trained, batch_sequences),
+            bar.update,
+        )
+    with open_output(output) as file:
+        file.write("log_likelihood\twords\ttokens\n")
+        file.writelines(f"{s.log_likelihood:.6f}\t{s.words}\t{s.tokens}\n" for s in scores)
+
+
+def only(steps: list[int | None]) -> int | None:
+    if len(steps) != 1:
+        raise UserError("--checkpoint=all: this command takes one checkpoint: latest, best, STEP.")
+    return steps[0]
+
+
+def batch_of(trained: Trained, wanted: int | None) -> int:
+    """Rows at a time: what was asked for, rounded up to what the batch is split over."""
+    place = trained.model.layout.place("B")[0]
+    axes = (place,) if isinstance(place, str) else place or ()
+    pieces = math.prod(trained.mesh.shape[axis] for axis in axes)
+    return -(-(wanted or trained.run.batch_sequences) // pieces) * pieces
+
+
+def read_input(path: str) -> Iterator[str]:
+    """Lines of a file, plain, .gz or .xz, or of the standard input."""
+    return read_lines(path) if path != "-" else (line.rstrip("\n") for line in sys.stdin)
+
+
+@contextlib.contextmanager
+def open_output(path: str) -> Iterator[TextIO]:
+    """A file that appears under its name only when it is whole, or the standard output."""
+    if path == "-":
+        yield sys.stdout
+        return
+    spare = f"{path}.tmp"
+    try:
+        with open(spare, "w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}.") from None
+    os.replace(spare, path)
+
+
+def short(value: float) -> float | str:
+    return value if isinstance(value, int) else f"{value:.4f}"
+
+
+def write_json(path: str | None, found: object) -> None:
+    if path is not None:
+        with open_output(path) as file:
+            file.write(json.dumps(found, indent=2) + "\n")

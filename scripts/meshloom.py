@@ -1,0 +1,254 @@
+"""The `meshloom` command: flags, then one call each."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from configs.errors import RunError, UserError
+
+Command = Callable[..., None]
+DATA_DIR = Path("~/.cache/meshloom")
+
+
+def options(*names: str) -> Callable[[Command], Command]:
+    """Adds flags that several commands share, and starts the devices that they ask for."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(
+            simulate_devices: int | None,
+            coordinator_address: str | None,
+            process_count: int,
+            process_index: int,
+            **flags: Any,
+        ) -> None:
+            start_devices(simulate_devices, coordinator_address, process_count, process_index)
+            command(**flags)
+
+        decorated: Command = run
+        for name in reversed((*names, *DEVICE_FLAGS)):
+            decorated = FLAGS[name](decorated)
+        return decorated
+
+    return decorate
+
+
+FLAGS: dict[str, Callable[[Command], Command]] = {
+    "gin_file": click.option(
+        "--gin_file", multiple=True, metavar="FILE", help="Settings; repeat it, later wins."
+    ),
+    "gin_param": click.option(
+        "--gin_param",
+        multiple=True,
+        metavar="'NAME=VALUE'",
+        help="One setting, as in 'Run.steps=100'; wins over files.",
+    ),
+    "model_dir": click.option(
+        "--model_dir", required=True, type=click.Path(path_type=Path), help="The run's directory."
+    ),
+    "data_dir": click.option(
+        "--data_dir",
+        default=DATA_DIR,
+        show_default=True,
+        type=click.Path(path_type=Path),
+        help="Where tokenised tasks are cached.",
+    ),
+    "checkpoint": click.option(
+        "--checkpoint",
+        default="latest",
+        show_default=True,
+        metavar="latest|best|all|STEP",
+        help="Which weights.",
+    ),
+    "average": click.option(
+        "--average", type=click.IntRange(1), metavar="N", help="Mean of the last N checkpoints."
+    ),
+    "input": click.option("--input", required=True, metavar="FILE", help="- for standard input."),
+    "output": click.option(
+        "--output", default="-", metavar="FILE", help="- for standard output, the default."
+    ),
+    "json": click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON."),
+    "batch_sequences": click.option(
+        "--batch_sequences", type=click.IntRange(1), help="Rows at a time; the run's where absent."
+    ),
+    "simulate_devices": click.option(
+        "--simulate_devices", type=click.IntRange(1), metavar="N", help="N virtual CPU devices."
+    ),
+    "coordinator_address": click.option(
+        "--coordinator_address", metavar="HOST:PORT", help="Address of process 0 of several."
+    ),
+    "process_count": click.option(
+        "--process_count", default=1, type=click.IntRange(1), help="Processes of this run."
+    ),
+    "process_index": click.option(
+        "--process_index", default=0, type=click.IntRange(0), help="Which of them this is."
+    ),
+}
+DEVICE_FLAGS = ("simulate_devices", "coordinator_address", "process_count", "process_index")
+
+
+def start_devices(
+    simulated: int | None, address: str | None, process_count: int, process_index: int
+) -> None:
+    """Sets up devices and processes, before anything uses them."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from layouts import mesh
+
+    mesh.cache_compilations()
+    if simulated is not None:
+        mesh.simulate_devices(simulated)
+    if process_count > 1:
+        if address is None:
+            raise UserError("--process_count without --coordinator_address.  Give HOST:PORT.")
+        mesh.join_processes(address, process_count, process_index)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Trains, evaluates and decodes Transformers from gin files, under any layout."""
+
+
+@cli.command()
+@options("model_dir", "data_dir", "gin_file", "gin_param")
+def train(model_dir: Path, data_dir: Path, **settings: tuple[str, ...]) -> None:
+    """Train a model, or continue where it stopped."""
+    from scripts import commands
+
+    commands.train(model_dir, data_dir, **settings)
+
+
+@cli.command()
+@options("data_dir", "gin_file", "gin_param")
+@click.option("--rebuild", is_flag=True, help="Replace a cache that was built with other settings.")
+def prepare(data_dir: Path, rebuild: bool, **settings: tuple[str, ...]) -> None:
+    """Train the tokeniser, tokenise and pack a task, without training a model."""
+    from scripts import commands
+
+    commands.prepare_task(data_dir, rebuild, **settings)
+
+
+@cli.command()
+@options(
+    "model_dir", "data_dir", "gin_file", "gin_param", "checkpoint", "average", "json",
+    "batch_sequences",
+)  # fmt: skip
+@click.option("--split", default="validation", show_default=True, help="Which part of the task.")
+@click.option("--input", "text_file", metavar="FILE", help="Evaluate this text file instead.")
+@click.option("--logit_scale", default=1.0, show_default=True, help="Multiplies every logit.")
+def evaluate(**flags: Any) -> None:
+    """Loss and perplexities, per token, per counted word and per byte."""
+    from scripts import commands
+
+    commands.evaluate_model(**flags)
+
+
+@cli.command()
+@options(
+    "model_dir", "gin_file", "gin_param", "checkpoint", "average", "input", "output",
+    "batch_sequences",
+)  # fmt: skip
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top_k", type=click.IntRange(1), help="Only the k likeliest tokens.")
+@click.option("--top_p", type=click.FloatRange(0, 1), help="Only the likeliest p of the mass.")
+@click.option("--seed", default=0, show_default=True, help="Of the random choices.")
+@click.option("--max_tokens", type=click.IntRange(1), help="New tokens; a row's length if absent.")
+def decode(**flags: Any) -> None:
+    """Continue prompts, one a line."""
+    from scripts import commands
+
+    commands.decode_file(**flags)
+
+
+@cli.command()
+@options(
+    "model_dir", "gin_file", "gin_param", "checkpoint", "average", "input", "output",
+    "batch_sequences",
+)  # fmt: skip
+def score(**flags: Any) -> None:
+    """Log-likelihood, words and tokens of each line, tab-separated."""
+    from scripts import commands
+
+    commands.score_file(**flags)
+
+
+@cli.group()
+def inspect() -> None:
+    """Show settings, data, parameters, a checkpoint or a layout."""
+
+
+@inspect.command("config")
+@options("gin_file", "gin_param", "json")
+@click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
+def inspect_config(**flags: Any) -> None:
+    """What each setting is, and which file set it."""
+    from scripts import inspections
+
+    inspections.config(**flags)
+
+
+@inspect.command("data")
+@options("data_dir", "gin_file", "gin_param", "json")
+@click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
+@click.option("--split", default="train", show_default=True)
+@click.option("--rows", default="0", show_default=True, metavar="ID,ID…", help="Packed rows.")
+@click.option("--step", type=click.IntRange(1), help="The rows of this training step instead.")
+def inspect_data(**flags: Any) -> None:
+    """Packed rows as a model sees them, decoded."""
+    from scripts import inspections
+
+    inspections.data(**flags)
+
+
+@inspect.command("params")
+@options("gin_file", "gin_param", "json")
+@click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
+def inspect_params(**flags: Any) -> None:
+    """Every weight: path, letters, shape, placement, bytes per device; allocates nothing."""
+    from scripts import inspections
+
+    inspections.params(**flags)
+
+
+@inspect.command("checkpoint")
+@options("model_dir", "checkpoint", "json")
+def inspect_checkpoint(**flags: Any) -> None:
+    """What a checkpoint holds, without loading it."""
+    from scripts import inspections
+
+    inspections.checkpoint(**flags)
+
+
+@inspect.command("layout")
+@options("gin_file", "gin_param", "json")
+@click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
+def inspect_layout(**flags: Any) -> None:
+    """Problems of a layout with a model, and where each kind of tensor lives."""
+    from scripts import inspections
+
+    inspections.layout(**flags)
+
+
+def main() -> None:
+    """Runs a command: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except UserError as error:
+        click.echo(f"meshloom: {error}", err=True)
+        sys.exit(2)
+    except RunError as error:
+        click.echo(f"meshloom: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,463 @@
+import os
+import pickle
+import sys
+from typing import Any
+
+import gin
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import UserError
+from configs.load import CHECKOUT, Config, diff, load
+from configs.spec import Count, Fraction, spec
+
+
+@spec
+class GinNorm:
+    epsilon: float = 1e-6
+
+
+@spec
+class GinModel:
+    layers: Count
+    width: Count = 8
+    norm: GinNorm = GinNorm()
+
+
+@spec
+class GinAdam:
+    decay: Fraction = 0.25
+
+
+@spec
+class GinSgd:
+    decay: Fraction = 0.5
+
+
+@spec
+class GinRun:
+    steps: Count
+    model: GinModel
+    name: str = "toy"
+    seed: int | None = None
+    sizes: tuple[int, ...] = ()
+    optimizer: GinAdam | GinSgd = GinAdam(decay=0.125)
+    others: tuple[GinModel, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name == "bad":
+            raise UserError("GinRun.name = 'bad': legal: a good name.")
+
+
+MODEL = "GinModel.layers = 2\n"
+RUN = MODEL + "GinRun.steps = 10\nGinRun.model = @GinModel()\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Enters an empty folder, into which `write` puts gin files."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder):
+    def write(text: str, name: str = "run.gin") -> str:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    return write
+
+
+def message(*files: str, params: tuple[str, ...] = (), make: Any = None) -> str:
+    with pytest.raises(UserError) as caught:
+        config = load(files, params)
+        config.make(make)
+    return str(caught.value)
+
+
+# --- making -----------------------------------------------------------------------------------
+
+
+def test_makes_nested_specs(write):
+    text = RUN + "GinRun.sizes = [1, 2]\nGinRun.optimizer = @GinSgd()\nGinNorm.epsilon = 1\n"
+    made = load([write(text)]).make(GinRun)
+    model = GinModel(layers=2, norm=GinNorm(epsilon=1.0))
+    assert made == GinRun(steps=10, model=model, sizes=(1, 2), optimizer=GinSgd())
+    assert isinstance(made, GinRun) and pickle.loads(pickle.dumps(made)) == made
+
+
+def test_scopes(write):
+    text = RUN + (
+        "small/GinModel.layers = 1\n"
+        "big/GinModel.layers = 4\nbig/GinNorm.epsilon = 0.5\nbig/wide/GinModel.width = 16\n"
+        "GinRun.others = (@small/GinModel(), @big/GinModel(), @big/wide/GinModel())\n"
+    )
+    made = load([write(text)]).make(GinRun)
+    norm = GinNorm(epsilon=0.5)
+    assert made.model == GinModel(layers=2)
+    assert made.others == (
+        GinModel(layers=1),
+        GinModel(layers=4, norm=norm),
+        GinModel(layers=4, width=16, norm=norm),
+    )
+
+
+def test_scopes_agree_with_gins_own(write):
+    """The same text under gin's own evaluation, with plain classes of the same shape."""
+    text = (
+        "OwnRun.a = @one/OwnModel()\nOwnRun.b = @one/two/OwnModel()\nOwnRun.c = @two/OwnModel()\n"
+        "OwnModel.x = 1\none/OwnModel.x = 2\ntwo/OwnModel.x = 3\none/two/OwnModel.y = 4\n"
+        "OwnModel.inner = @OwnInner()\none/OwnInner.z = 5\ntwo/OwnInner.z = %V\nV = 6\n"
+        "two/OwnModel.inner = @one/OwnInner()\n"
+    )
+
+    @spec
+    class OwnInner:
+        z: int = 0
+
+    @spec
+    class OwnModel:
+        x: int = 0
+        y: int = 0
+        inner: OwnInner | None = None
+
+    @spec
+    class OwnRun:
+        a: OwnModel
+        b: OwnModel
+        c: OwnModel
+
+    ours = load([write(text)]).make(OwnRun)
+    try:
+        for cls in (OwnInner, OwnModel, OwnRun):
+            gin.register(cls, module="tests")
+        gin.parse_config(text)
+        assert gin.get_configurable(OwnRun)() == ours
+    finally:
+        gin.clear_config()
+
+
+def test_blocks_macros_and_comments(write):
+    text = "# toy\nGinModel:\n  layers = %DEPTH  # macro\n  width = 4\nDEPTH = %OTHER\nOTHER = 3\n"
+    assert load([write(text)]).make(GinModel) == GinModel(layers=3, width=4)
+    with_param = load([write(text)], ["OTHER=5"])
+    assert with_param.make(GinModel).layers == 5
+
+
+def test_a_spec_as_default_can_be_bound_without_a_reference(write):
+    made = load([write(RUN + "GinNorm.epsilon = 0.5\n")]).make(GinRun)
+    assert made.model.norm == GinNorm(epsilon=0.5)
+    assert made.optimizer == GinAdam(decay=0.125)  # the field's default, not the class's
+
+
+def test_python_values(write):
+    text = RUN + "GinRun.name = 'it\\'s'\nGinRun.seed = -3\nGinRun.sizes = (1,)\n"
+    made = load([write(text)]).make(GinRun)
+    assert (made.name, made.seed, made.sizes) == ("it's", -3, (1,))
+    assert load(["run.gin"], ["GinRun.seed = None"]).make(GinRun).seed is None
+
+
+def test_missing_values_are_all_named():
+    with pytest.raises(UserError) as caught:
+        load([]).make(GinRun)
+    assert str(caught.value).splitlines() == [
+        "GinRun: 2 problems.",
+        "  GinRun.steps is missing, legal: an integer of at least 1.  "
+        'Set it in a gin file or with --gin_param="GinRun.steps=...".',
+        "  GinRun.model is missing, legal: @GinModel().  "
+        'Set it in a gin file or with --gin_param="GinRun.model=...".',
+    ]
+
+
+def test_wrong_values_are_all_named_with_their_place(write):
+    text = "GinRun.steps = 'ten'\nGinRun.model = @GinModel()\nGinModel.width = 0\n"
+    found = message(write(text), params=("GinRun.sizes=[1, 'a']",), make=GinRun)
+    assert found.splitlines() == [
+        "GinRun: 4 problems.",
+        "  run.gin:3: GinModel.width = 0: legal: an integer of at least 1.",
+        "  GinModel.layers is missing, legal: an integer of at least 1.  "
+        'Set it in a gin file or with --gin_param="GinModel.layers=...".',
+        "  run.gin:1: GinRun.steps = 'ten': found str, legal: an integer of at least 1.",
+        "  --gin_param: GinRun.sizes[1] = 'a': found str, legal: a tuple, each item an integer.",
+    ]
+
+
+def test_wrong_kind_of_spec(write):
+    found = message(write(RUN + "GinRun.model = @GinSgd()\n"), make=GinRun)
+    assert found == (
+        "run.gin:4: GinRun.model = GinSgd(decay=0.5): found GinSgd, legal: @GinModel()."
+    )
+
+
+def test_checks_between_fields_are_reported(write):
+    found = message(write(RUN), params=("GinRun.name='bad'",), make=GinRun)
+    assert found == "GinRun.name = 'bad': legal: a good name."
+
+
+@pytest.mark.parametrize(
+    "text", ["GinModel.layers = %A\nA = %B\nB = %A", "GinModel.norm = @x/GinModel()"]
+)
+def test_circles_end(write, text):
+    text += "\nGinModel.norm = @x/GinModel()\n" if "%" not in text else "\n"
+    assert "refers to itself" in message(write(text), make=GinModel)
+
+
+# --- files and order --------------------------------------------------------------------------
+
+
+def test_later_wins_and_what_it_replaced_is_kept(write):
+    a, b = write(RUN, "a.gin"), write("\nGinRun.steps = 20\n", "b.gin")
+    config = load([a, b], ["GinRun.steps=30"])
+    found = {binding.name: binding for binding in config.bindings()}
+    steps = found["GinRun.steps"]
+    assert (steps.value, steps.where) == (30, "--gin_param")
+    assert steps.overridden == ((10, "a.gin:2"), (20, "b.gin:2"))
+    assert found["GinModel.layers"].overridden == ()
+    assert (found["GinRun.model"].value, found["GinRun.model"].where) == ("@GinModel()", "a.gin:3")
+    assert load([b, a]).make(GinRun).steps == 10
+
+
+def test_includes_stand_where_they_are_written(write):
+    write("GinModel.layers = 1\nGinModel.width = 1\n", "models/tiny.gin")
+    text = "GinModel.layers = 3\ninclude 'models/tiny.gin'\nGinModel.width = 5\n"
+    config = load([write(text)])
+    assert config.make(GinModel) == GinModel(layers=1, width=5)
+    assert [b.where for b in config.bindings()] == ["models/tiny.gin:1", "run.gin:3"]
+
+
+def test_files_are_found_in_the_current_folder_then_in_the_checkout(folder, write, monkeypatch):
+    checkout = folder / "checkout"
+    monkeypatch.setattr("configs.load.CHECKOUT", checkout)
+    write("GinModel.layers = 1\n", "checkout/models/one.gin")
+    write("include 'models/one.gin'\n", "checkout/runs/run.gin")
+    assert load(["runs/run.gin"]).make(GinModel).layers == 1
+    write("GinModel.layers = 2\n", "models/one.gin")
+    assert load(["runs/run.gin"]).make(GinModel).layers == 2
+    assert load([str(checkout / "models" / "one.gin")]).make(GinModel).layers == 1
+
+
+def test_the_checkout_is_the_folder_above_configs():
+    assert (CHECKOUT / "configs" / "load.py").is_file()
+
+
+def test_file_not_found_suggests_a_neighbour(write):
+    write(RUN, "runs/quickstart.gin")
+    found = message("runs/quikstart.gin", "other.gin", make=GinRun)
+    assert found.startswith("Configuration: 2 problems.\n  runs/quikstart.gin: no such file in ")
+    assert os.getcwd() in found and "Did you mean quickstart.gin?" in found
+    assert "\n  other.gin: no such file" in found
+
+
+def test_an_included_file_not_found_says_who_includes_it(write):
+    found = message(write("\ninclude 'gone.gin'\n"))
+    assert found.startswith("run.gin:2: gone.gin: no such file in ")
+
+
+def test_a_file_that_includes_itself(write):
+    write("include 'run.gin'\n", "b.gin")
+    assert message(write("include 'b.gin'\n")) == "b.gin:1: run.gin includes itself."
+
+
+def test_two_configs_live_side_by_side(write):
+    a = load([write(RUN)])
+    b = load(["run.gin"], ["GinRun.steps=99", "GinModel.layers=9"])
+    assert (a.make(GinRun).steps, b.make(GinRun).steps, a.make(GinRun).steps) == (10, 99, 10)
+    assert a.make(GinRun).model.layers == 2 and not load([]).bindings()
+
+
+def test_import_lines_make_specs_known(write, monkeypatch, folder):
+    monkeypatch.syspath_prepend(folder)
+    source = "from configs.spec import spec\n@spec\nclass GinMine:\n    x: int = 1\n"
+    write(source, "gin_extension.py")
+    config = load([write("import gin_extension\nGinMine.x = 2\n")])
+    made = config.make(sys.modules["gin_extension"].GinMine)
+    assert made.x == 2
+    text = config.dump([made])
+    assert text == "import gin_extension\n\nGinMine.x = 2\n"
+
+
+def test_a_missing_module_is_reported_but_a_broken_one_raises(write, monkeypatch, folder):
+    monkeypatch.syspath_prepend(folder)
+    found = message(write("import no_such_module_here.mine\n"))
+    assert found == (
+        "run.gin:1: import no_such_module_here.mine: no module named no_such_module_here."
+    )
+    write("import no_such_module_there\n", "gin_broken.py")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_there"):
+        load([write("import gin_broken\n")])
+
+
+# --- names and grammar ------------------------------------------------------------------------
+
+
+def test_unknown_names_are_all_reported(write):
+    text = (
+        "GinRum.steps = 1\nGinRun.stepz = 2\nGinRun.model = @GinModl()\nGinRun.seed = %SEEDS\n"
+        "SEED = 1\nGinRun.optimizer = @GinSgd\n"
+    )
+    lines = message(write(text), params=("GinRum.x=1",)).splitlines()
+    assert lines[0] == "Configuration: 6 problems."
+    assert lines[1].startswith(
+        "  run.gin:1: GinRum.steps: no spec is named GinRum.  Did you mean GinRun?  Legal: "
+    )
+    assert "GinAdam, GinModel" in lines[1]
+    assert lines[2:6] == [
+        "  run.gin:2: GinRun.stepz: no such parameter.  Did you mean steps?  "
+        "Legal: steps, model, name, seed, sizes, optimizer, others.",
+        lines[3],
+        "  run.gin:4: %SEEDS: no such macro.  Did you mean SEED?",
+        "  run.gin:6: @GinSgd: legal: @GinSgd().",
+    ]
+    assert lines[3].startswith("  run.gin:3: @GinModl(): no spec is named GinModl.  Did you mean ")
+    assert lines[6].startswith("  --gin_param: GinRum.x: no spec is named GinRum.")
+
+
+@pytest.mark.parametrize(
+    ("param", "remedy"),
+    [
+        ("GinRun.name=data:8", "A string needs quotes.  Legal: --gin_param=\"GinRun.name='data:8'\""),
+        ("GinRun.name=/tmp/x", "A string needs quotes.  Legal: --gin_param=\"GinRun.name='/tmp/x'\""),
+        ("GinRun.name=toy", "A string needs quotes.  Legal: --gin_param=\"GinRun.name='toy'\""),
+        ("a/GinRun.name='toy", "Legal: --gin_param=\"a/GinRun.name='toy'\""),
+        ("GinRun.name=none", "Legal: --gin_param=\"GinRun.name=None\""),
+        ("GinRun.name=", "Legal: --gin_param=\"GinRun.name=value\""),
+        ("GinRun.steps", "Legal: --gin_param=\"Name.parameter=value\""),
+        ("--steps=3", "Legal: --gin_param=\"Name.parameter=value\""),
+        ("GinRun.sizes=(1, 2", "cannot read GinRun.sizes=(1, 2"),
+        ("GinRun.model=@", "cannot read GinRun.model=@"),
+    ],
+)  # fmt: skip
+def test_malformed_param(param, remedy):
+    found = message(params=(param,))
+    assert found.startswith(f"--gin_param: cannot read {param}\n  ") and remedy in found
+
+
+def test_a_param_without_a_spec_is_no_silent_macro(write):
+    found = message(write(RUN), params=("steps=3",))
+    assert found == "--gin_param: steps: nothing reads %steps.  Did you mean GinRun.steps?"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["GinRun.name = toy", "GinRun.name 3", "= 3", "GinRun.sizes = (1,", "GinRun.x = $", "'abc",
+     "GinRun:", "GinRun.seed = 1 2", "include x", "GinRun..x = 1", "a//GinRun.x = 1", "import",
+     "@GinRun.x = 1", "GinRun.x = {1: }", "\x00", "  é = ", "GinRun.x = 0777"],
+)  # fmt: skip
+def test_bad_grammar_is_never_a_traceback(write, line):
+    found = message(write(f"{RUN}\n{line}\n"), "gone.gin")
+    assert found.startswith("Configuration: 2 problems.\n  run.gin:")
+    assert "run.gin:5: cannot read" in found or "GinRun.sizes" in line or "GinRun:" in line, found
+
+
+def test_a_forgotten_quote_in_a_file(write):
+    assert message(write("GinModel.layers = 2\nGinRun.name = toy\n")) == (
+        "run.gin:2: cannot read GinRun.name = toy\n"
+        "  A string needs quotes.  Legal: GinRun.name = 'toy'"
+    )
+
+
+# --- looking at a config ----------------------------------------------------------------------
+
+
+def test_table(write):
+    text = RUN + "s/GinModel.layers = 1\nGinRun.others = [@s/GinModel()]\n"
+    rows = load([write(text)], ["GinRun.seed=3"]).table(GinRun)
+    found = {row.name: (row.value, row.where) for row in rows}
+    assert len(found) == len(rows) == 7 + 3 + 1 + 1 + 3 + 1
+    assert found["GinRun.steps"] == (10, "run.gin:2")
+    assert found["GinRun.seed"] == (3, "--gin_param")
+    assert found["GinRun.name"] == ("toy", "default")
+    assert found["GinRun.optimizer"] == ("@GinAdam()", "default")
+    assert found["GinAdam.decay"] == (0.125, "default")
+    assert found["s/GinModel.layers"] == (1, "run.gin:4")
+    assert found["s/GinModel.width"] == (8, "default")
+    assert [row.name for row in rows if not row.default] == [
+        "GinRun.steps",
+        "GinRun.model",
+        "GinModel.layers",
+        "GinRun.seed",
+        "GinRun.others",
+        "s/GinModel.layers",
+    ]
+
+
+def test_unused(write):
+    text = RUN + "GinSgd.decay = 0.75\nGinAdam.decay = %D\nD = 0.5\nE = 1\nx/GinModel.width = 4\n"
+    config = load([write(text)])
+    names = [binding.name for binding in config.unused(GinRun)]
+    assert names == ["GinSgd.decay", "E", "x/GinModel.width"]
+    assert [b.name for b in config.unused(GinRun, GinSgd)] == ["E", "x/GinModel.width"]
+
+
+def test_diff():
+    a = GinRun(steps=1, model=GinModel(layers=2), others=(GinModel(layers=3),))
+    b = GinRun(
+        steps=5,
+        model=GinModel(layers=2, norm=GinNorm(epsilon=0.5)),
+        optimizer=GinSgd(),
+        others=(GinModel(layers=4),),
+    )
+    assert diff(a, a) == []
+    assert diff(a, b) == [
+        ("GinRun.steps", 1, 5),
+        ("GinNorm.epsilon", 1e-6, 0.5),
+        ("GinRun.optimizer", GinAdam(decay=0.125), GinSgd()),
+        ("GinModel.layers", 3, 4),
+    ]
+    assert diff(GinAdam(), GinSgd()) == [("GinAdam", GinAdam(), GinSgd())]
+
+
+# --- dump -------------------------------------------------------------------------------------
+
+
+def test_dump_spells_everything_out():
+    run = GinRun(steps=10, model=GinModel(layers=2), others=(GinModel(layers=3),))
+    assert load([]).dump([run], exclude=("GinRun.name",)).split("\n") == [
+        "GinRun.steps = 10",
+        "GinRun.model = @GinModel()",
+        "GinRun.seed = None",
+        "GinRun.sizes = ()",
+        "GinRun.optimizer = @GinAdam()",
+        "GinRun.others = (@others_4/GinModel(),)",
+        "",
+        "GinModel.layers = 2",
+        "GinModel.width = 8",
+        "GinModel.norm = @GinNorm()",
+        "",
+        "GinNorm.epsilon = 1e-06",
+        "",
+        "GinAdam.decay = 0.125",
+        "",
+        "others_4/GinModel.layers = 3",
+        "others_4/GinModel.width = 8",
+        "others_4/GinModel.norm = @GinNorm()",
+        "",
+    ]
+
+
+norms = st.builds(GinNorm, epsilon=st.floats(allow_nan=False, allow_infinity=False))
+models = st.builds(GinModel, layers=st.integers(1, 3), width=st.integers(1, 3), norm=norms)
+runs = st.builds(
+    GinRun,
+    steps=st.integers(1),
+    model=models,
+    name=st.text(st.characters(exclude_categories=["Cs"])).filter(lambda name: name != "bad"),
+    seed=st.none() | st.integers(),
+    sizes=st.lists(st.integers(), max_size=3).map(tuple),
+    optimizer=st.builds(GinAdam) | st.builds(GinSgd),
+    others=st.lists(models, max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=50, deadline=None, database=None)
+@given(run=runs, norm=norms)
+def test_dump_is_read_back_to_equal_specs(tmp_path_factory, run, norm):
+    path = tmp_path_factory.getbasetemp() / "dump.gin"
+    path.write_text(Config(bound={}).dump([run, norm]), encoding="utf-8")
+    config = load([str(path)])
+    assert config.make(GinRun) == run and config.make(GinNorm) == norm
+    assert config.unused(GinRun, GinNorm) == ()

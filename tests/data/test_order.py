@@ -1,0 +1,69 @@
+"""The order: every epoch a permutation, every host its part, every step the same again."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.order import batches, in_order, row_ids
+from data.rows import NO_ROW, Counts, Rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    targets_BL = np.arange(1, 23 * 6 + 1, dtype=np.uint16).reshape(23, 6)
+    return Rows(targets_BL, np.ones((23, 6), np.uint16), Counts(tokens=23 * 6, rows=23))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 50))
+@settings(deadline=None, max_examples=60)
+def test_each_epoch_is_a_permutation_even_where_batches_span_epochs(seed, batch, count):
+    steps = -(-3 * count // batch)
+    ids = np.concatenate([row_ids(seed, step, batch, count) for step in range(steps)])
+    for epoch in range(3):
+        assert sorted(ids[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    epochs = [tuple(row_ids(seed, step, 50, 50)) for seed in range(4) for step in range(4)]
+    assert len(set(epochs)) == 16
+
+
+def test_the_order_never_changes_between_versions():
+    assert list(row_ids(7, 2, 5, 11)) == [1, 1, 3, 2, 10]
+
+
+def test_batches_are_the_rows_of_row_ids(rows):
+    for step, (ids, batch) in enumerate(itertools.islice(batches(rows, 3, 4, 0), 12)):
+        assert list(ids) == list(row_ids(3, step, 4, 23))
+        assert (batch["targets_BL"] == rows.targets_BL[ids]).all()
+
+
+def test_resuming_is_continuing(rows):
+    whole = itertools.islice(batches(rows, 3, 4, 0), 20)
+    resumed = itertools.islice(batches(rows, 3, 4, 11), 9)
+    for (ids, batch), (ids_again, batch_again) in zip(list(whole)[11:], resumed, strict=True):
+        assert list(ids) == list(ids_again)
+        assert (batch["targets_BL"] == batch_again["targets_BL"]).all()
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 6])
+def test_slices_of_hosts_make_the_global_batch(rows, hosts):
+    size = 6 // hosts
+    streams = [batches(rows, 0, 6, 2, (h * size, (h + 1) * size)) for h in range(hosts)]
+    for (_, batch), *parts in itertools.islice(
+        zip(batches(rows, 0, 6, 2), *streams, strict=True), 8
+    ):
+        for name, array in batch.items():
+            assert (np.concatenate([part[name] for _, part in parts]) == array).all()
+
+
+def test_evaluation_reads_each_row_once_and_fills_up_with_empty_rows(rows):
+    read = list(in_order(rows, 5))
+    ids = np.concatenate([ids for ids, _ in read])
+    assert list(ids) == [*range(23), NO_ROW, NO_ROW]
+    assert all(not array[-2:].any() for array in read[-1][1].values())
+    tokens = sum((batch["segments_BL"] > 0).sum() for _, batch in read)
+    assert tokens == rows.counts.tokens

@@ -1,0 +1,95 @@
+"""The vocab: lossless, deterministic, and clear about sizes that a text does not give."""
+
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from configs.errors import UserError
+from data.rows import with_unk
+from data.vocab import EOS, PAD, UNK, SentencePiece, Vocab, make
+
+WORDS = [
+    f"{a}{b}{c}" for a in ("re", "un", "de") for b in ("ad", "ten", "mo") for c in ("er", "el")
+]
+
+
+@pytest.fixture(scope="module")
+def lines():
+    chosen = random.Random(0)
+    return [" ".join(chosen.choices(WORDS, k=12)) + "." for _ in range(300)]
+
+
+@pytest.fixture(scope="module")
+def vocab(lines):
+    return make(SentencePiece(size=320), iter(lines))
+
+
+def test_special_ids_and_size(vocab):
+    assert (PAD, EOS, UNK) == (0, 1, 2)
+    assert vocab.size == 320
+    assert vocab.dtype is np.uint16
+
+
+@pytest.mark.parametrize("text", ["the model", "  two  spaces ", "naïve 漢字 \t\u2028 x", ""])
+def test_decoding_gives_the_text_back(vocab, text):
+    [ids] = vocab.encode([text])
+    assert vocab.decode([*ids, EOS, 5, 6]) == text
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_the_same_text_gives_the_same_vocab(lines, model_type):
+    settings = SentencePiece(size=310, model_type=model_type, train_lines=200)
+    assert make(settings, iter(lines)).hash == make(settings, iter(lines)).hash
+
+
+def test_a_saved_vocab_is_the_same(vocab, tmp_path):
+    vocab.save(tmp_path / "v")
+    assert Vocab.load(tmp_path / "v").hash == vocab.hash
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_too_large_a_size_names_the_largest(lines, model_type):
+    with pytest.raises(UserError, match=r"SentencePiece.size = 9000: .* at most (\d+)") as error:
+        make(SentencePiece(size=9000, model_type=model_type), iter(lines))
+    largest = int(str(error.value).split("at most ")[1].split()[0])
+    assert make(SentencePiece(size=largest, model_type=model_type), iter(lines)).size == largest
+
+
+def test_too_small_a_size_names_the_smallest(lines):
+    with pytest.raises(UserError, match=r"size = 100: the characters .* need (\d+)") as error:
+        make(SentencePiece(size=100), iter(lines))
+    smallest = int(str(error.value).split("need ")[1].split()[0])
+    assert make(SentencePiece(size=smallest), iter(lines)).size == smallest
+
+
+def test_no_text_is_an_error():
+    with pytest.raises(UserError, match="no text to train on"):
+        make(SentencePiece(size=300), iter([]))
+
+
+def test_unk_word_is_one_subword(lines):
+    vocab = make(SentencePiece(size=320), iter(lines), unk_word=True)
+    [text] = with_unk(["the  strange model"], frozenset({"the", "model"}))
+    assert text == "the  <UNK> model"
+    assert "▁<UNK>" in vocab.pieces(vocab.encode([text])[0])
+
+
+def test_foreign_ids_are_refused(lines, tmp_path):
+    path = tmp_path / "foreign"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(path), vocab_size=32
+    )
+    with pytest.raises(
+        UserError, match=r"\(padding, EOS, UNK\) are \(-1, 2, 0\); legal: \(0, 1, 2\)"
+    ):
+        make(SentencePiece(model_file=f"{path}.model"), iter(lines))
+
+
+def test_files_that_are_no_vocab_are_refused(tmp_path):
+    (tmp_path / "x").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="is not a SentencePiece model"):
+        make(SentencePiece(model_file=str(tmp_path / "x")), iter([]))
+    with pytest.raises(UserError, match="No such file"):
+        make(SentencePiece(model_file=str(tmp_path / "y")), iter([]))

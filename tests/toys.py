@@ -1,0 +1,56 @@
+"""Toy models and batches.  All sizes differ, so that a swapped axis cannot pass."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Batch
+from models.spec import Transformer
+
+ROOT = pathlib.Path(__file__).parent.parent
+WHOLE = Layout(mesh="data:1")
+TOY = Transformer(
+    vocab=22, layers=2, d_model=10, d_ff=14, heads=6, kv_heads=3, d_kv=4, length=8, scan=False
+)
+# Sizes that every shipped layout splits over eight devices, and still all different.
+SPLITTABLE = Transformer(
+    vocab=64, layers=3, d_model=16, d_ff=40, heads=8, d_kv=6, length=24, dropout=0.1,
+    attention_dropout=0.2, scan=False,
+)  # fmt: skip
+
+
+def toy(**changes: Any) -> Transformer:
+    return dataclasses.replace(TOY, **changes)
+
+
+def packed_rows(segment_lengths: list[list[int]], length: int, vocab: int, seed: int = 0) -> Batch:
+    """Rows of random targets in segments of these lengths, as the data pipeline packs them."""
+    rng = np.random.default_rng(seed)
+    rows = len(segment_lengths)
+    batch = {
+        name: np.zeros((rows, length), np.int32)
+        for name in ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
+    }
+    for row, lengths in enumerate(segment_lengths):
+        start = 0
+        for segment, size in enumerate(lengths, 1):
+            here = (row, slice(start, start + size))
+            batch["targets_BL"][here] = rng.integers(2, vocab, size)
+            batch["inputs_BL"][row, start + 1 : start + size] = batch["targets_BL"][here][:-1]
+            batch["segments_BL"][here] = segment
+            batch["positions_BL"][here] = np.arange(size)
+            start += size
+    return batch
+
+
+def on_mesh(layout: Layout, batch: Batch) -> tuple[jax.sharding.Mesh, Batch]:
+    """The layout's mesh, and the batch placed on it."""
+    mesh = make_mesh(layout)
+    sharding = NamedSharding(mesh, layout.place("BL"))
+    return mesh, {name: jax.device_put(array, sharding) for name, array in batch.items()}

@@ -1,0 +1,81 @@
+"""Opens a trained model: its weights, under a layout that is chosen afresh."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from configs.errors import UserError
+from configs.load import Config
+from data.vocab import Vocab
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Model, Params
+from trainer.checkpoint import Checkpoints
+from trainer.loop import program_of
+from trainer.run import Run
+from trainer.step import abstract_state
+from trainer.workspace import Workspace
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model with weights, ready to evaluate, decode or score."""
+
+    model: Model
+    params: Params
+    run: Run
+    vocab: Vocab
+    mesh: Mesh
+    step: int
+
+
+class TrainedModels:
+    """The checkpoints of one run as models, for as long as the context lasts."""
+
+    def __init__(self, model_dir: Path, config: Config, report: Callable[[str], None]):
+        self.run, layout = config.make(Run), config.make(Layout)
+        self.vocab = Workspace(model_dir).vocab()
+        self.mesh = make_mesh(layout)
+        self.program = program_of(self.run, layout)
+        self.checkpoints = Checkpoints(model_dir, report=report)
+        if self.checkpoints.latest is None:
+            raise UserError(f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one.")
+
+    def steps(self, which: str) -> list[int | None]:
+        """The steps that "latest", "best", "all" or a number stand for; None: the newest whole."""
+        found = self.checkpoints.steps()
+        if which == "all":
+            return [*found]
+        if which == "latest":
+            return [None]
+        if which == "best":
+            return [self.checkpoints.best]
+        if which.isdecimal() and int(which) in found:
+            return [int(which)]
+        raise UserError(
+            f"--checkpoint={which}: not there.  Legal: latest, best, all, or one of "
+            f"{', '.join(map(str, found))}."
+        )
+
+    def open(self, step: int | None, average: int | None = None) -> Trained:
+        """The weights of one step, or the mean of the last few checkpoints up to it."""
+        wanted = abstract_state(self.program, self.mesh)["params"]
+        with jax.set_mesh(self.mesh):
+            if average is not None:
+                last = self.checkpoints.latest if step is None else step
+                steps = [s for s in self.checkpoints.steps() if last is None or s <= last]
+                steps = steps[-average:]
+                params, step = self.checkpoints.average(steps, wanted), steps[-1]
+            else:
+                state, step = self.checkpoints.restore({"params": wanted}, step)
+                params = state["params"]
+        return Trained(self.program.model, params, self.run, self.vocab, self.mesh, step)
+
+    def __enter__(self) -> "TrainedModels":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.checkpoints.__exit__(None, None, None)
