@@ -23,6 +23,12 @@ FLAG = "--gin_param"
 
 T = TypeVar("T")
 
+_FAILED = object()
+_PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
+_Chain = tuple[
+    tuple["Reference", tuple[str, ...]], ...
+]  # references being followed, each in a scope
+
 
 class Reference(str):
     """Holds the gin text of a reference, `@scope/Name()`, or of a macro, `%NAME`."""
@@ -271,8 +277,8 @@ class _Maker:
         assert isinstance(made, cls)
         return made
 
-    def _spec(self, cls: Any, scopes: tuple[str, ...], chain: tuple[str, ...], base: Any) -> Any:
-        """Makes one spec; None after a problem.
+    def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
+        """Makes one spec; `_FAILED` after a problem, so that what holds it is still checked.
 
         base: the instance that stands as a default in a field; what is bound goes on top of it.
         """
@@ -315,35 +321,34 @@ class _Maker:
                     found[field] = self.bound[name]
         return found
 
-    def _value(self, value: Any, scopes: tuple[str, ...], chain: tuple[str, ...], at: str) -> Any:
+    def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
         """Follows references and macros."""
         if isinstance(value, list | tuple):
             items = tuple(self._value(item, scopes, chain, at) for item in value)
             return _FAILED if any(item is _FAILED for item in items) else items
         if not isinstance(value, Reference):
             return value
-        if value in chain:
-            self.problems.append(f"{at}: {' -> '.join((*chain, value))}: refers to itself.")
+        if (value, scopes) in chain:
+            path = " -> ".join([link for link, _ in chain] + [value])
+            self.problems.append(f"{at}: {path}: refers to itself.")
             return _FAILED
+        chain = (*chain, (value, scopes))
         if value[0] == "@":
-            return self._spec(SPECS[value.target], value.scopes or scopes, (*chain, value), None)
+            return self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
         macro = self.bound[value.target]
         self.used.add(macro.name)
-        return self._value(macro.value, scopes, (*chain, value), macro.where)
+        return self._value(macro.value, scopes, chain, macro.where)
 
-    def _default(self, value: Any, scopes: tuple[str, ...], chain: tuple[str, ...]) -> Any:
+    def _default(self, value: Any, scopes: tuple[str, ...], chain: _Chain) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._default(item, scopes, chain) for item in value)
+            items = tuple(self._default(item, scopes, chain) for item in value)
+            return _FAILED if any(item is _FAILED for item in items) else items
         return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
 
     def _note(self, name: str, value: Any, where: str) -> None:
         row = Row(name=name, value=value, where=where)
         if row not in self.rows:
             self.rows.append(row)
-
-
-_FAILED = object()
-_PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
 
 def _candidates(name: str) -> tuple[Path, ...]:
@@ -371,7 +376,7 @@ def _remedy(text: str, error: Exception, file: str | None) -> str:
     elif value.lower() in _PYTHON:
         value = _PYTHON[value.lower()]
     else:
-        value = repr(value.strip("'\""))
+        value = "'" + value.strip("'\"").replace("'", r"\'") + "'"
         reason = "A string needs quotes."
     legal = f"{name} = {value}" if file else f'{FLAG}="{name}={value}"'
     return f"{reason}  Legal: {legal}"

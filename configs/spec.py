@@ -137,8 +137,11 @@ def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:
         words += ", ".join(legal(arg) for arg in each)
     elif field_type is NoneType:
         words = "None"
+    elif field_type in _WORDS:
+        words = _WORDS[field_type]
     else:
-        words = _WORDS.get(field_type, f"@{field_type.__name__}()")
+        specs = [name for name, known in SPECS.items() if issubclass(known, field_type)]
+        words = " or ".join(f"@{name}()" for name in specs)
     return " ".join([words, " and ".join(_bounds(bounds))]).strip()
 
 

@@ -42,28 +42,28 @@ def build(folder: Path, task: Task, given: Vocab | None, report: Report) -> None
         "splits": splits,
         "file_bytes": {p.name: p.stat().st_size for p in sorted(folder.iterdir())},
     }
+    report(f"{task.name}: content hash {made['content_hash']}")
     manifest.write(folder, made)
 
 
 def _build_split(
     folder: Path, split: str, task: Task, vocab: Vocab, report: Report
 ) -> dict[str, Any]:
-    targets = disk.GrowingArray(folder / f"{split}.targets.npy", task.length, vocab.dtype)
-    segments = disk.GrowingArray(folder / f"{split}.segments.npy", task.length, np.uint16)
     counts, digest, shown = Counts(), hashlib.sha256(), 0
     word_list = read_word_list(task.word_list)
-    lines = task.source.lines(split)
-    for packed, more in packed_lines(
-        lines, vocab, task.length, word_list, packs=task.packs, digest=digest
-    ):
-        targets.append(packed.targets_BL)
-        segments.append(packed.segments_BL)
-        counts += more
-        if counts.lines >= shown + _LINES_A_REPORT:
-            shown = counts.lines
-            report(f"{split}: {counts.lines:,} lines so far")
-    targets.close()
-    segments.close()
+    parts = packed_lines(
+        task.source.lines(split), vocab, task.length, word_list, packs=task.packs, digest=digest
+    )
+    targets = disk.GrowingArray(folder / f"{split}.targets.npy", task.length, vocab.dtype)
+    segments = disk.GrowingArray(folder / f"{split}.segments.npy", task.length, np.uint16)
+    with targets, segments:
+        for packed, more in parts:
+            targets.append(packed.targets_BL)
+            segments.append(packed.segments_BL)
+            counts += more
+            if counts.lines >= shown + _LINES_A_REPORT:
+                shown = counts.lines
+                report(f"{split}: {counts.lines:,} lines so far")
     if not counts.lines:
         raise UserError(
             f"{task.name}: the split {split!r} has no lines.  "

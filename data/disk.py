@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def write_errors(target: Path) -> Iterator[None]:
 
 
 class GrowingArray:
-    """A .npy file of rows, written in parts; its header is completed by `close`."""
+    """A .npy file of rows, written in parts; its header is completed at the end."""
 
     def __init__(self, path: Path, columns: int, dtype: Any):
         self._dtype = np.dtype(dtype)
@@ -82,11 +82,18 @@ class GrowingArray:
         self._file.write(rows.tobytes())
         self._rows += len(rows)
 
-    def close(self) -> None:
-        self._file.seek(0)
-        _write_header(self._file, (self._rows, self._columns), self._dtype)
-        assert self._file.tell() == self._start, "numpy leaves room in the header for the rows"
-        self._file.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error:
+            with contextlib.suppress(OSError):  # a full disk refuses the last bytes again
+                self._file.close()
+            return
+        with self._file:
+            self._file.seek(0)
+            _write_header(self._file, (self._rows, self._columns), self._dtype)
+            assert self._file.tell() == self._start, "numpy leaves room in the header for the rows"
 
 
 def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: np.dtype) -> None:

@@ -18,6 +18,7 @@ _UNDERLINE = re.compile(r"([-=~^*#\"'`+.])\1{2,}")
 _BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+(?=\S)")
 # "x: what it is", "x (int): what it is", "``x`` -- what it is": the name goes, the sentence stays.
 _ARGUMENT = re.compile(r"(?::param )?[`*]*[\w.]+[`*]*(?: ?\([^)]*\))?(?: ?: +| +--? +)(?=\S)")
+_TYPED_NAME = re.compile(r"[\w*]+(?:, [\w*]+)* : ")  # "x, y : array_like", in numpy's manner
 _DIRECTIVE = re.compile(r"\.\. ?(\[?[\w:#-]+\]?)(?:::|\s|$)(.*)")
 _PROSE_DIRECTIVES = {"note", "warning", "important", "tip", "versionadded", "versionchanged"}
 _ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]*?)(?:\s*<[^`]*>)?`")
@@ -37,7 +38,7 @@ def paragraphs(text: str) -> Iterator[str]:
 def reads_as_english(line: str) -> bool:
     """Tells a sentence from code, a table row or a list of names, by its words."""
     tokens = line.split()
-    if len(tokens) < 5 or ">>>" in tokens or not (line[0].isalnum() or line[0] in "\"'("):
+    if len(tokens) < 5 or ">>>" in line or not (line[0].isalnum() or line[0] in "\"'("):
         return False
     if line[-1] not in ".!?:;)\"'" and not line[0].isupper():
         return False
@@ -75,6 +76,10 @@ def _units_of_block(lines: list[str]) -> Iterator[str]:
         body = line.strip()
         if _UNDERLINE.fullmatch(body):
             unit = []  # what it underlines is a header
+            continue
+        if _TYPED_NAME.match(body):
+            yield "\n".join(unit)
+            unit, indent = [], -1
             continue
         if body.startswith((">>>", "... ", "$ ", "%", "In [", "|", "+-", "==", "--", "~~", "@")):
             break  # a doctest, a shell line or a table ends the prose of its block

@@ -62,7 +62,7 @@ class Vocab:
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each line, without EOS."""
-        threads = min(len(os.sched_getaffinity(0)), 16)
+        threads = min(os.cpu_count() or 1, 16)
         ids = self._processor.encode(list(lines), num_threads=threads)
         return [np.asarray(i, self.dtype) for i in ids]
 

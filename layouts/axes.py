@@ -36,6 +36,8 @@ BY_LETTER = {axis.letter: axis for axis in AXES}
 BY_NAME = {axis.name: axis for axis in AXES}
 # Mesh-TensorFlow's names for axes that have another name here.
 SYNONYMS = {"memory_length": "memory", "outer_batch": "batch"}
+# Mesh-TensorFlow's axes that no tensor here has; a rule for one of them changes nothing.
+ABSENT = {"ensemble": "several models in one run"}
 
 
 def letters_of(name: str) -> str:

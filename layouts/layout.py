@@ -25,6 +25,11 @@ class Rule(NamedTuple):
         return f"{self.axis}:{self.mesh_axis}{'' if self.firm else '?'}"
 
 
+def parts(text: str) -> list[str]:
+    """Splits at commas, semicolons, dots and spaces."""
+    return [part for part in re.split(r"[,;.\s]+", text) if part]
+
+
 def pairs(text: str) -> tuple[tuple[str, str], ...]:
     """Splits Mesh-TensorFlow's "a:b;c:d" (also with commas, dots or spaces) into pairs.
 
@@ -32,12 +37,11 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
     ((('batch', 'rows'), ('vocab', 'cols')), (('data', '2'), ('model', '4')))
     """
     found = []
-    for part in re.split(r"[,;.\s]+", text.strip()):
+    for part in parts(text):
         left, colon, right = part.partition(":")
-        if part and not (left and colon and right):
+        if not (left and colon and right):
             raise ValueError(f"{part!r} in {text!r}: legal is name:name, as in 'batch:data'.")
-        if part:
-            found.append((left, right))
+        found.append((left, right))
     return tuple(found)
 
 
@@ -68,12 +72,12 @@ def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
 class Claim(NamedTuple):
     """What one rule got in one tensor: a mesh axis, or nothing because `lost_to` has it."""
 
-    index: int
+    position: int
     rule: Rule
     lost_to: Rule | None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def claims(rules: str, param_rules: str, axes: str, stored: bool) -> tuple[Claim, ...]:
     """Every wish for a mesh axis in a tensor, in the order in which they are granted."""
     wants = dict(_by_letter(parse_rules(rules)))
@@ -93,8 +97,8 @@ class Layout:
     """Maps axis names to mesh axes.  Hashable, so it is part of every jit key.
 
     A mesh axis written "data?" is taken only where no other axis of the tensor wants it.  An axis
-    with several rules is split over several mesh axes.  After Shazeer et al. 2018 (Mesh-TensorFlow),
-    section 3.1.
+    with several rules is split over several mesh axes.  After Shazeer et al. 2018
+    (Mesh-TensorFlow), section 3.1.
     """
 
     mesh: str = "data:1"
@@ -112,7 +116,7 @@ class Layout:
         places: list[tuple[str, ...]] = [()] * len(axes)
         for claim in claims(self.rules, self.param_rules, axes, stored):
             if claim.lost_to is None:
-                places[claim.index] += (claim.rule.mesh_axis,)
+                places[claim.position] += (claim.rule.mesh_axis,)
         return jax.P(*(p[0] if len(p) == 1 else p or None for p in places))
 
     def einsum(

@@ -20,6 +20,7 @@ from layouts.cost import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.decode import Sampling
+from models.spec import Transformer
 from scripts.terminal import Bar, Terminal, print_table, tell
 from trainer.checks import check_run, check_vocab, step_flops
 from trainer.decode import decode_lines
@@ -32,6 +33,8 @@ from trainer.trained import Trained, TrainedModels
 from trainer.workspace import Workspace
 
 Strings = tuple[str, ...]
+# What gin files may name without an import, beside what these are made of.
+BUILT_IN = (Run, Layout, Transformer)
 
 
 def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> Config:
@@ -43,15 +46,15 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
     return load(gin_file, gin_param)
 
 
-def warn_unused(config: Config, *built: object) -> None:
-    for name in config.unused(*built):
-        tell(f"Warning: {name} is set, but nothing uses it.")
+def warn_unused(config: Config, *used: type) -> None:
+    for binding in config.unused(*used):
+        tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
 
 
 def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings) -> None:
     config = settings(None if gin_file else model_dir, gin_file, gin_param)
     run, layout = config.make(Run), config.make(Layout)
-    warn_unused(config, run, layout)
+    warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
     for warning in check_run(run, layout, dict(mesh.shape), config):
         tell(warning)

@@ -199,9 +199,8 @@ class Checkpoints:
             what = f"disk full while saving step {step} to {self.folder}; free {free_bytes:,} bytes"
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
-                with contextlib.suppress(
-                    OSError
-                ):  # where other writes still run, a later save does it
+                # Other writes may still be under way; then a later save removes what they leave.
+                with contextlib.suppress(OSError):
                     unfinished.rmtree()
         last = "none" if self.latest is None else f"step {self.latest}"
         return RunError(f"{what}; the last good checkpoint is {last}")
@@ -223,6 +222,7 @@ class Checkpoints:
 
     def restore(self, abstract_state: Tree, step: int | None = None) -> tuple[Tree, int]:
         """The state of a step, or of the newest that is whole, placed as its shardings say."""
+        self.wait()
         steps = self.steps()[::-1] if step is None else [step]
         state, self._current, self._damaged = self._first_whole(abstract_state, steps)
         return state, self._current

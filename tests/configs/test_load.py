@@ -178,9 +178,9 @@ def test_wrong_values_are_all_named_with_their_place(write):
     found = message(write(text), params=("GinRun.sizes=[1, 'a']",), make=GinRun)
     assert found.splitlines() == [
         "GinRun: 4 problems.",
-        "  run.gin:3: GinModel.width = 0: legal: an integer of at least 1.",
         "  GinModel.layers is missing, legal: an integer of at least 1.  "
         'Set it in a gin file or with --gin_param="GinModel.layers=...".',
+        "  run.gin:3: GinModel.width = 0: legal: an integer of at least 1.",
         "  run.gin:1: GinRun.steps = 'ten': found str, legal: an integer of at least 1.",
         "  --gin_param: GinRun.sizes[1] = 'a': found str, legal: a tuple, each item an integer.",
     ]
@@ -198,12 +198,29 @@ def test_checks_between_fields_are_reported(write):
     assert found == "GinRun.name = 'bad': legal: a good name."
 
 
-@pytest.mark.parametrize(
-    "text", ["GinModel.layers = %A\nA = %B\nB = %A", "GinModel.norm = @x/GinModel()"]
-)
-def test_circles_end(write, text):
-    text += "\nGinModel.norm = @x/GinModel()\n" if "%" not in text else "\n"
+@pytest.mark.parametrize("line", ["GinModel.width = %A", "GinModel.norm = @x/GinModel()"])
+def test_circles_end(write, line):
+    text = f"GinModel.layers = 1\n{line}\nA = %B\nB = %A\n"
     assert "refers to itself" in message(write(text), make=GinModel)
+
+
+def test_one_reference_in_two_scopes_is_no_circle(write):
+    text = "GinNest.inner = @s/GinNest()\ns/GinNest.inner = @t/GinNest()\nt/GinNest.inner = None\n"
+
+    @spec
+    class GinNest:
+        inner: Any = None
+
+    @spec
+    class GinOuter:
+        first: Any = None
+
+    again = "GinOuter.first = @s/GinNest()\ns/GinNest.inner = @t/GinOuter()\n"
+    again += "t/GinOuter.first = @GinNest()\nt/GinNest.inner = None\n"
+    nested = load([write(text)]).make(GinNest)
+    assert nested == GinNest(inner=GinNest(inner=GinNest()))
+    made = load([write(again)]).make(GinOuter)
+    assert made == GinOuter(first=GinNest(inner=GinOuter(first=GinNest())))
 
 
 # --- files and order --------------------------------------------------------------------------
@@ -304,7 +321,7 @@ def test_unknown_names_are_all_reported(write):
     assert lines[1].startswith(
         "  run.gin:1: GinRum.steps: no spec is named GinRum.  Did you mean GinRun?  Legal: "
     )
-    assert "GinAdam, GinModel" in lines[1]
+    assert "GinAdam, " in lines[1] and "GinModel, " in lines[1]
     assert lines[2:6] == [
         "  run.gin:2: GinRun.stepz: no such parameter.  Did you mean steps?  "
         "Legal: steps, model, name, seed, sizes, optimizer, others.",
@@ -316,24 +333,33 @@ def test_unknown_names_are_all_reported(write):
     assert lines[6].startswith("  --gin_param: GinRum.x: no spec is named GinRum.")
 
 
+@pytest.mark.parametrize("value", ["data:8", "/tmp/x", "toy", "'toy", "1 2", "it's"])
+def test_a_param_with_a_forgotten_quote(value):
+    right = "'it\\'s'" if value == "it's" else f"'{value.strip(chr(39))}'"
+    assert message(params=(f"GinRun.name={value}",)) == (
+        f"--gin_param: cannot read GinRun.name={value}\n"
+        f'  A string needs quotes.  Legal: --gin_param="GinRun.name={right}"'
+    )
+
+
 @pytest.mark.parametrize(
-    ("param", "remedy"),
+    ("param", "legal"),
     [
-        ("GinRun.name=data:8", "A string needs quotes.  Legal: --gin_param=\"GinRun.name='data:8'\""),
-        ("GinRun.name=/tmp/x", "A string needs quotes.  Legal: --gin_param=\"GinRun.name='/tmp/x'\""),
-        ("GinRun.name=toy", "A string needs quotes.  Legal: --gin_param=\"GinRun.name='toy'\""),
-        ("a/GinRun.name='toy", "Legal: --gin_param=\"a/GinRun.name='toy'\""),
-        ("GinRun.name=none", "Legal: --gin_param=\"GinRun.name=None\""),
-        ("GinRun.name=", "Legal: --gin_param=\"GinRun.name=value\""),
-        ("GinRun.steps", "Legal: --gin_param=\"Name.parameter=value\""),
-        ("--steps=3", "Legal: --gin_param=\"Name.parameter=value\""),
-        ("GinRun.sizes=(1, 2", "cannot read GinRun.sizes=(1, 2"),
-        ("GinRun.model=@", "cannot read GinRun.model=@"),
+        ("a/GinRun.seed=none", "a/GinRun.seed=None"),
+        ("GinRun.name=", "GinRun.name=value"),
+        ("GinRun.steps", "Name.parameter=value"),
+        ("--steps=3", "Name.parameter=value"),
     ],
-)  # fmt: skip
-def test_malformed_param(param, remedy):
+)
+def test_malformed_param(param, legal):
     found = message(params=(param,))
-    assert found.startswith(f"--gin_param: cannot read {param}\n  ") and remedy in found
+    assert found.startswith(f"--gin_param: cannot read {param}\n  ")
+    assert found.endswith(f'  Legal: --gin_param="{legal}"')
+
+
+@pytest.mark.parametrize("param", ["GinRun.sizes=(1, 2", "GinRun.model=@"])
+def test_unfinished_param(param):
+    assert message(params=(param,)).startswith(f"--gin_param: cannot read {param}\n  ")
 
 
 def test_a_param_without_a_spec_is_no_silent_macro(write):
@@ -350,7 +376,7 @@ def test_a_param_without_a_spec_is_no_silent_macro(write):
 def test_bad_grammar_is_never_a_traceback(write, line):
     found = message(write(f"{RUN}\n{line}\n"), "gone.gin")
     assert found.startswith("Configuration: 2 problems.\n  run.gin:")
-    assert "run.gin:5: cannot read" in found or "GinRun.sizes" in line or "GinRun:" in line, found
+    assert ": cannot read " in found
 
 
 def test_a_forgotten_quote_in_a_file(write):

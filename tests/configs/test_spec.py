@@ -166,12 +166,24 @@ def test_two_specs_of_one_name_are_refused():
 
 def test_a_spec_may_extend_another():
     @spec
-    class ToyBush(ToyLeaf):
+    class ToyPlant:
+        rate: Fraction = 0.5
+
+    @spec
+    class ToyBush(ToyPlant):
         berries: Count
 
     assert ToyBush(berries=3).rate == 0.5
     with pytest.raises(UserError, match=r"ToyBush\.rate = 2"):
         ToyBush(berries=3, rate=2)
+
+    @spec
+    class ToyPot:
+        plant: ToyPlant
+
+    assert ToyPot(plant=ToyBush(berries=3)).plant == ToyBush(berries=3)
+    with pytest.raises(UserError, match=r"legal: @ToyPlant\(\) or @ToyBush\(\)\."):
+        ToyPot(plant=3)
 
 
 def test_legal_words():

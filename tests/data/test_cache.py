@@ -167,14 +167,12 @@ def test_a_full_disk_leaves_the_old_cache_or_nothing(text, data_dir, monkeypatch
     before = _contents(data_dir / "mine") if old else None
     # Every byte written to the device is refused with ENOSPC, by the kernel.
     ordinary = Path.open
-    refused = Path("/dev/full")
-    monkeypatch.setattr(
-        Path,
-        "open",
-        lambda path, mode="r", *rest: (
-            ordinary(refused, "wb") if mode == "xb" else ordinary(path, mode, *rest)
-        ),
-    )
+
+    def full(path, mode="r", *rest, **options):
+        path = Path("/dev/full") if "x" in mode else path
+        return ordinary(path, mode.replace("x", "w"), *rest, **options)
+
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(RunError, match=r"data/mine: the disk is full; .*--data_dir"):
         prepare(task_of(text), data_dir, rebuild=True)
     assert _left(data_dir) == (["mine"] if old else [])

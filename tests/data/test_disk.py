@@ -8,11 +8,10 @@ from data import disk
 
 
 def test_a_growing_array_is_an_ordinary_npy_file(tmp_path):
-    array = disk.GrowingArray(tmp_path / "x.npy", 3, np.uint16)
     parts = [np.full((n, 3), n, np.uint16) for n in (2, 0, 5)]
-    for part in parts:
-        array.append(part)
-    array.close()
+    with disk.GrowingArray(tmp_path / "x.npy", 3, np.uint16) as array:
+        for part in parts:
+            array.append(part)
     assert (np.load(tmp_path / "x.npy", mmap_mode="r") == np.concatenate(parts)).all()
 
 

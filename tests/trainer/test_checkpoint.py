@@ -51,7 +51,8 @@ def make_state(mesh: Mesh, seed: int = 0, width: int = 32, step: int = 0) -> Tre
     model = P(mesh.axis_names[-1])
 
     def put(shape: tuple[int, ...], spec: jax.P) -> jax.Array:
-        return jax.device_put(rng.normal(size=shape).astype(np.float32), NamedSharding(mesh, spec))
+        array = rng.normal(size=shape).astype(np.float32)
+        return jnp.asarray(jax.device_put(array, NamedSharding(mesh, spec)))
 
     params = {
         "embed_VD": put((48, width), model),
