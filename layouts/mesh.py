@@ -29,8 +29,10 @@ def join_processes(coordinator_address: str, process_count: int, process_index: 
     jax.distributed.initialize(coordinator_address, process_count, process_index)
 
 
-def mesh_sizes(text: str, devices: int) -> dict[str, int]:
+def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     """Sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
+
+    Without devices the sizes are taken as they are, to look at a layout for another machine.
 
     >>> mesh_sizes("data:-1,model:4", 8)
     {'data': 2, 'model': 4}
@@ -46,6 +48,8 @@ def mesh_sizes(text: str, devices: int) -> dict[str, int]:
         raise UserError(f"Layout.mesh = {text!r}: a mesh axis is named twice.  Name each once.")
     if not sizes or any(size < 1 and size != -1 for size in sizes.values()):
         raise UserError(f"Layout.mesh = {text!r}: sizes must be at least 1, or -1 for one of them.")
+    if devices is None:
+        return sizes
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise UserError(f"Layout.mesh = {text!r}: only one size may be -1, found {len(open_axes)}.")

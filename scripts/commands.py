@@ -22,7 +22,7 @@ from layouts.mesh import make_mesh
 from models.decode import Sampling
 from models.spec import Transformer
 from scripts.terminal import Bar, Terminal, print_table, tell
-from trainer.checks import check_run, check_vocab, step_flops
+from trainer.checks import check_layout, check_length, check_vocab, step_flops
 from trainer.decode import decode_lines
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Clock
@@ -51,17 +51,23 @@ def warn_unused(config: Config, *used: type) -> None:
         tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
 
 
+def set_where(config: Config) -> dict[str, str]:
+    """Which file set each value."""
+    return {binding.name: binding.where for binding in config.bindings()}
+
+
 def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings) -> None:
     config = settings(None if gin_file else model_dir, gin_file, gin_param)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
-    for warning in check_run(run, layout, dict(mesh.shape), config):
+    check_length(run)
+    for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
     prepared = prepare(run.task, data_dir, report=tell)
     check_vocab(run, prepared.vocab)
     Workspace(model_dir).save(config, run, prepared.vocab)
-    clock = Clock(step_flops(run, prepared.splits["train"]), peak_flops(mesh.devices.flat))
+    clock = Clock(step_flops(run), peak_flops(mesh.devices.flat))
     with Terminal() as terminal:
         outcome = train_loop(run, layout, mesh, prepared.splits, model_dir, terminal, clock)
     how = "Stopped" if outcome.stopped else "Finished"

@@ -71,7 +71,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         table.add_column(header, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
-    Console(file=sys.stdout, highlight=False, markup=False).print(table)
+    width = None if sys.stdout.isatty() else 240  # files and pipes have no edge to wrap at
+    Console(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
 
 
 def tell(text: str) -> None:
