@@ -28,7 +28,7 @@ class View:
 
 def packed_view(layout: Layout, positions_BL: Array, segments_BL: Array) -> View:
     """Each token sees its own segment up to itself."""
-    rows, length = segments_BL.shape
+    length = segments_BL.shape[1]
     query_LM = layout.iota("LM", (length, length), "L")
     behind_LM = query_LM - layout.iota("LM", (length, length), "M")
     query_BL1 = layout.align(segments_BL, "BL", "BLM")

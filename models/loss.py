@@ -101,9 +101,7 @@ def _scale_gradients(
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
 
 
-def _slices(
-    layout: Layout, chunks: int, *arrays: Array
-) -> tuple[str, list[tuple[Array, Array, Array]]]:
+def _slices(layout: Layout, chunks: int, *arrays: Array) -> tuple[str, list[tuple[Array, ...]]]:
     """The rows cut along their length, and the letter of that axis: whole where it is cut."""
     if chunks == 1:
         return "L", [arrays]

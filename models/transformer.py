@@ -101,9 +101,7 @@ class TransformerModel:
     def token_losses(self, params: Params, batch: Batch) -> Array:
         network, x_BLD = self.hidden(params, batch, None)
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
-        return token_losses(
-            self.layout, x_BLD, network.output_weights(), targets_BL, counted_BL
-        )
+        return token_losses(self.layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
 
     def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
         spec = self.spec
@@ -118,8 +116,9 @@ class TransformerModel:
         network = self.network(params)
         places = cache["keys_BMJK"].shape[2]
         view = cached_view(self.layout, positions_BL, places)
-        x_BLD, cache = network(tokens_BL, view, cache)
+        x_BLD, filled = network(tokens_BL, view, cache)
+        assert filled is not None
         logits_BLV = self.layout.einsum(
             "BLD,VD->BLV", x_BLD, network.output_weights(), dtype=jnp.float32
         )
-        return cache, logits_BLV
+        return filled, logits_BLV

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ class Weights:
         """Normal numbers of variance 1 / (product of the sizes of the fan-in axes)."""
         stddev = math.prod(self.sizes[letter] for letter in fan_in) ** -0.5
 
-        def sample(key: jax.Array, **place: object) -> jax.Array:
+        def sample(key: jax.Array, **place: Any) -> jax.Array:
             return stddev * jax.random.normal(key, dtype=self.dtype, **place)
 
         return self._param(sample, axes)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +24,7 @@ from models.spec import Transformer
 from scripts.terminal import Bar, Terminal, print_table, tell
 from trainer.checks import check_layout, check_length, check_vocab, step_flops
 from trainer.decode import decode_lines
-from trainer.evaluate import Evaluation, evaluate
+from trainer.evaluate import evaluate
 from trainer.loop import Clock
 from trainer.loop import train as train_loop
 from trainer.run import Run
@@ -42,7 +42,9 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
     if model_dir is not None:
         return Workspace(model_dir).load(gin_file, gin_param)
     if not gin_file and not gin_param:
-        raise UserError("no settings.  Give --gin_file=configs/runs/quickstart.gin or another file.")
+        raise UserError(
+            "no settings.  Give --gin_file=configs/runs/quickstart.gin or another file."
+        )
     return load(gin_file, gin_param)
 
 

@@ -129,7 +129,9 @@ def checkpoint(model_dir: Path, checkpoint: str, json_file: str | None) -> None:
             raise UserError(f"{model_dir}: no checkpoint there.")
         step = steps[-1] if checkpoint == "latest" else int(checkpoint)
         arrays = checkpoints.describe(step)
-    rows = [(path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()]
+    rows = [
+        (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()
+    ]
     print_table(["path", "shape", "type", "bytes"], rows)
     print(f"step {step} of {steps}; {sum(row[3] for row in rows):,} bytes")
     write_json(
@@ -137,7 +139,9 @@ def checkpoint(model_dir: Path, checkpoint: str, json_file: str | None) -> None:
         {
             "step": step,
             "steps": steps,
-            "arrays": [dict(zip(("path", "shape", "dtype", "bytes"), row, strict=True)) for row in rows],
+            "arrays": [
+                dict(zip(("path", "shape", "dtype", "bytes"), row, strict=True)) for row in rows
+            ],
         },
     )
 
@@ -152,8 +156,14 @@ def layout(
     seen = record_loss(run, run.batch_sequences // run.microbatches)
     problems = lint(layout, sizes, seen, set_where(found))
     kinds = sorted({(t.axes, t.stored) for t in seen.tensors})
-    places = [(axes, "weight" if stored else "activation",
-               placed(axes, layout.place(axes, stored=stored))) for axes, stored in kinds]  # fmt: skip
+    places = [
+        (
+            axes,
+            "weight" if stored else "activation",
+            placed(axes, layout.place(axes, stored=stored)),
+        )
+        for axes, stored in kinds
+    ]
     print_table(["axes", "kind", "place"], places)
     print(report(layout.rules, problems))
     write_json(

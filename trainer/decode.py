@@ -54,9 +54,7 @@ def decode_lines(
     while done < len(order):
         shape = padded(len(ids[order[done]]))
         batch = [
-            line
-            for line in order[done : done + batch_sequences]
-            if padded(len(ids[line])) == shape
+            line for line in order[done : done + batch_sequences] if padded(len(ids[line])) == shape
         ]
         tokens = _sample(
             model, params, mesh, sampling, new_tokens, seed, batch, ids, (batch_sequences, shape)

@@ -7,8 +7,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import UserError
-from data.rows import Rows
 from data.order import batches
+from data.rows import Rows
 from layouts.layout import Layout
 
 HostBatch = dict[str, np.ndarray]
@@ -30,11 +30,11 @@ def host_rows(sharding: NamedSharding, batch_sequences: int, microbatches: int) 
     shape = (places,) if microbatches == 1 else (microbatches, places)
     rows_only = NamedSharding(sharding.mesh, jax.P(*sharding.spec[: batch_axis + 1]))
     try:
-        held = rows_only.addressable_devices_indices_map(shape).values()
+        held = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
     except ValueError:
         raise UserError(
-            f"Run.batch_sequences = {batch_sequences} in {microbatches} microbatches: {places} rows "
-            f"do not divide over the mesh {dict(sharding.mesh.shape)} by batch = "
+            f"Run.batch_sequences = {batch_sequences} in {microbatches} microbatches: {places} "
+            f"rows do not divide over the mesh {dict(sharding.mesh.shape)} by batch = "
             f"{sharding.spec[batch_axis]}.  Choose a multiple, or fewer microbatches."
         ) from None
     ranges = [index[batch_axis].indices(places) for index in held]

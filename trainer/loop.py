@@ -100,7 +100,12 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         checkpoints = stack.enter_context(
-            Checkpoints(model_dir, keep_last=run.keep_last, keep_best=run.keep_best)
+            Checkpoints(
+                model_dir,
+                keep_last=run.keep_last,
+                keep_best=run.keep_best,
+                report=watcher.say,
+            )
         )
         state, first_step = restore_or_init(program, mesh, checkpoints, watcher.say)
         writes = jax.process_index() == 0
@@ -121,6 +126,7 @@ def train(
             numbers = {name: float(x) for name, x in jax.device_get(pending.metrics).items()}
             check_loss(numbers["loss"], pending.step + 1, pending.row_ids, checkpoints.latest)
             rates = clock.rates(numbers["tokens"])
+            checkpoints.check()
             line: Line = {"step": pending.step + 1, **numbers, **rates}
             watcher.step(line)
             if due(pending.step + 1, run.log_every, run.steps):
@@ -158,7 +164,7 @@ def train(
                 read(pending)  # nothing is saved before its loss was seen to be a number
                 pending = None
                 found = check(done, state) if evaluates else None
-                checkpoints.save(done, state, found and found.loss)
+                checkpoints.save(done, state, None if found is None else found.loss)
                 clock.last = time.perf_counter()
         checkpoints.wait()
     step_s = clock.total_s / (clock.steps - 1) if clock.steps > 1 else None
@@ -188,6 +194,6 @@ def restore_or_init(
     """The newest readable checkpoint, placed on this mesh, or a new state."""
     if checkpoints.latest is None:
         return init_state(program, mesh), 0
-    state, step = checkpoints.restore(abstract_state(program, mesh), report=say)
+    state, step = checkpoints.restore(abstract_state(program, mesh))
     say(f"Continuing from step {step}.")
     return state, step

@@ -108,7 +108,8 @@ def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransfor
 
     def init(params: Tree) -> Tree:
         single, stacked = _split(params)
-        return {"single": transform.init(single), "stacked": init_layers(stacked) if stacked else {}}
+        layers = init_layers(stacked) if stacked else {}
+        return {"single": transform.init(single), "stacked": layers}
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
         single, stacked = _split(updates)

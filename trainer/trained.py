@@ -42,7 +42,9 @@ class TrainedModels:
         self.program = program_of(self.run, layout)
         self.checkpoints = Checkpoints(model_dir, report=report)
         if self.checkpoints.latest is None:
-            raise UserError(f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one.")
+            raise UserError(
+                f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."
+            )
 
     def steps(self, which: str) -> list[int | None]:
         """The steps that "latest", "best", "all" or a number stand for; None: the newest whole."""

@@ -1,9 +1,9 @@
 """A model directory: what training leaves there for every later command.
 
-    config.gin         model, task and all settings of the run, self-contained; never a layout
-    vocab.model        the vocabulary
-    checkpoints/       weights, slots and step
-    metrics.jsonl, evaluations.jsonl, events/, loss.png
+config.gin         model, task and all settings of the run, self-contained; never a layout
+vocab.model        the vocabulary
+checkpoints/       weights, slots and step
+metrics.jsonl, evaluations.jsonl, events/, loss.png
 """
 
 import os

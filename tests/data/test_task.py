@@ -10,7 +10,6 @@ from data.source import Docstrings
 from data.task import Task
 from data.vocab import SentencePiece
 
-
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"
 
 

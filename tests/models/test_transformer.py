@@ -19,6 +19,7 @@ KINDS = {
     "relative, untied": toy(positions="relative", tied=False, activation="gelu", kv_heads=1),
     "sinusoidal": toy(positions="sinusoidal", kv_heads=None),
 }
+PLAIN = Criterion()
 ONE_ROW = packed_rows([[3, 4]], 8, 22)
 ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
 
@@ -39,7 +40,7 @@ def losses(spec: Transformer, batch: Batch) -> np.ndarray:
 
 
 def sums_and_gradients(
-    spec: Transformer, batch: Batch, criterion: Criterion = Criterion()
+    spec: Transformer, batch: Batch, criterion: Criterion = PLAIN
 ) -> tuple[Sums, Params]:
     model = TransformerModel(spec, WHOLE)
     mesh, placed = on_mesh(WHOLE, batch)
