@@ -159,7 +159,7 @@ class Misfits(NamedTuple):
 
 def misfits(case: Case) -> Misfits:
     """Axes that clash over a mesh axis, and sizes that do not divide."""
-    found = Misfits({}, {})
+    found, order = Misfits({}, {}), case.written()
     for tensor in case.record.tensors:
         winners: dict[str, tuple[Written, Claim]] = {}
         split: dict[int, tuple[Written, ...]] = {}
@@ -171,7 +171,8 @@ def misfits(case: Case) -> Misfits:
             winner, won = winners[claim.rule.mesh_axis]
             meets = BY_LETTER[tensor.axes[claim.position]].meets
             if claim.rule.firm and won.rule.firm and tensor.axes[won.position] not in meets:
-                found.clashes.setdefault((winner, written), []).append(tensor.name)
+                first, second = sorted((winner, written), key=order.index)
+                found.clashes.setdefault((first, second), []).append(tensor.name)
         for index, rules in split.items():
             size = tensor.shape[index]
             if size is not None and size % _ways(case, rules):
@@ -191,30 +192,31 @@ def _ways(case: Case, rules: tuple[Written, ...]) -> int:
     return math.prod(case.mesh[written.rule.mesh_axis] for written in rules)
 
 
-def _subject(case: Case, names: list[str]) -> str:
-    """The weights among these tensors, or else the other places."""
+def _weights(case: Case, names: list[str]) -> list[str]:
+    """The weights among these tensors."""
     paths = {weight.path for weight in case.record.weights}
-    return several([name for name in names if name in paths] or names)
+    return [name for name in names if name in paths]
 
 
-def _clash(case: Case, winner: Written, loser: Written, names: list[str]) -> Problem:
-    mesh_axis, axes = winner.rule.mesh_axis, f"{winner.rule.axis} and {loser.rule.axis}"
+def _clash(case: Case, first: Written, second: Written, names: list[str]) -> Problem:
+    mesh_axis, axes = first.rule.mesh_axis, f"{first.rule.axis} and {second.rule.axis}"
     return Problem(
         "error",
         f"{axes} both want the mesh axis {mesh_axis}.",
-        _subject(case, names),
-        case.cite(winner, loser),
-        f'Remove one rule, or let one give way: "{loser.rule}?".',
+        several(_weights(case, names) or names),
+        case.cite(first, second),
+        f'Remove one rule, or let one give way: "{second.rule}?".',
     )
 
 
 def _uneven(
     case: Case, letter: str, size: int, rules: tuple[Written, ...], names: list[str]
 ) -> Problem:
-    name, ways = BY_LETTER[letter].name, _ways(case, rules)
+    name, ways, weights = BY_LETTER[letter].name, _ways(case, rules), _weights(case, names)
     mesh_axes = [written.rule.mesh_axis for written in rules]
     over = f"{' x '.join(mesh_axes)} = {' x '.join(str(case.mesh[axis]) for axis in mesh_axes)}"
-    setter = f" ({case.where[name]})" if name in case.where else ""
+    from_data = name in case.where and len(weights) < len(names)
+    setter = f" ({case.where[name]})" if from_data else ""
     below = size // ways * ways
     sizes = [n for n in (below, below + ways) if n]
     divisors = [n for n in range(1, size + 1) if size % n == 0]
@@ -223,7 +225,7 @@ def _uneven(
     return Problem(
         "error",
         f"{name} = {size}{setter} does not divide over {over}.",
-        _subject(case, names),
+        several(weights or names),
         case.cite(*rules),
         f"{legal}  {_way_out(case, rules[-1])}",
     )

@@ -19,7 +19,7 @@ def lint(
     """Finds all that is wrong (errors) or useless (warnings), errors first.
 
     `where` tells where things were set: "Layout.rules" to "layouts/mine.gin:3".  With the name of
-    an axis ("batch" to "Run.batch_sequences") it tells what sets that axis's size.
+    an axis ("batch" to "Run.batch_sequences") it tells what sets its size in the data.
     """
     problems, case = misspelt(Case(layout, mesh_sizes, record, where))
     misses_rules = any(problem.severity == "error" for problem in problems)

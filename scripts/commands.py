@@ -6,9 +6,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from configs.errors import UserError
 from configs.load import Config, load
@@ -59,7 +59,8 @@ def set_where(config: Config) -> dict[str, str]:
 
 
 def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings) -> None:
-    config = settings(None if gin_file else model_dir, gin_file, gin_param)
+    saved = None if gin_file else model_dir  # a run goes on without being told its files again
+    config = settings(saved, gin_file, gin_param)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
@@ -93,16 +94,16 @@ def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: St
 def evaluate_model(
     model_dir: Path,
     data_dir: Path,
-    gin_file: Strings,
-    gin_param: Strings,
-    checkpoint: str,
-    average: int | None,
-    json_file: str | None,
-    batch_sequences: int | None,
-    split: str,
-    text_file: str | None,
-    logit_scale: float,
-) -> None:
+    gin_file: Strings = (),
+    gin_param: Strings = (),
+    checkpoint: str = "latest",
+    average: int | None = None,
+    json_file: str | None = None,
+    batch_sequences: int | None = None,
+    split: str = "validation",
+    text_file: str | None = None,
+    logit_scale: float = 1.0,
+) -> list[dict[str, Any]]:
     config = settings(model_dir, gin_file, gin_param)
     found = []
     with TrainedModels(model_dir, config, tell) as models:
@@ -122,6 +123,7 @@ def evaluate_model(
             found.append({"step": trained.step, **dataclasses.asdict(result)})
     print_table(list(found[0]), [list(map(short, line.values())) for line in found])
     write_json(json_file, found[0] if checkpoint != "all" else found)
+    return found
 
 
 def evaluation_rows(
@@ -138,27 +140,31 @@ def evaluation_rows(
     return splits[split]
 
 
-def decode_file(
+def decode_file(input: str, output: str, **flags: Any) -> None:
+    texts = continuations(list(read_input(input)), **flags)
+    with open_output(output) as file:
+        file.writelines(text.replace("\n", " ") + "\n" for text in texts)
+
+
+def continuations(
+    prompts: Sequence[str],
     model_dir: Path,
-    gin_file: Strings,
-    gin_param: Strings,
-    checkpoint: str,
-    average: int | None,
-    input: str,
-    output: str,
-    batch_sequences: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-    max_tokens: int | None,
-) -> None:
-    prompts = list(read_input(input))
+    gin_file: Strings = (),
+    gin_param: Strings = (),
+    checkpoint: str = "latest",
+    average: int | None = None,
+    batch_sequences: int | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    max_tokens: int | None = None,
+) -> list[str]:
+    """Each prompt with what the model says next."""
     config = settings(model_dir, gin_file, gin_param)
     with TrainedModels(model_dir, config, tell) as models, Bar("decode") as bar:
         trained = models.open(only(models.steps(checkpoint)), average)
-        longest = trained.run.task.length
-        texts = decode_lines(
+        return decode_lines(
             trained.model,
             trained.params,
             prompts,
@@ -167,12 +173,10 @@ def decode_file(
             Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
             seed=seed,
             batch_sequences=batch_of(trained, batch_sequences or min(32, max(1, len(prompts)))),
-            new_tokens=max_tokens or longest // 2,
+            new_tokens=max_tokens or trained.run.task.length // 2,
             most_places=trained.run.model.most_places,
             report=bar.update,
         )
-    with open_output(output) as file:
-        file.writelines(text.replace("\n", " ") + "\n" for text in texts)
 
 
 def score_file(

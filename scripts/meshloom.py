@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -93,7 +93,10 @@ DEVICE_FLAGS = ("simulate_devices", "coordinator_address", "process_count", "pro
 
 
 def start_devices(
-    simulated: int | None, address: str | None, process_count: int, process_index: int
+    simulated: int | None = None,
+    address: str | None = None,
+    process_count: int = 1,
+    process_index: int = 0,
 ) -> None:
     """Sets up devices and processes, before anything uses them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -233,21 +236,23 @@ def inspect_layout(**flags: Any) -> None:
     inspections.layout(**flags)
 
 
-def main() -> None:
-    """Runs a command: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
+def exits(call: Callable[[], object]) -> NoReturn:
+    """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
+        call()
+    except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except UserError as error:
+    except (UserError, RunError) as error:
         click.echo(f"meshloom: {error}", err=True)
-        sys.exit(2)
-    except RunError as error:
-        click.echo(f"meshloom: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    sys.exit(0)
+
+
+def main() -> None:
+    exits(lambda: cli.main(standalone_mode=False))
 
 
 if __name__ == "__main__":

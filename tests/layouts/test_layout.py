@@ -1,0 +1,117 @@
+"""Laws of placement, for any rules and any tensor."""
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layouts.axes import BY_LETTER
+from layouts.layout import Layout, Rule, pairs, parse_rules
+
+# Heads speak of kv_heads as well, which has tests of its own.
+LETTERS = "".join(letter for letter in BY_LETTER if letter not in "HJQ")
+MESH_AXES = ("a", "b", "c")
+
+rules = st.lists(
+    st.builds(
+        Rule,
+        st.sampled_from([BY_LETTER[letter].name for letter in LETTERS]),
+        st.sampled_from(MESH_AXES),
+        st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda rule: rule[:2],
+)
+# Few letters, so that axes and rules meet often; some are lowercase.
+tensors = st.lists(
+    st.sampled_from(LETTERS[:6] + LETTERS[:6].lower()), max_size=6, unique_by=str.upper
+).map("".join)
+
+
+def held(place: jax.P) -> list[set[str]]:
+    """The mesh axes that each axis of a tensor is split over."""
+    return [{p} if isinstance(p, str) else set(p or ()) for p in place]
+
+
+def text(rules: list[Rule]) -> str:
+    return ";".join(map(str, rules))
+
+
+@given(rules, tensors)
+def test_the_leftmost_of_the_firmest_gets_a_mesh_axis_and_nobody_else(
+    rules: list[Rule], axes: str
+) -> None:
+    places = held(Layout(rules=text(rules)).place(axes))
+    assert len(places) == len(axes)
+    for mesh_axis in MESH_AXES:
+        wishes = [
+            (not rule.firm, i)
+            for i, letter in enumerate(axes)
+            for rule in rules
+            if rule.mesh_axis == mesh_axis
+            and letter.isupper()
+            and rule.axis == BY_LETTER[letter].name
+        ]
+        holders = [i for i, mesh_axes in enumerate(places) if mesh_axis in mesh_axes]
+        assert holders == [i for _, i in sorted(wishes)[:1]]
+
+
+@given(rules, rules, tensors)
+def test_parameter_rules_replace_those_of_the_same_axis_for_what_is_stored(
+    rules: list[Rule], param_rules: list[Rule], axes: str
+) -> None:
+    layout = Layout(rules=text(rules), param_rules=text(param_rules))
+    named = {rule.axis for rule in param_rules}
+    joined = [rule for rule in rules if rule.axis not in named] + param_rules
+    assert layout.place(axes, stored=True) == Layout(rules=text(joined)).place(axes)
+    assert layout.place(axes) == Layout(rules=text(rules)).place(axes)
+
+
+@pytest.mark.parametrize(
+    ("rules", "axes", "place"),
+    [
+        ("batch:data;heads:model", "BLD", ("data", None, None)),
+        ("batch:data;batch:fsdp", "BLD", (("data", "fsdp"), None, None)),
+        ("batch:data;batch:fsdp", "bLD", (None, None, None)),
+        ("length:model?;d_ff:model", "BLF", (None, None, "model")),
+        ("length:model?;d_ff:model", "BLf", (None, "model", None)),
+        ("length:all;memory:all", "BLM", (None, "all", None)),
+        ("memory_length:all", "LM", (None, "all")),
+        ("outer_batch:all", "BL", ("all", None)),
+        ("d_ffx:all;ensemble:all", "BF", (None, None)),
+    ],
+)
+def test_placements(rules: str, axes: str, place: tuple) -> None:
+    assert Layout(rules=rules).place(axes) == jax.P(*place)
+
+
+@pytest.mark.parametrize(
+    ("rules", "place"),
+    [
+        ("heads:model", (None, "model", None)),
+        ("queries:model", (None, None, "model")),
+        ("heads:model;queries:data", (None, None, "data")),
+        ("heads:model;kv_heads:data", (None, "data", None)),
+        ("kv_heads:data;queries:model", (None, "data", "model")),
+    ],
+)
+def test_heads_are_kv_heads_unless_a_rule_speaks_of_their_parts(rules: str, place: tuple) -> None:
+    assert Layout(rules=rules).place("DJQ") == jax.P(*place)
+    assert Layout(rules="heads:model").place("H") == jax.P("model")
+
+
+@pytest.mark.parametrize("separator", [";", ",", ".", " ", "; ", ",\n  "])
+def test_rules_may_be_separated_as_in_mesh_tensorflow(separator: str) -> None:
+    found = parse_rules(separator.join(["batch:rows", "vocab:cols?"]) + separator)
+    assert found == (Rule("batch", "rows"), Rule("vocab", "cols", firm=False))
+
+
+@pytest.mark.parametrize("text", ["batch", "batch:", ":data", "batch:data;vocab=model"])
+def test_a_pair_without_a_colon_between_two_names_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="legal is name:name, as in 'batch:data'"):
+        pairs(text)
+
+
+def test_layouts_compare_by_value_so_that_they_can_be_part_of_a_jit_key() -> None:
+    assert hash(Layout(rules="batch:data")) == hash(Layout(rules="batch:data"))
+    assert Layout(rules="batch:data") != Layout(rules="batch:model")
