@@ -1,5 +1,6 @@
 """Where tensors live: the restriction of a few rules to the letters of each tensor."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -101,9 +102,9 @@ class Layout:
     (Mesh-TensorFlow), section 3.1.
     """
 
-    mesh: str = "data:1"
+    mesh: str = "data:-1"
     """Mesh axes and sizes, "data:2,model:4"; one size may be -1: all devices that are left."""
-    rules: str = ""
+    rules: str = "batch:data"
     """Rules that hold for every tensor, "batch:data;heads:model;d_ff:model;vocab:model"."""
     param_rules: str = ""
     """Rules that replace those of the same axis for stored weights and their slots."""
@@ -166,6 +167,14 @@ class Layout:
     ) -> Array:
         """Random numbers whose bits do not depend on the layout."""
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
+
+    def without(self, axis: str) -> "Layout":
+        """The same layout but for one axis, which is whole."""
+
+        def kept(text: str) -> str:
+            return ";".join(str(rule) for rule in parse_rules(text) if rule.axis != axis)
+
+        return dataclasses.replace(self, rules=kept(self.rules), param_rules=kept(self.param_rules))
 
     def unknown(self) -> tuple[str, ...]:
         """Names in the rules that are no axes."""

@@ -94,11 +94,9 @@ def record(trace: Callable[[Layout], Any]) -> Record:
     ]
     weights = tuple(Weight(p, axes_of_path(p), leaf.shape, leaf.dtype) for p, leaf in leaves)
     stored = [Tensor(w.path, w.axes, w.shape, True) for w in weights]
-    kinds = {tensor[1:] for tensor in stored}  # drawing and placing a weight are asked for as well
-    rest = [tensor for tensor in recorder.tensors if tensor[1:] not in kinds]
     times = _times(jaxpr.jaxpr)
     products = [p._replace(times=times[i]) for i, p in enumerate(recorder.products) if times[i]]
-    return Record(weights, tuple(dict.fromkeys([*stored, *rest])), tuple(products))
+    return Record(weights, tuple(dict.fromkeys([*stored, *recorder.tensors])), tuple(products))
 
 
 class Recorder(Layout):
@@ -112,7 +110,7 @@ class Recorder(Layout):
     __hash__ = object.__hash__
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(mesh="one:1", rules="")
         object.__setattr__(self, "tensors", [])
         object.__setattr__(self, "products", [])
 

@@ -49,11 +49,11 @@ def sample(
     rows, length = prompts_BL.shape
     places = length + 1 + new_tokens
     begin_B1 = jnp.zeros_like(prompts_BL[:, :1])
-    inputs_BL = layout.to(jnp.concatenate([begin_B1, layout.to(prompts_BL, "Bl")], axis=1), "Bl")
-    positions_BL = layout.iota("Bl", inputs_BL.shape, "l")
+    inputs_Bl = layout.to(jnp.concatenate([begin_B1, layout.to(prompts_BL, "Bl")], axis=1), "Bl")
+    positions_Bl = layout.iota("Bl", inputs_Bl.shape, "l")
     cache = model.start(params, rows, places)
-    cache, logits_BLV = model.step(params, cache, inputs_BL, positions_BL)
-    last_BL = (positions_BL == lengths_B[:, None]).astype(jnp.float32)
+    cache, logits_BLV = model.step(params, cache, inputs_Bl, positions_Bl)
+    last_BL = (positions_Bl == lengths_B[:, None]).astype(jnp.float32)
     logits_BV = layout.einsum("Bl,BlV->BV", last_BL, layout.to(logits_BLV, "BlV"))
 
     def unfinished(carry: tuple) -> Array:
@@ -61,24 +61,24 @@ def sample(
         return (step < new_tokens) & ~jnp.all(ended_B)
 
     def extend(carry: tuple[Array, Array, Cache, Array, Array, Array]) -> tuple:
-        step, ended_B, cache, logits_BV, tokens_BL, score_B = carry
+        step, ended_B, cache, logits_BV, tokens_Bl, score_B = carry
         token_B, gain_B = choose(layout, sampling, logits_BV, seeds_B, step)
         token_B = jnp.where(ended_B, 0, token_B)
         score_B = score_B + jnp.where(ended_B, 0, gain_B)
-        here_BL = layout.iota("Bl", tokens_BL.shape, "l") == step
-        tokens_BL = jnp.where(here_BL, token_B[:, None], tokens_BL)
+        here_BL = layout.iota("Bl", tokens_Bl.shape, "l") == step
+        tokens_Bl = jnp.where(here_BL, token_B[:, None], tokens_Bl)
         ended_B = ended_B | (token_B == END)
         position_BL = (lengths_B + 1 + step)[:, None]
         cache, logits_BLV = model.step(params, cache, token_B[:, None], position_BL)
         logits_BV = layout.to(logits_BLV[:, 0], "BV")
-        return step + 1, ended_B, cache, logits_BV, tokens_BL, score_B
+        return step + 1, ended_B, cache, logits_BV, tokens_Bl, score_B
 
     ended_B = layout.to(jnp.zeros((rows,), bool), "B")
-    tokens_BL = layout.to(jnp.zeros((rows, new_tokens), jnp.int32), "Bl")
+    tokens_Bl = layout.to(jnp.zeros((rows, new_tokens), jnp.int32), "Bl")
     score_B = layout.to(jnp.zeros((rows,)), "B")
-    start = (jnp.zeros((), jnp.int32), ended_B, cache, logits_BV, tokens_BL, score_B)
-    _, _, _, _, tokens_BL, score_B = jax.lax.while_loop(unfinished, extend, start)
-    return tokens_BL, score_B
+    start = (jnp.zeros((), jnp.int32), ended_B, cache, logits_BV, tokens_Bl, score_B)
+    _, _, _, _, tokens_Bl, score_B = jax.lax.while_loop(unfinished, extend, start)
+    return tokens_Bl, score_B
 
 
 def choose(

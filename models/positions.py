@@ -12,7 +12,7 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
     """Sines and cosines of geometrically growing wavelengths.  Vaswani et al. 2017, section 3.5."""
     half = d_model // 2
     rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
-    angles_BLd = jnp.einsum("bl,d->bld", positions_BL.astype(jnp.float32), rates_d)
+    angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(jnp.float32), rates_d)
     waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
     return layout.to(waves_BLd, "BLD")
 
@@ -24,7 +24,7 @@ def rotate(x_BLJQk: Array, positions_BL: Array) -> Array:
     """
     half = x_BLJQk.shape[-1] // 2
     rates_k = 10_000.0 ** (-jnp.arange(half) / half)
-    angles_BLk = jnp.einsum("bl,k->blk", positions_BL.astype(jnp.float32), rates_k)
+    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(jnp.float32), rates_k)
     heads = tuple(range(2, x_BLJQk.ndim - 1))
     sin, cos = (jnp.expand_dims(wave, heads) for wave in (jnp.sin(angles_BLk), jnp.cos(angles_BLk)))
     left, right = jax.lax.split(x_BLJQk.astype(jnp.float32), (half, half), axis=x_BLJQk.ndim - 1)

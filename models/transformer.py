@@ -107,18 +107,23 @@ class TransformerModel:
         spec = self.spec
         shape = (spec.layers, batch_sequences, places, spec.sizes["J"], spec.d_kv)
         zeros_NBMJK = jnp.zeros(shape, spec.precision.compute)
-        empty_NBMJK = self.layout.to(zeros_NBMJK, "NBMJK")
+        empty_NBMJK = self.decoding().layout.to(zeros_NBMJK, "NBMJK")
         return {"keys_BMJK": empty_NBMJK, "values_BMJK": empty_NBMJK}
 
     def step(
         self, params: Params, cache: Cache, tokens_BL: Array, positions_BL: Array
     ) -> tuple[Cache, Array]:
-        network = self.network(params)
-        places = cache["keys_BMJK"].shape[2]
-        view = cached_view(self.layout, positions_BL, places)
+        model = self.decoding()
+        network = model.network(params)
+        view = cached_view(model.layout, positions_BL, cache["keys_BMJK"].shape[2])
         x_BLD, filled = network(tokens_BL, view, cache)
         assert filled is not None
-        logits_BLV = self.layout.einsum(
+        logits_BLV = model.layout.einsum(
             "BLD,VD->BLV", x_BLD, network.output_weights(), dtype=jnp.float32
         )
         return filled, logits_BLV
+
+    def decoding(self) -> "TransformerModel":
+        """The same model with rows whole along their length: one token cannot be split."""
+        layout = self.layout.without("length").without("memory")
+        return dataclasses.replace(self, layout=layout)

@@ -18,11 +18,10 @@ FloatType = Literal["float32", "bfloat16", "float16"]
 
 @spec
 class Precision:
-    """Data types of stored weights, of matrix products, and of sums (norms, softmax, loss)."""
+    """Data types of stored weights and of matrix products; norms, softmax and sums are float32."""
 
     store: FloatType = "float32"
     compute: FloatType = "float32"
-    sum: FloatType = "float32"
 
     def to_compute(self, tree: Tree) -> Tree:
         """The tree with its arrays in the type of matrix products."""

@@ -14,7 +14,7 @@ from models.api import Batch
 from models.spec import Transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
-WHOLE = Layout(mesh="data:1")
+WHOLE = Layout(mesh="data:1", rules="")
 TOY = Transformer(
     vocab=22, layers=2, d_model=10, d_ff=14, heads=6, kv_heads=3, d_kv=4, length=8, scan=False
 )

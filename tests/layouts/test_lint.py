@@ -91,7 +91,8 @@ Layout 'mine': 2 problems.
   BL at layouts/recorded.py, BLM at models/attention.py and MORE: \
 batch = 6 (Run.batch_sequences) does not divide over data x model = 2 x 2.
       Rule batch:data and batch:model (Layout.rules, layouts/mine.gin:3).
-      Legal: batch 4 or 8; data x model 1, 2, 3 or 6.  Or remove "batch:model" and hold batch whole."""
+      Legal: batch 4 or 8; data x model 1, 2, 3 or 6.  \
+Or remove "batch:model" and hold batch whole."""
     )
 
 
@@ -181,6 +182,14 @@ and 9 more.
     followed = said("batch:data", "data:8", "d_model:data")
     assert followed == "Layout 'mine': 0 problems."
     assert said("", "data:1") == "Layout 'mine': 0 problems."
+
+
+def test_advice_is_legal() -> None:
+    """Of these sizes four divides few."""
+    text = said("batch:data", "data:4", record=recorded(toy(), 8, 8))
+    assert text.endswith('Adding "d_kv:data" to Layout.param_rules splits all but 39%.')
+    followed = said("batch:data", "data:4", "d_kv:data", recorded(toy(), 8, 8))
+    assert "weights: 39% of" in followed and "does not divide" not in followed
 
 
 def test_mesh_tensorflow_layouts_work_unchanged() -> None:

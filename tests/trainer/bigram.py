@@ -1,0 +1,82 @@
+"""A model that compiles in a moment: the next token's logits depend on the last token alone."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from data.rows import Counts, Rows
+from layouts.layout import Layout
+from models.api import Batch, Cache, Params
+from models.loss import Criterion, Sums, softmax_loss, token_losses
+
+VOCAB, WIDTH, LENGTH = 64, 16, 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Bigram:
+    """As `models.api.Model`: two matrices and nothing between."""
+
+    layout: Layout
+
+    def init(self, key: jax.Array) -> Params:
+        def weight() -> jax.Array:
+            return self.layout.draw(
+                lambda key, **place: jax.random.normal(key, **place),
+                key, "VD", (VOCAB, WIDTH), stored=True,
+            )  # fmt: skip
+
+        return {"embed_VD": weight(), "softmax_VD": weight()}
+
+    def loss(
+        self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
+    ) -> Sums:
+        x_BLD = self.layout.take(params["embed_VD"], batch["inputs_BL"], "BLD")
+        counted_BL = batch["segments_BL"] > 0
+        return softmax_loss(
+            self.layout, criterion, 1, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
+        )
+
+    def token_losses(self, params: Params, batch: Batch) -> jax.Array:
+        x_BLD = self.layout.take(params["embed_VD"], batch["inputs_BL"], "BLD")
+        counted_BL = batch["segments_BL"] > 0
+        return token_losses(
+            self.layout, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
+        )
+
+    def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
+        raise NotImplementedError
+
+    def step(
+        self, params: Params, cache: Cache, tokens_BL: jax.Array, positions_BL: jax.Array
+    ) -> tuple[Cache, jax.Array]:
+        raise NotImplementedError
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(0, 0.5, (VOCAB, WIDTH)).astype(np.float32)
+        for name in ("embed_VD", "softmax_VD")
+    }
+
+
+def text_rows(count: int, seed: int = 0) -> Rows:
+    """Rows of random tokens, two segments in each and some padding behind them."""
+    rng = np.random.default_rng(seed)
+    segments_BL = np.zeros((count, LENGTH), np.uint16)
+    for row in segments_BL:
+        first, second = rng.integers(3, 12, 2)
+        row[:first], row[first : first + second] = 1, 2
+    targets_BL = (rng.integers(2, VOCAB, segments_BL.shape) * (segments_BL > 0)).astype(np.uint16)
+    tokens = int((segments_BL > 0).sum())
+    counts = Counts(lines=2 * count, words=7 * count, bytes=31 * count, tokens=tokens, rows=count)
+    return Rows(targets_BL, segments_BL, counts)
+
+
+def log_probabilities(params: dict[str, Any], batch: dict[str, np.ndarray]) -> np.ndarray:
+    """In numpy and double precision: log softmax of the logits, and the log of their sum."""
+    embed_VD, softmax_VD = (params[name].astype(np.float64) for name in ("embed_VD", "softmax_VD"))
+    logits_BLV = embed_VD[batch["inputs_BL"]] @ softmax_VD.T
+    return logits_BLV

@@ -1,0 +1,23 @@
+"""What the tests of the trainer share: types as optax wants them, and one real run."""
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from tests.trainer.command import Command
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optax_types() -> Iterator[None]:
+    """optax raises float decays to int32 step counts, which strict promotion forbids."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """A run of the command line from start to end, on one device, never disturbed."""
+    command = Command.on_new_text(tmp_path_factory.mktemp("straight"))
+    command.train().finish()
+    return command

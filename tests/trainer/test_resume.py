@@ -1,0 +1,91 @@
+"""A run that is killed or stopped, and started again, is the run that was never disturbed."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.command import EVERY, STEPS, Command
+from trainer.metrics import read_lines
+
+# Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; hundreds of
+# updates carry that on.
+ROUND_OFF = 2e-5
+
+
+@pytest.fixture(scope="module")
+def killed(straight: Command, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """A run that was killed without warning, some steps after a checkpoint."""
+    command = straight.elsewhere(tmp_path_factory.mktemp("killed") / "run")
+    process = command.train()
+    process.wait_for_step(2 * EVERY)
+    process.send(signal.SIGKILL)
+    process.finish(-signal.SIGKILL)
+    return command
+
+
+def newest(command: Command) -> int:
+    return max(int(p.name) for p in command.model_dir.glob("checkpoints/*") if p.name.isdecimal())
+
+
+def test_killed_restarted_terminated_and_continued_is_undisturbed(
+    killed: Command, straight: Command, tmp_path: Path
+) -> None:
+    wanted = straight.losses()
+    assert list(wanted) == list(range(1, STEPS + 1))
+    assert len(set(wanted.values())) > STEPS * 0.9  # each step has a loss of its own
+    command = killed.copied_to(tmp_path / "run")
+    last_line = max(command.losses())
+    assert 2 * EVERY <= newest(command) < last_line < STEPS  # it was in the middle, past a save
+
+    restarted = command.train()
+    restarted.wait_for_step(newest(command) + EVERY)
+    restarted.send(signal.SIGTERM)
+    said = restarted.finish()
+    stopped = newest(command)
+    assert stopped % EVERY and stopped < STEPS  # saved there and then
+    assert f"Stopped after step {stopped} of {STEPS}" in said
+    assert f"Continuing from step {last_line // EVERY * EVERY}." in said
+    assert command.losses() == {step: wanted[step] for step in range(1, stopped + 1)}
+
+    said = command.train().finish()
+    assert f"Continuing from step {stopped}." in said and "Finished" in said
+    assert list(command.losses().items()) == list(wanted.items())
+    ends = [read_lines(c.model_dir / "evaluations.jsonl")[-1] for c in (command, straight)]
+    assert ends[0] == ends[1]
+
+
+def test_restart_under_another_layout_and_mesh_is_equal_to_round_off(
+    killed: Command, straight: Command, tmp_path: Path
+) -> None:
+    command = killed.copied_to(tmp_path / "run")
+    before, wanted = newest(command), straight.losses()
+    said = command.train(layout="fsdp", devices=4).finish()
+    assert f"Continuing from step {before}." in said
+    found = command.losses()
+    assert list(found) == list(wanted)
+    steps = range(1, before + 1)
+    assert [found[step] for step in steps] == [wanted[step] for step in steps]
+    np.testing.assert_allclose([*found.values()], [*wanted.values()], rtol=ROUND_OFF)
+    assert found != wanted  # it was computed anew, in another order
+
+
+def test_no_row_is_skipped_or_repeated_over_a_restart(straight: Command) -> None:
+    """The rows of a step follow from the step: an epoch's batches are all rows, each once."""
+    rows = np.concatenate([straight.row_ids(step) for step in range(1, STEPS + 1)])
+    count = rows.max() + 1
+    assert len(rows) > 2 * count
+    for start in range(0, len(rows) - count, count):
+        assert sorted(rows[start : start + count]) == list(range(count))
+
+
+def test_a_loss_that_is_no_number_ends_the_run(straight: Command, tmp_path: Path) -> None:
+    command = straight.elsewhere(tmp_path / "run")
+    absurd = ["Constant.peak = 1e30", "Constant.warmup_steps = 1", "Run.checkpoint_every = 1"]
+    said = command.train(params=absurd).finish(1)
+    assert "The loss of step 2 is nan." in said, said
+    assert f"Rows of that batch: {', '.join(map(str, command.row_ids(2)))}." in said
+    assert "Last good checkpoint: step 1." in said
+    assert "Traceback" not in said
+    assert list(command.losses()) == [1] and newest(command) == 1
