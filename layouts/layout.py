@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from configs.spec import spec
 from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
+Tree = TypeVar("Tree")
 
 
 class Rule(NamedTuple):
@@ -167,6 +168,20 @@ class Layout:
     ) -> Array:
         """Random numbers whose bits do not depend on the layout."""
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
+
+    def unstack(self, tree: Tree) -> list[Tree]:
+        """The parts of a tree of stacked arrays along their first axis, which is made whole.
+
+        Its gradient is one concatenation, where slices would each add a full array.
+        """
+
+        def parts(array: Array) -> list[Array]:
+            placed = jax.sharding.reshard(array, jax.P(None, *jax.typeof(array).sharding.spec[1:]))
+            split = jax.lax.split(placed, (1,) * array.shape[0], axis=0)
+            return [jax.lax.squeeze(part, (0,)) for part in split]
+
+        leaves, structure = jax.tree.flatten(tree)
+        return [jax.tree.unflatten(structure, own) for own in zip(*map(parts, leaves), strict=True)]
 
     def without(self, axis: str) -> "Layout":
         """The same layout but for one axis, which is whole."""

@@ -83,9 +83,10 @@ class Attention(nnx.Module):
             v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
         q_BLJQK = q_BLJQK * self.spec.d_kv**-0.5
         if self.spec.positions == "rotary":
-            q_BLJQk, k_BMJk = (self.layout.to(q_BLJQK, "BLJQk"), self.layout.to(k_BMJK, "BMJk"))
-            q_BLJQK = self.layout.to(rotate(q_BLJQk, positions_BL), "BLJQK")
-            k_BMJK = self.layout.to(rotate(k_BMJk, positions_BL), "BMJK")
+            to = self.layout.to
+            q_BLJQk, k_BMJk = to(q_BLJQK, "BLJQk"), to(k_BMJK, "BMJk")
+            q_BLJQK = to(rotate(self.layout, q_BLJQk, "BLJQk", positions_BL), "BLJQK")
+            k_BMJK = to(rotate(self.layout, k_BMJk, "BMJk", positions_BL), "BMJK")
         return q_BLJQK, k_BMJK, v_BMJK
 
     def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:

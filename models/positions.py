@@ -17,19 +17,19 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
     return layout.to(waves_BLd, "BLD")
 
 
-def rotate(x_BLJQk: Array, positions_BL: Array) -> Array:
+def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
     """Turns each pair of head columns by position x rate.  Su et al. 2021 (RoFormer), eq. 34.
 
-    The head width must be whole: its two halves are paired.  Works on keys, "BLJk", as well.
+    The last axis is the head width, which must be whole: its two halves are paired.
     """
-    half = x_BLJQk.shape[-1] // 2
+    half = x.shape[-1] // 2
     rates_k = 10_000.0 ** (-jnp.arange(half) / half)
-    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(jnp.float32), rates_k)
-    heads = tuple(range(2, x_BLJQk.ndim - 1))
-    sin, cos = (jnp.expand_dims(wave, heads) for wave in (jnp.sin(angles_BLk), jnp.cos(angles_BLk)))
-    left, right = jax.lax.split(x_BLJQk.astype(jnp.float32), (half, half), axis=x_BLJQk.ndim - 1)
+    places = layout.align(positions_BL, axes[:2], axes).astype(jnp.float32)
+    angles = places * jnp.expand_dims(rates_k, range(len(axes) - 1))
+    left, right = jax.lax.split(x.astype(jnp.float32), (half, half), axis=x.ndim - 1)
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return turned.astype(x_BLJQk.dtype)
+    return turned.astype(x.dtype)
 
 
 def relative_buckets(behind: Array, buckets: int, max_distance: int) -> Array:

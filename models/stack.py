@@ -1,6 +1,7 @@
 """A stack of equal blocks, stored stacked; run by a scan or one by one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ class Stack(nnx.Module):
 
     def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
         self.spec = spec
+        self.layout = layout
         self.layers_N = Block(spec, layout, weights.stacked("N"))
         self.norm = Norm(layout, weights)
 
@@ -34,7 +36,7 @@ class Stack(nnx.Module):
         graph, weights = nnx.split(self.layers_N)
         index_N = jnp.arange(self.spec.layers)
 
-        def layer(x_BLD: Array, own: tuple) -> tuple[Array, Cache | None]:
+        def layer(x_BLD: Array, own: tuple[Any, Any, Any]) -> tuple[Array, Cache | None]:
             weights, cache, index = own
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
             layer_key = None if key is None else jax.random.fold_in(key, index)
@@ -42,20 +44,9 @@ class Stack(nnx.Module):
 
         if self.spec.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.spec.remat])
-        run = jax.lax.scan if self.spec.scan or cache is not None else loop
-        x_BLD, cache = run(layer, x_BLD, (weights, cache, index_N))
+        if self.spec.scan or cache is not None:
+            x_BLD, cache = jax.lax.scan(layer, x_BLD, (weights, cache, index_N))
+        else:
+            for index, own in enumerate(self.layout.unstack(weights)):
+                x_BLD, _ = layer(x_BLD, (own, None, index))
         return self.norm(x_BLD), cache
-
-
-def loop(layer: Callable, carry: Array, stacked: tuple) -> tuple[Array, None]:
-    """What `jax.lax.scan` computes for layers that return nothing beside the carry, unrolled.
-
-    Splitting once keeps the gradient one concatenation, where slices would each add a full array.
-    """
-    leaves, tree = jax.tree.flatten(stacked)
-    count = leaves[0].shape[0]
-    split = [jax.lax.split(leaf, (1,) * count, axis=0) for leaf in leaves]
-    for parts in zip(*split, strict=True):
-        own = jax.tree.unflatten(tree, [part.reshape(part.shape[1:]) for part in parts])
-        carry, _ = layer(carry, own)
-    return carry, None

@@ -24,7 +24,7 @@ from models.spec import Transformer
 from scripts.commands import Strings, set_where, settings, write_json
 from scripts.terminal import print_table, tell
 from trainer.checkpoint import Checkpoints
-from trainer.checks import record_loss
+from trainer.checks import layout_name, record_loss, sources
 from trainer.run import Run
 
 
@@ -153,8 +153,8 @@ def layout(
     found = settings(model_dir, gin_file, gin_param)
     run, layout = found.make(Run), found.make(Layout)
     sizes = planned_sizes(layout)
-    seen = record_loss(run, run.batch_sequences // run.microbatches)
-    problems = lint(layout, sizes, seen, set_where(found))
+    seen = record_loss(run)
+    problems = lint(layout, sizes, seen, sources(set_where(found)))
     kinds = sorted({(t.axes, t.stored) for t in seen.tensors})
     places = [
         (
@@ -165,7 +165,7 @@ def layout(
         for axes, stored in kinds
     ]
     print_table(["axes", "kind", "place"], places)
-    print(report(layout.rules, problems))
+    print(report(layout_name(set_where(found)), problems))
     write_json(
         json_file,
         {

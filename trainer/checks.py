@@ -1,6 +1,7 @@
 """What is checked before anything is compiled: layout against model, vocabulary against model."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,13 @@ from layouts.record import Record, record
 from trainer.run import Run
 
 
-def record_loss(run: Run, rows: int) -> Record:
-    """Every weight, tensor and product of the loss of so many rows, allocating nothing."""
+def record_loss(run: Run) -> Record:
+    """Every weight, tensor and product of one microbatch's loss, allocating nothing."""
 
     def trace(layout: Layout) -> object:
         model = run.model.model(layout)
         params = model.init(jax.random.key(0))
+        rows = run.batch_sequences // run.microbatches
         row_BL = jnp.zeros((rows, run.task.length), jnp.int32)
         names = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
         model.loss(params, dict.fromkeys(names, row_BL), run.criterion, jax.random.key(0))
@@ -31,11 +33,18 @@ def check_layout(
     run: Run, layout: Layout, mesh_sizes: Mapping[str, int], where: Mapping[str, str]
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
-    found = record_loss(run, run.batch_sequences // run.microbatches)
-    name = where.get("Layout.rules", "Layout")
-    sizes_from = {"batch": "Run.batch_sequences", "length": "Task.length"}
-    problems = check(name, layout, mesh_sizes, found, {**sizes_from, **where})
-    return [f"Warning: {problem}" for problem in problems]
+    found = check(layout_name(where), layout, mesh_sizes, record_loss(run), sources(where))
+    return [str(problem) for problem in found]
+
+
+def layout_name(where: Mapping[str, str]) -> str:
+    """The stem of the file that sets the rules, of all names and where they were set."""
+    return Path(where.get("Layout.rules", "default").partition(":")[0]).stem
+
+
+def sources(where: Mapping[str, str]) -> dict[str, str]:
+    """Where layouts were set, and which settings decide the sizes of batch and length."""
+    return {"batch": "Run.batch_sequences", "length": "Task.length", **where}
 
 
 def check_vocab(run: Run, vocab: Vocab) -> None:
@@ -63,5 +72,4 @@ def step_flops(run: Run) -> float:
 
     The backward pass costs twice the forward pass; what rematerialisation repeats is not counted.
     """
-    rows = run.batch_sequences // run.microbatches
-    return 3.0 * record_loss(run, rows).flops * run.microbatches
+    return 3.0 * record_loss(run).flops * run.microbatches

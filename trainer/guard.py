@@ -1,7 +1,8 @@
-"""What may end a run early: a signal, or a loss that is no number."""
+"""What may end a run early: a signal, or a loss or gradient that is no number."""
 
 import math
 import signal
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from configs.errors import RunError
+
+NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class StopSignal:
@@ -48,15 +51,24 @@ class StopSignal:
         return bool(np.any(multihost_utils.process_allgather(np.array(self._received))))
 
 
-def check_loss(loss: float, step: int, row_ids: np.ndarray, last_good: int | None) -> None:
-    """Stops a run whose loss is NaN or infinite, naming what is needed to look into it."""
-    if math.isfinite(loss):
+def check_finite(
+    numbers: Mapping[str, float],
+    step: int,
+    row_ids: np.ndarray,
+    last_good: Callable[[], int | None],
+) -> None:
+    """Stops a run whose loss or gradient is NaN or infinite, naming what is needed to look into it.
+
+    After an update by such a gradient no weight is good, however finite the loss still was.
+    """
+    if math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"]):
         return
-    good = "none was saved yet" if last_good is None else f"step {last_good}"
+    what = "loss" if not math.isfinite(numbers["loss"]) else "grad_norm"
+    good = last_good()
     raise RunError(
-        f"The loss of step {step} is {loss}.\n"
+        f"The {NAMES[what]} of step {step} is {numbers[what]}.\n"
         f"  Rows of that batch: {', '.join(map(str, row_ids))}.\n"
-        f"  Last good checkpoint: {good}.\n"
+        f"  Last good checkpoint: {'none was saved yet' if good is None else f'step {good}'}.\n"
         "  Start again from it with a lower learning rate (Adafactor.schedule, AdamW.schedule), or"
         " clip gradients (clip_global_norm); `meshloom inspect data --rows=…` shows the rows."
     )

@@ -16,7 +16,7 @@ from layouts.layout import Layout
 from trainer.checkpoint import Checkpoints
 from trainer.evaluate import Evaluation, evaluate
 from trainer.feed import feed, placement
-from trainer.guard import StopSignal, check_loss
+from trainer.guard import StopSignal, check_finite
 from trainer.metrics import Line, Writers
 from trainer.run import Run
 from trainer.step import Metrics, Program, State, abstract_state, init_state, train_step
@@ -121,10 +121,15 @@ def train(
         )
         watcher.start(first_step, run.steps)
 
+        def last_good() -> int | None:
+            """The newest checkpoint, once the one that is being saved is there as well."""
+            checkpoints.wait()
+            return checkpoints.latest
+
         def read(pending: Pending) -> None:
             """Waits for a step's metrics, checks and writes them."""
             numbers = {name: float(x) for name, x in jax.device_get(pending.metrics).items()}
-            check_loss(numbers["loss"], pending.step + 1, pending.row_ids, checkpoints.latest)
+            check_finite(numbers, pending.step + 1, pending.row_ids, last_good)
             rates = clock.rates(numbers["tokens"])
             checkpoints.check()
             line: Line = {"step": pending.step + 1, **numbers, **rates}

@@ -91,7 +91,7 @@ def train_step(program: Program, state: State, batch: Batch) -> tuple[State, Met
         "objective": sums.objective / sums.tokens,
         "accuracy": sums.correct / sums.tokens,
         "tokens": sums.tokens,
-        "grad_norm": optax.global_norm(gradients),
+        "grad_norm": optax.tree.norm(gradients),
         "learning_rate": program.optimizer.schedule.rate(program.steps)(state["step"]),
     }
     return program.update(state, gradients), metrics

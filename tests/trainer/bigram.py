@@ -75,8 +75,14 @@ def text_rows(count: int, seed: int = 0) -> Rows:
     return Rows(targets_BL, segments_BL, counts)
 
 
-def log_probabilities(params: dict[str, Any], batch: dict[str, np.ndarray]) -> np.ndarray:
-    """In numpy and double precision: log softmax of the logits, and the log of their sum."""
+def log_probabilities(
+    params: dict[str, Any], batch: dict[str, np.ndarray], scale: float = 1.0
+) -> np.ndarray:
+    """Log softmax of the logits, in numpy and double precision."""
+    logits_BLV = scale * logits(params, batch)
+    return logits_BLV - np.log(np.exp(logits_BLV).sum(-1, keepdims=True))
+
+
+def logits(params: dict[str, Any], batch: dict[str, np.ndarray]) -> np.ndarray:
     embed_VD, softmax_VD = (params[name].astype(np.float64) for name in ("embed_VD", "softmax_VD"))
-    logits_BLV = embed_VD[batch["inputs_BL"]] @ softmax_VD.T
-    return logits_BLV
+    return embed_VD[batch["inputs_BL"]] @ softmax_VD.T

@@ -1,6 +1,72 @@
-"""Files of numbers: lines stay in step with the run whatever killed it."""
+"""Files of numbers: they stay in step with the run, whatever killed it."""
 
 import json
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from PIL import Image
+
+from trainer.metrics import MetricsFile, Writers, read_lines, smoothed
+
+
+def steps(path: Path) -> list[float]:
+    return [line["step"] for line in read_lines(path)]
+
+
+def test_lines_after_the_restored_step_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path, 0)
+    for step in range(1, 8):
+        first.write({"step": step, "loss": 10.0 - step})
+    first.close()
+    second = MetricsFile(path, 4)
+    assert steps(path) == [1, 2, 3, 4]
+    second.write({"step": 5, "loss": 0.1})
+    second.close()
+    assert read_lines(path)[3:] == [{"step": 4, "loss": 6.0}, {"step": 5, "loss": 0.1}]
+    MetricsFile(path, 0).close()
+    assert path.read_text() == ""
+
+
+def test_a_line_is_on_disk_once_it_is_written(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.write({"step": 1, "loss": 2.5})
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.5}]
+    file.close()
+
+
+def test_a_last_line_cut_short_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
+    assert steps(path) == [1, 2]
+    file = MetricsFile(path, 2)
+    file.write({"step": 3, "loss": 1.0})
+    file.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
+    with Writers(tmp_path, 0) as writers:
+        for step in range(1, 6):
+            writers.train({"step": step, "loss": 5.0 / step, "share_of_peak": None})
+        writers.evaluation({"step": 5, "loss": 1.5})
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
+    assert read_lines(tmp_path / "evaluations.jsonl") == [{"step": 5, "loss": 1.5}]
+    (events,) = (tmp_path / "events").iterdir()
+    assert b"train/loss" in events.read_bytes() and b"validation/loss" in events.read_bytes()
+    with Image.open(tmp_path / "loss.png") as picture:
+        colours = picture.convert("RGB").getcolors(1 << 20)
+    assert len(colours) > 50  # lines, letters and a grid, not an empty page
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path) -> None:
+    with Writers(tmp_path, 0, writes=False) as writers:
+        writers.train({"step": 1, "loss": 1.0})
+        writers.evaluation({"step": 1, "loss": 1.0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_smoothing_keeps_a_constant_and_follows_a_step() -> None:
+    assert [round(x, 12) for x in smoothed([3.0] * 5)] == [3.0] * 5
+    rising = smoothed([0.0] * 3 + [1.0] * 3)
+    assert rising[:3] == [0, 0, 0] and 0 < rising[3] < rising[4] < rising[5] < 1

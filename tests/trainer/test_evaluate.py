@@ -1,0 +1,87 @@
+"""Evaluation: the sums of numpy, whatever the batch size and the layout."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from data.rows import Rows
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from tests.trainer.bigram import Bigram, log_probabilities, text_rows, weights
+from trainer.evaluate import Evaluation, evaluate
+
+ROWS = text_rows(11)
+# A float32 sum of some hundred terms.
+ROUND_OFF = 2e-6
+WHOLE = Layout(mesh="data:1")
+SPLIT = Layout(mesh="data:4,model:2", rules="batch:data;vocab:model")
+
+
+def evaluated(layout: Layout, batch_sequences: int, rows: Rows = ROWS, **options: Any) -> Any:
+    model, mesh = Bigram(layout), make_mesh(layout)
+    place = jax.NamedSharding(mesh, layout.place("VD", stored=True))
+    params = {name: jax.device_put(array, place) for name, array in weights().items()}
+    return evaluate(model, params, rows, mesh, batch_sequences=batch_sequences, **options)
+
+
+def by_numpy(rows: Rows, scale: float = 1.0) -> tuple[float, int]:
+    """The loss summed over all targets, and how many of them are the likeliest token."""
+    batch = rows.batch(np.arange(len(rows)))
+    log_BLV = log_probabilities(weights(), batch, scale)
+    gold_BL1 = np.take_along_axis(log_BLV, batch["targets_BL"][..., None], -1)
+    counted_BL = batch["segments_BL"] > 0
+    best_BL = log_BLV.argmax(-1) == batch["targets_BL"]
+    return -gold_BL1[..., 0][counted_BL].sum(), int(best_BL[counted_BL].sum())
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch_sequences"),
+    [(WHOLE, 4), (WHOLE, 11), (WHOLE, 16), (SPLIT, 4), (SPLIT, 8)],
+    ids=str,
+)
+def test_every_token_counts_once_whatever_the_batch_and_the_layout(
+    layout: Layout, batch_sequences: int
+) -> None:
+    """Eleven rows: the last batch is cut short, but for one case."""
+    told: list[tuple[int, int]] = []
+    report = lambda done, total: told.append((done, total))  # noqa: E731
+    found = evaluated(layout, batch_sequences, report=report)
+    loss, correct = by_numpy(ROWS)
+    counts = ROWS.counts
+    assert (found.tokens, found.bytes, found.lines) == (counts.tokens, counts.bytes, counts.lines)
+    assert found.words == counts.words + counts.lines
+    assert round(found.accuracy * found.tokens) == correct and correct > 0
+    np.testing.assert_allclose(found.loss, loss / counts.tokens, rtol=ROUND_OFF)
+    np.testing.assert_allclose(math.log(found.perplexity_per_token), loss / counts.tokens,
+                               rtol=ROUND_OFF)  # fmt: skip
+    np.testing.assert_allclose(math.log(found.perplexity_per_word), loss / found.words,
+                               rtol=ROUND_OFF)  # fmt: skip
+    np.testing.assert_allclose(found.bits_per_byte, loss / math.log(2) / counts.bytes,
+                               rtol=ROUND_OFF)  # fmt: skip
+    batches = -(-11 // batch_sequences)
+    assert told == [(done, batches) for done in range(1, batches + 1)]
+
+
+def test_a_logit_multiplier_scales_the_logits() -> None:
+    found = evaluated(WHOLE, 4, logit_scale=0.9)
+    loss, _ = by_numpy(ROWS, 0.9)
+    np.testing.assert_allclose(found.loss * found.tokens, loss, rtol=ROUND_OFF)
+    assert abs(found.loss / evaluated(WHOLE, 4).loss - 1) > 1e-3
+
+
+def test_a_shortened_evaluation_is_the_mean_of_what_it_saw() -> None:
+    found = evaluated(WHOLE, 4, batches=2)
+    first = Rows(ROWS.targets_BL[:8], ROWS.segments_BL[:8], text_rows(8).counts)
+    loss, _ = by_numpy(first)
+    tokens = (first.segments_BL > 0).sum()
+    np.testing.assert_allclose(found.loss, loss / tokens, rtol=ROUND_OFF)
+    ratio = ROWS.counts.tokens / found.words
+    np.testing.assert_allclose(math.log(found.perplexity_per_word), found.loss * ratio, rtol=1e-12)
+
+
+def test_a_hopeless_model_has_an_infinite_perplexity_and_no_error() -> None:
+    found = Evaluation.from_sums(1e6, 0.0, ROWS.counts.tokens, ROWS)
+    assert found.perplexity_per_word == math.inf and math.isfinite(found.bits_per_byte)

@@ -1,0 +1,101 @@
+"""Host batches to device batches: whatever the mesh, each host brings the rows that it holds."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from configs.errors import UserError
+from data.order import row_ids
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from tests.trainer.bigram import text_rows
+from trainer.feed import feed, host_rows, place, placement
+
+
+class Elsewhere(NamedSharding):
+    """A placement of which this host holds the devices of one corner of the mesh only."""
+
+    def __init__(self, mesh: Mesh, spec: jax.P, own: tuple[slice, ...]):
+        super().__init__(mesh, spec)
+        self.own = own
+
+    def addressable_devices_indices_map(self, shape):
+        own = set(self.mesh.devices[self.own].flat)
+        return {d: index for d, index in self.devices_indices_map(shape).items() if d in own}
+
+
+def explicit(**sizes: int) -> Mesh:
+    kinds = (AxisType.Explicit,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds)
+
+
+HOSTS = {
+    "batch over both hosts": (jax.P("data"), (slice(0, 2),), (0, 12)),
+    "the second host": (jax.P("data"), (slice(2, 4),), (12, 24)),
+    "each host sees every data place": (jax.P("data"), (slice(None), slice(1, 2)), (0, 24)),
+    "batch over two mesh axes": (jax.P(("data", "model")), (slice(1, 2),), (6, 12)),
+    "the same, the other way round": (jax.P(("model", "data")), (slice(None), slice(1)), (0, 12)),
+    "batch whole, length split": (jax.P(None, "model"), (slice(3, 4),), (0, 24)),
+}
+
+
+@pytest.mark.parametrize("case", HOSTS)
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_host_reads_the_rows_that_its_devices_hold(case: str, microbatches: int) -> None:
+    spec, own, wanted = HOSTS[case]
+    spec = spec if microbatches == 1 else jax.P(None, *spec)
+    sharding = Elsewhere(explicit(data=4, model=2), spec, own)
+    assert host_rows(sharding, 24, microbatches) == wanted
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(mesh="data:1"),
+        Layout(mesh="data:4,model:2", rules="batch:data;length:model"),
+        Layout(mesh="data:2,model:4", rules="batch:data;batch:model"),
+    ],
+    ids=lambda layout: layout.rules,
+)
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_device_batch_is_the_rows_of_its_step(layout: Layout, microbatches: int) -> None:
+    """Microbatch m holds the rows m, m + 3, m + 6 … of the batch: together each row once."""
+    rows, mesh = text_rows(41), make_mesh(layout)
+    sharding = placement(layout, mesh, microbatches)
+    fed = feed(rows, sharding, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
+    for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
+        assert list(ids) == list(row_ids(3, step, 24, 41))
+        for name, wanted in rows.batch(ids).items():
+            assert batch[name].sharding == sharding
+            found = np.asarray(batch[name])
+            if microbatches > 1:
+                for slot in range(microbatches):
+                    np.testing.assert_array_equal(found[slot], wanted[slot::microbatches])
+            else:
+                np.testing.assert_array_equal(found, wanted)
+
+
+def test_one_row_differs_where_one_row_differs() -> None:
+    """The comparison above would see two rows that changed places."""
+    layout = Layout(mesh="data:2", rules="batch:data")
+    sharding = placement(layout, make_mesh(layout), 1)
+    batch = text_rows(8).batch(np.arange(8))
+    found = place(sharding, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
+    assert (np.asarray(found["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
+
+
+def test_a_batch_that_the_mesh_does_not_divide_is_refused() -> None:
+    layout = Layout(mesh="data:4,model:2", rules="batch:data;batch:model")
+    mesh = make_mesh(layout)
+    with pytest.raises(UserError) as error:
+        host_rows(placement(layout, mesh, 3), 36, 3)
+    assert str(error.value) == (
+        "Run.batch_sequences = 36 in 3 microbatches: 12 rows do not divide over the mesh "
+        "{'data': 4, 'model': 2} by batch = ('data', 'model').  Choose a multiple, or fewer "
+        "microbatches."
+    )
+    with pytest.raises(UserError, match=r"Run.batch_sequences = 12 in 1 microbatches"):
+        host_rows(placement(layout, mesh, 1), 12, 1)

@@ -1,0 +1,220 @@
+"""Layouts do not change the result: the same training steps under every shipped layout.
+
+Every program is compiled once, for the whole module; new layout files join by themselves.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from configs.load import load
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Batch, Params
+from models.loss import Criterion, Sums
+from models.spec import Transformer
+from models.transformer import TransformerModel
+from tests.toys import ROOT, SPLITTABLE, packed_rows
+from trainer.feed import place, placement
+from trainer.optimizer import Adafactor, AdamW
+from trainer.schedule import Constant
+from trainer.step import Program, State, abstract_state, train_step
+
+STEPS, ROWS = 20, 8
+SPEC = dataclasses.replace(SPLITTABLE, scan=True)
+NO_DROPOUT = dataclasses.replace(SPEC, dropout=0.0, attention_dropout=0.0)
+CRITERION = Criterion(label_smoothing=0.1, z_loss=1e-3)
+RATE = Constant(peak=3e-3, warmup_steps=4)
+ADAMW = AdamW(schedule=RATE, clip_global_norm=0.5)
+ADAFACTOR = Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=4)
+
+# Float32 keeps 6e-8 of a number.  A layout decides where a sum is cut into partial sums and in
+# which order these are added, so each sum comes out up to a few such units apart: after 20 steps
+# losses and norms differ by at most 5e-7 of themselves, weights (of size 1) by 4e-7.
+LOSS_ROUND_OFF = 2e-6
+WEIGHT_ROUND_OFF = 2e-6
+# What a slot holds is up to 1e-2 in size and as exact relative to that.
+SLOT_ROUND_OFF = 2e-8
+
+# Into how many parts each layout splits the axes of weights and slots on 8 devices.
+WAYS = {
+    "whole": {},
+    "data_parallel": {},
+    "model_parallel": {"J": 8, "F": 8, "V": 8},
+    "data_and_model_parallel": {"J": 2, "F": 2, "V": 2},
+    "fsdp": {"D": 8},
+    "sequence_parallel": {"J": 2, "F": 2, "V": 2, "L": 2},
+    "two_dimensional": {"J": 2, "F": 2, "V": 2, "D": 4},
+    "three_dimensional": {"J": 2, "F": 2, "V": 2, "D": 2, "L": 2},
+    "mesh_tensorflow": {"J": 4, "F": 4, "V": 4},
+    "two_mesh_axes": {"J": 2, "F": 8, "V": 4},
+}
+AXES = {"J": "heads", "F": "d_ff", "V": "vocab", "D": "d_model", "L": "length"}
+LAYOUTS = {path.stem: load([str(path)]).make(Layout) for path in sorted(ROOT.glob("layouts/*.gin"))}
+WHOLE = LAYOUTS["whole"]
+LAYOUTS |= {
+    # Mesh-TensorFlow's string for its language model, as it stands there.
+    "mesh_tensorflow": Layout(
+        mesh="rows:2,cols:4", rules="batch:rows;vocab:cols;d_ff:cols;heads:cols"
+    ),
+    "two_mesh_axes": Layout(
+        mesh="x:2,y:2,z:2", rules="d_ff:x;d_ff:y;d_ff:z;vocab:y;vocab:z;heads:z;batch:x;batch:y"
+    ),
+}
+FACTORED = ("whole", "fsdp", "two_dimensional", "two_mesh_axes")
+CASES = [
+    *(("AdamW", name) for name in LAYOUTS if name == "whole" or name not in FACTORED),
+    *(("Adafactor", name) for name in FACTORED),
+]
+
+TRACED: list[Layout] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted(TransformerModel):
+    """Notes each trace of its loss."""
+
+    def loss(
+        self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
+    ) -> Sums:
+        TRACED.append(self.layout)
+        return super().loss(params, batch, criterion, key)
+
+
+class Trained(NamedTuple):
+    """What some steps under a layout left."""
+
+    losses: np.ndarray
+    grad_norms: np.ndarray
+    params: dict[str, np.ndarray]
+    slots: dict[str, np.ndarray]
+    shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]  # shape, and that on a device
+    batch_split: bool
+    traced: tuple[Layout, ...]
+    compiled: int
+
+
+def batches() -> Iterable[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    for step in range(STEPS):
+        yield packed_rows(rng.integers(3, 13, (ROWS, 2)).tolist(), SPEC.length, SPEC.vocab, step)
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+def first_state(program: Program, mesh: jax.sharding.Mesh) -> State:
+    """The same numbers under every layout; weights are never zero or one."""
+    abstract, rng = abstract_state(program, mesh), np.random.default_rng(1)
+
+    def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        drawn = np.zeros(leaf.shape) if "slots" in path else rng.normal(0.3, 0.3, leaf.shape)
+        return jax.device_put(drawn.astype(leaf.dtype), leaf.sharding)
+
+    found = [number(path, leaf) for path, leaf in by_path(abstract).items()]
+    return {**jax.tree.unflatten(jax.tree.structure(abstract), found), "step": jax.device_put(
+        np.int32(0), abstract["step"].sharding)}  # fmt: skip
+
+
+@functools.cache
+def trained(
+    optimizer: AdamW | Adafactor, layout: Layout, spec: Transformer = SPEC, microbatches: int = 1
+) -> Trained:
+    """Calls the training step for each batch."""
+    program = Program(Noted(spec, layout), optimizer, CRITERION, STEPS, 5, microbatches)
+    mesh = make_mesh(layout)
+    sharding = placement(layout, mesh, microbatches)
+    traces, compiled = len(TRACED), train_step._cache_size()
+    state, losses, grad_norms = first_state(program, mesh), [], []
+    placed = jax.tree.map(lambda x: x.sharding, state)
+    with jax.set_mesh(mesh):
+        for host_batch in batches():
+            batch = place(sharding, host_batch, ROWS, microbatches)
+            state, metrics = train_step(program, state, batch)
+            losses.append(float(metrics["loss"]))
+            grad_norms.append(float(metrics["grad_norm"]))
+    assert jax.tree.map(lambda x: x.sharding, state) == placed  # or the next step compiles again
+    assert int(state["step"]) == STEPS
+    shards = {p: (x.shape, x.addressable_shards[0].data.shape) for p, x in by_path(state).items()}
+    return Trained(
+        np.array(losses),
+        np.array(grad_norms),
+        by_path(jax.device_get(state["params"])),
+        by_path(jax.device_get(state["slots"])),
+        shards,
+        not batch["targets_BL"].sharding.is_fully_replicated,
+        tuple(TRACED[traces:]),
+        train_step._cache_size() - compiled,
+    )
+
+
+def assert_equal_to_round_off(found: Trained, wanted: Trained) -> None:
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=LOSS_ROUND_OFF)
+    np.testing.assert_allclose(found.grad_norms, wanted.grad_norms, rtol=LOSS_ROUND_OFF)
+    assert found.params.keys() == wanted.params.keys()
+    for path, weight in wanted.params.items():
+        np.testing.assert_allclose(found.params[path], weight, rtol=0, atol=WEIGHT_ROUND_OFF,
+                                   err_msg=path)  # fmt: skip
+    for path, slot in wanted.slots.items():
+        np.testing.assert_allclose(found.slots[path], slot, rtol=LOSS_ROUND_OFF,
+                                   atol=SLOT_ROUND_OFF, err_msg=path)  # fmt: skip
+
+
+@pytest.mark.parametrize(("optimizer", "name"), CASES, ids=lambda value: value)
+def test_training_under_a_layout_is_training_on_one_device(optimizer: str, name: str) -> None:
+    settings = {"AdamW": ADAMW, "Adafactor": ADAFACTOR}[optimizer]
+    found = trained(settings, LAYOUTS[name])
+    assert set(found.traced) == {LAYOUTS[name]} and found.compiled == 1  # no other one's program
+    ways = {getattr(SPEC, AXES[letter]): n for letter, n in WAYS.get(name, {}).items()}
+    if name in WAYS:
+        for path, (shape, shard) in found.shards.items():
+            assert shard == tuple(size // ways.get(size, 1) for size in shape), path
+    assert name == "whole" or found.batch_split or ways
+    if name != "whole":
+        assert_equal_to_round_off(found, trained(settings, WHOLE))
+
+
+def test_training_changes_every_weight_and_loss() -> None:
+    """Or the sweep would compare nothing with nothing."""
+    for settings in (ADAMW, ADAFACTOR):
+        program = Program(Noted(SPEC, WHOLE), settings, CRITERION, STEPS, 5)
+        first = by_path(jax.device_get(first_state(program, make_mesh(WHOLE))["params"]))
+        found = trained(settings, WHOLE)
+        assert len(set(found.losses)) == STEPS
+        assert found.losses[-5:].mean() < found.losses[:5].mean() - 0.05
+        for path, weight in found.params.items():
+            assert np.abs(weight - first[path]).max() > 1000 * WEIGHT_ROUND_OFF, path
+    factored = [path for path in found.slots if "v_row" in path and found.slots[path].ndim > 1]
+    assert len(factored) > 5
+
+
+@pytest.mark.parametrize("change", ["dropout", "one token"])
+def test_a_small_difference_is_far_beyond_round_off(change: str) -> None:
+    """Other dropout bits, or one lost token of 120, must not pass: one step shows either."""
+    layout = LAYOUTS["data_parallel"]
+    program = Program(Noted(SPEC, layout), ADAMW, CRITERION, STEPS, 5)
+    mesh, batch = make_mesh(layout), next(iter(batches()))
+    state = first_state(program, mesh)
+    if change == "dropout":
+        state["step"] = jax.device_put(np.int32(1), state["step"].sharding)
+    else:
+        batch["segments_BL"][3, 1] = 0
+    with jax.set_mesh(mesh):
+        _, metrics = train_step(program, state, place(placement(layout, mesh, 1), batch, ROWS, 1))
+    wanted = trained(ADAMW, WHOLE)
+    assert abs(float(metrics["loss"]) / wanted.losses[0] - 1) > 50 * LOSS_ROUND_OFF
+    assert abs(float(metrics["grad_norm"]) / wanted.grad_norms[0] - 1) > 50 * LOSS_ROUND_OFF
+
+
+def test_microbatches_under_a_layout_are_one_batch_on_one_device() -> None:
+    wanted = trained(ADAMW, WHOLE, NO_DROPOUT)
+    found = trained(ADAMW, LAYOUTS["data_and_model_parallel"], NO_DROPOUT, 2)
+    assert found.batch_split and found.compiled == 1
+    assert_equal_to_round_off(found, wanted)

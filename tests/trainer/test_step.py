@@ -1,0 +1,178 @@
+"""One update: what it minimises, what it needs, and what becomes of the old state."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.loss import Criterion
+from tests.trainer.bigram import Bigram, logits, text_rows, weights
+from trainer.feed import place, placement
+from trainer.optimizer import Adafactor, AdamW
+from trainer.schedule import Constant
+from trainer.step import Program, State, abstract_state, add_microbatches, init_state, train_step
+
+ROWS = 24
+WHOLE = Layout(mesh="data:1")
+SPLIT = Layout(mesh="data:4,model:2", rules="batch:data;vocab:model", param_rules="d_model:data")
+CRITERION = Criterion(label_smoothing=0.1, z_loss=0.01)
+ADAMW = AdamW(schedule=Constant(peak=0.01))
+# Float32 sums of some hundred terms in another order.
+ROUND_OFF = 3e-6
+
+
+def program(layout: Layout = WHOLE, microbatches: int = 1, **changes: Any) -> Program:
+    made = Program(Bigram(layout), ADAMW, CRITERION, 10, 3, microbatches)
+    return dataclasses.replace(made, **changes)
+
+
+def numpy_batch(rows: int = ROWS) -> dict[str, np.ndarray]:
+    return text_rows(rows).batch(np.arange(rows))
+
+
+def placed(layout: Layout, microbatches: int, rows: int = ROWS) -> dict[str, jax.Array]:
+    sharding = placement(layout, make_mesh(layout), microbatches)
+    return place(sharding, numpy_batch(rows), rows, microbatches)
+
+
+def state_of(program: Program) -> State:
+    """A state with the weights of `bigram.weights`."""
+    abstract = abstract_state(program, make_mesh(program.model.layout))
+    zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract)
+    params = {
+        name: jax.device_put(weight, abstract["params"][name].sharding)
+        for name, weight in weights().items()
+    }
+    return {**zeros, "params": params}
+
+
+def step(program: Program) -> tuple[State, dict[str, float]]:
+    layout = program.model.layout
+    with jax.set_mesh(make_mesh(layout)):
+        state, metrics = train_step(
+            program, state_of(program), placed(layout, program.microbatches)
+        )
+    return state, {name: float(x) for name, x in metrics.items()}
+
+
+def objective(params: dict[str, np.ndarray]) -> tuple[float, float, int]:
+    """Szegedy et al. 2016, section 7, and Mesh-TensorFlow's z-loss: summed, with the plain loss."""
+    batch = numpy_batch()
+    logits_BLV = logits(params, batch)
+    log_z_BL = np.log(np.exp(logits_BLV).sum(-1))
+    target_BLV = np.eye(logits_BLV.shape[-1])[batch["targets_BL"]]
+    smooth_BLV = 0.9 * target_BLV + 0.1 / logits_BLV.shape[-1]
+    plain_BL, smooth_BL = (log_z_BL - (t * logits_BLV).sum(-1) for t in (target_BLV, smooth_BLV))
+    counted_BL = batch["segments_BL"] > 0
+    total_BL = smooth_BL + 0.01 * log_z_BL**2
+    return total_BL[counted_BL].sum(), plain_BL[counted_BL].sum(), counted_BL.sum()
+
+
+def test_the_objective_is_smoothed_cross_entropy_and_z_loss() -> None:
+    _, metrics = step(program())
+    total, plain, tokens = objective(weights())
+    assert metrics["tokens"] == tokens
+    np.testing.assert_allclose(metrics["objective"], total / tokens, rtol=ROUND_OFF)
+    np.testing.assert_allclose(metrics["loss"], plain / tokens, rtol=ROUND_OFF)
+    assert metrics["objective"] > metrics["loss"] + 0.01
+    assert metrics["learning_rate"] == np.float32(0.01)
+
+
+def test_the_gradient_is_that_of_the_mean_objective() -> None:
+    """Against numpy's difference quotients, in double precision."""
+    own = program()
+    with jax.set_mesh(make_mesh(WHOLE)):
+        batch = placed(WHOLE, 1)
+        gradient = jax.jit(lambda params, key: add_microbatches(own, params, batch, key)[0])
+        gradients = jax.device_get(gradient(state_of(own)["params"], jax.random.key(0)))
+    for name, at in (("embed_VD", (5, 3)), ("softmax_VD", (9, 0)), ("softmax_VD", (63, 15))):
+        wide = {key: weight.astype(np.float64) for key, weight in weights().items()}
+        values = []
+        for change in (1e-4, -1e-4):
+            moved = {**wide, name: wide[name].copy()}
+            moved[name][at] += change
+            values.append(objective(moved)[0])
+        np.testing.assert_allclose(
+            gradients[name][at], (values[0] - values[1]) / 2e-4, rtol=1e-4, atol=1e-5
+        )
+    tokens = objective(weights())[2]
+    norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients.values())) / tokens
+    np.testing.assert_allclose(step(own)[1]["grad_norm"], norm, rtol=ROUND_OFF)
+
+
+@pytest.mark.parametrize(("layout", "microbatches"), [(WHOLE, 3), (SPLIT, 1), (SPLIT, 2)], ids=str)
+def test_microbatches_are_one_batch(layout: Layout, microbatches: int) -> None:
+    """Rows hold unlike counts of tokens, so a mean of the microbatches' means would be wrong."""
+    wanted_state, wanted = step(program())
+    state, metrics = step(program(layout, microbatches))
+    for name, value in wanted.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=ROUND_OFF, err_msg=name)
+    for name, weight in wanted_state["params"].items():
+        np.testing.assert_allclose(state["params"][name], weight, rtol=0, atol=ROUND_OFF)
+    assert int(state["step"]) == 1
+
+
+def test_microbatches_hold_unlike_counts_of_tokens() -> None:
+    counted_BL = numpy_batch()["segments_BL"] > 0
+    assert len({counted_BL[slot::3].sum() for slot in range(3)}) > 1
+
+
+def test_the_old_state_is_donated() -> None:
+    own = program(SPLIT)
+    with jax.set_mesh(make_mesh(SPLIT)):
+        old = state_of(own)
+        new, _ = train_step(own, old, placed(SPLIT, 1))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+        program_size = train_step._cache_size()
+        newer, _ = train_step(own, new, placed(SPLIT, 1))
+    assert train_step._cache_size() == program_size
+    assert jax.tree.map(lambda x: x.sharding, newer) == jax.tree.map(
+        lambda x: x.sharding, abstract_state(own, make_mesh(SPLIT))
+    )
+
+
+def temp_bytes(microbatches: int, rows: int) -> int:
+    own, mesh = program(microbatches=microbatches), make_mesh(WHOLE)
+    batch = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+        for name, array in placed(WHOLE, microbatches, rows).items()
+    }
+    with jax.set_mesh(mesh):
+        compiled = train_step.lower(own, abstract_state(own, mesh), batch).compile()
+    return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def test_memory_does_not_grow_with_the_microbatches() -> None:
+    two, eight = temp_bytes(2, 2 * ROWS), temp_bytes(8, 8 * ROWS)
+    whole = temp_bytes(1, 8 * ROWS)
+    logits_bytes = ROWS * 24 * 64 * 4
+    assert eight < two + logits_bytes / 4
+    assert whole > eight + 6 * logits_bytes  # the same batch at once
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, Adafactor(factored_from=4)], ids=["AdamW", "Adafactor"])
+def test_a_new_state_is_the_same_under_every_layout_and_placed(optimizer: Any) -> None:
+    found = {}
+    for layout in (WHOLE, SPLIT):
+        own, mesh = program(layout, optimizer=optimizer), make_mesh(layout)
+        found[layout] = init_state(own, mesh)
+        wanted = abstract_state(own, mesh)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), found[layout]) == (
+            jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), wanted)
+        )
+    shards = [x.addressable_shards[0].data.shape for x in jax.tree.leaves(found[SPLIT]["params"])]
+    assert shards == [(32, 4), (32, 4)]
+    split = [x for x in jax.tree.leaves(found[SPLIT]["slots"]) if not x.is_fully_replicated]
+    assert len(split) == 4  # two moments, or rows and columns, of two weights
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, found.values()))
+
+
+def test_another_seed_gives_other_weights() -> None:
+    mesh = make_mesh(WHOLE)
+    one, other = (init_state(program(seed=seed), mesh)["params"]["embed_VD"] for seed in (3, 4))
+    assert (np.asarray(one) != np.asarray(other)).mean() > 0.99
