@@ -155,7 +155,9 @@ def test_memory_does_not_grow_with_the_microbatches() -> None:
     assert whole > eight + 6 * logits_bytes  # the same batch at once
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW, Adafactor(factored_from=4)], ids=["AdamW", "Adafactor"])
+@pytest.mark.parametrize(
+    "optimizer", [ADAMW, Adafactor(factored_from=4)], ids=["AdamW", "Adafactor"]
+)
 def test_a_new_state_is_the_same_under_every_layout_and_placed(optimizer: Any) -> None:
     found = {}
     for layout in (WHOLE, SPLIT):
