@@ -1,6 +1,7 @@
 """One attention for every head arrangement: packed, cached, grouped or multi-query."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -64,62 +65,83 @@ class Attention(nnx.Module):
         self, x_BLD: Array, view: View, cache: Cache | None = None, key: Array | None = None
     ) -> tuple[Array, Cache | None]:
         """The attended values of a row, and the cache with this row's keys and values in it."""
-        q_BLJQK, k_BMJK, v_BMJK = self.project(x_BLD, view.positions_BL)
-        if cache is not None:
-            k_BMJK = self.write(cache["keys_BMJK"], k_BMJK, view)
-            v_BMJK = self.write(cache["values_BMJK"], v_BMJK, view)
-            cache = {"keys_BMJK": k_BMJK, "values_BMJK": v_BMJK}
-        y_BLJQK = self.attend(q_BLJQK, k_BMJK, v_BMJK, view, key)
-        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...]), cache
+        q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, view.positions_BL)
+        if cache is None:
+            y_BJQLK = self.attend_in_chunks(q_BJQLK, k_BJMK, v_BJMK, view, key)
+        else:
+            k_BJMK = self.write(cache["keys_BJMK"], k_BJMK, view)
+            v_BJMK = self.write(cache["values_BJMK"], v_BJMK, view)
+            cache = {"keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}
+            y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, view, None)
+        return self.layout.einsum("BJQLK,JQKD->BLD", y_BJQLK, self.wo_JQKD[...]), cache
 
     def project(self, x_BLD: Array, positions_BL: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of a row."""
-        einsum = self.layout.einsum
+        einsum, to = self.layout.einsum, self.layout.to
         if self.spec.combined_qkv:
-            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD)
+            q_BJQLK, k_BJMK, v_BJMK = self.project_combined(x_BLD)
         else:
-            q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
-            k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
-            v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
-        q_BLJQK = q_BLJQK * self.spec.d_kv**-0.5
+            q_BJQLK = einsum("BLD,DJQK->BJQLK", x_BLD, self.wq_DJQK[...])
+            k_BJMK = einsum("BMD,DJK->BJMK", x_BLD, self.wk_DJK[...])
+            v_BJMK = einsum("BMD,DJK->BJMK", x_BLD, self.wv_DJK[...])
+        q_BJQLK = q_BJQLK * self.spec.d_kv**-0.5
         if self.spec.positions == "rotary":
-            to = self.layout.to
-            q_BLJQk, k_BMJk = to(q_BLJQK, "BLJQk"), to(k_BMJK, "BMJk")
-            q_BLJQK = to(rotate(self.layout, q_BLJQk, "BLJQk", positions_BL), "BLJQK")
-            k_BMJK = to(rotate(self.layout, k_BMJk, "BMJk", positions_BL), "BMJK")
-        return q_BLJQK, k_BMJK, v_BMJK
+            q_BJQLk, k_BJMk = to(q_BJQLK, "BJQLk"), to(k_BJMK, "BJMk")
+            q_BJQLK = to(rotate(self.layout, q_BJQLk, "BJQLk", positions_BL), "BJQLK")
+            k_BJMK = to(rotate(self.layout, k_BJMk, "BJMk", positions_BL), "BJMK")
+        return q_BJQLK, k_BJMK, v_BJMK
 
     def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:
         """The three projections as one product over Q + 2 columns of heads."""
         to, queries = self.layout.to, self.spec.queries
         parts = (self.wq_DJQK[...], self.wk_DJK[:, :, None], self.wv_DJK[:, :, None])
         w_DJqK = jnp.concatenate([to(part, "DJqK", stored=True) for part in parts], axis=2)
-        qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)
-        q_BLJqK, k_BLJ1K, v_BLJ1K = jax.lax.split(qkv_BLJqK, (queries, 1, 1), axis=3)
-        k_BMJK, v_BMJK = (to(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
-        return to(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
+        qkv_BJqLK = self.layout.einsum("BLD,DJqK->BJqLK", x_BLD, w_DJqK)
+        q_BJqLK, k_BJ1LK, v_BJ1LK = jax.lax.split(qkv_BJqLK, (queries, 1, 1), axis=2)
+        k_BJMK, v_BJMK = (to(part[:, :, 0], "BJMK") for part in (k_BJ1LK, v_BJ1LK))
+        return to(q_BJqLK, "BJQLK"), k_BJMK, v_BJMK
 
-    def write(self, cache_BMJK: Array, new_BLJK: Array, view: View) -> Array:
+    def write(self, cache_BJMK: Array, new_BJMK: Array, view: View) -> Array:
         """The cache with each row's keys (or values) at the places where its queries stand."""
-        here_BLM = (view.behind == 0).astype(new_BLJK.dtype)
-        new_BMJK = self.layout.einsum("BLM,BLJK->BMJK", here_BLM, new_BLJK)
-        written_BM11 = self.layout.align(jnp.any(view.behind == 0, axis=1), "BM", "BMJK")
-        return jnp.where(written_BM11, new_BMJK, cache_BMJK)
+        here_BLM = (view.behind == 0).astype(new_BJMK.dtype)
+        placed_BJMK = self.layout.einsum("BLM,BJLK->BJMK", here_BLM, new_BJMK)
+        written_BM = jnp.any(view.behind == 0, axis=1)
+        written_B1M1 = self.layout.align(written_BM, "BM", "BJMK")
+        return jnp.where(written_B1M1, placed_BJMK, cache_BJMK)
+
+    def attend_in_chunks(
+        self, q_BJQLK: Array, k_BJMK: Array, v_BJMK: Array, view: View, key: Array | None
+    ) -> Array:
+        """Attention of slices of queries, each over the memory up to its end.
+
+        What causality masks beyond it is not computed: of n slices, (n - 1) / 2n of the work.
+        """
+        chunks, length = self.spec.attention_chunks, q_BJQLK.shape[3]
+        drops = key is not None and self.spec.attention_dropout > 0
+        if chunks == 1 or drops:  # random bits are drawn for all weights at once
+            return self.attend(q_BJQLK, k_BJMK, v_BJMK, view, key)
+        to, step, parts = self.layout.to, -(-length // chunks), []
+        q_BJQlK, k_BJmK, v_BJmK = to(q_BJQLK, "BJQlK"), to(k_BJMK, "BJmK"), to(v_BJMK, "BJmK")
+        mask_Blm, behind_lm = to(view.mask_BLM, "Blm"), to(view.behind, "lm")
+        for start in range(0, length, step):
+            own, seen = slice(start, start + step), slice(0, start + step)
+            part = View(view.positions_BL, mask_Blm[:, own, seen], behind_lm[own, seen])
+            k_part, v_part = k_BJmK[:, :, seen], v_BJmK[:, :, seen]
+            parts.append(self.attend(q_BJQlK[:, :, :, own], k_part, v_part, part, None))
+        return to(jnp.concatenate(parts, axis=3), "BJQLK")
 
     def attend(
-        self, q_BLJQK: Array, k_BMJK: Array, v_BMJK: Array, view: View, key: Array | None
+        self, q_BJQLK: Array, k_BJMK: Array, v_BJMK: Array, view: View, key: Array | None
     ) -> Array:
         """Values averaged by the softmax of query-key products."""
-        layout = self.layout
-        scores_BJQLM = layout.einsum("BLJQK,BMJK->BJQLM", q_BLJQK, k_BMJK, dtype=jnp.float32)
-        if self.spec.positions == "relative":
-            scores_BJQLM = scores_BJQLM + self.relative_bias(view.behind)
+        layout, rate = self.layout, self.spec.attention_dropout
+        bias = self.relative_bias(view.behind) if self.spec.positions == "relative" else None
         mask_B11LM = layout.align(view.mask_BLM, "BLM", "BJQLM")
-        scores_BJQLM = jnp.where(mask_B11LM, scores_BJQLM, -1e9)
-        weights_BJQLM = jax.nn.softmax(scores_BJQLM, axis=-1).astype(v_BMJK.dtype)
-        rate = self.spec.attention_dropout
+        if key is None or not rate:
+            return average(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+        weights_BJQLM = softmax_weights(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
         weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
-        return layout.einsum("BJQLM,BMJK->BLJQK", weights_BJQLM, v_BMJK)
+        return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
 
     def relative_bias(self, behind: Array) -> Array:
         """A learned number per head and bucket of distance, added to the scores."""
@@ -129,3 +151,69 @@ class Attention(nnx.Module):
         placed = axes.replace("LM", "JQLM")
         bias = self.layout.einsum(f"{axes}JQ->{placed}", bias)
         return self.layout.align(bias, placed, "BJQLM")
+
+
+def softmax_weights(
+    layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Array | None, mask_B11LM: Array
+) -> Array:
+    """Shares of the memory for each query; the softmax is in float32."""
+    scores_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=jnp.float32)
+    if bias is not None:
+        scores_BJQLM = scores_BJQLM + bias
+    scores_BJQLM = jnp.where(mask_B11LM, scores_BJQLM, -1e9)
+    return jax.nn.softmax(scores_BJQLM, axis=-1).astype(k_BJMK.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def average(
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Array | None,
+    mask_B11LM: Array,
+) -> Array:
+    """Attention without dropout.  Its gradient reads the weights once, and keeps nothing else.
+
+    The sum that the softmax's gradient needs along the memory equals the product of the output and
+    its gradient along the head (Dao et al. 2022, appendix B.2).
+    """
+    weights_BJQLM = softmax_weights(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+    return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+
+
+def _average_forward(
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Array | None,
+    mask_B11LM: Array,
+) -> tuple[Array, tuple[Array | None, ...]]:
+    weights_BJQLM = softmax_weights(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+    return y_BJQLK, (q_BJQLK, k_BJMK, v_BJMK, bias, weights_BJQLM, y_BJQLK)
+
+
+def _average_backward(
+    layout: Layout, kept: tuple[Array, ...], dy_BJQLK: Array
+) -> tuple[Array | None, ...]:
+    einsum = layout.einsum
+    q_BJQLK, k_BJMK, v_BJMK, bias, weights_BJQLM, y_BJQLK = kept
+    dot_BJQL1 = jnp.sum((dy_BJQLK * y_BJQLK).astype(jnp.float32), axis=-1, keepdims=True)
+    dweights_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=jnp.float32)
+    dscores_BJQLM = weights_BJQLM.astype(jnp.float32) * (dweights_BJQLM - dot_BJQL1)
+    dbias = None if bias is None else dscores_BJQLM
+    if bias is not None and bias.shape[0] == 1:  # all rows share it
+        dbias = jnp.sum(dscores_BJQLM, axis=0, keepdims=True)
+    dscores_BJQLM = dscores_BJQLM.astype(q_BJQLK.dtype)
+    return (
+        einsum("BJQLM,BJMK->BJQLK", dscores_BJQLM, k_BJMK),
+        einsum("BJQLM,BJQLK->BJMK", dscores_BJQLM, q_BJQLK),
+        einsum("BJQLM,BJQLK->BJMK", weights_BJQLM, dy_BJQLK),
+        dbias,
+        None,
+    )
+
+
+average.defvjp(_average_forward, _average_backward)

@@ -20,11 +20,12 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
 def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
     """Turns each pair of head columns by position x rate.  Su et al. 2021 (RoFormer), eq. 34.
 
-    The last axis is the head width, which must be whole: its two halves are paired.
+    The last two axes are positions and the head width, which must be whole: its two halves are
+    paired.
     """
     half = x.shape[-1] // 2
     rates_k = 10_000.0 ** (-jnp.arange(half) / half)
-    places = layout.align(positions_BL, axes[:2], axes).astype(jnp.float32)
+    places = layout.align(positions_BL, axes[0] + axes[-2], axes).astype(jnp.float32)
     angles = places * jnp.expand_dims(rates_k, range(len(axes) - 1))
     left, right = jax.lax.split(x.astype(jnp.float32), (half, half), axis=x.ndim - 1)
     sin, cos = jnp.sin(angles), jnp.cos(angles)

@@ -40,6 +40,8 @@ class Transformer(ModelSpec):
     """Compile one layer and loop over it, instead of all layers in a row.  Same results."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass computes again: nothing, all but matrix products, or everything."""
+    attention_chunks: Count = 1
+    """Slices of queries; each leaves out the memory that lies ahead of it.  Same results."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are made, so that they never exist all at once."""
     precision: Precision = Precision()

@@ -105,17 +105,17 @@ class TransformerModel:
 
     def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
         spec = self.spec
-        shape = (spec.layers, batch_sequences, places, spec.sizes["J"], spec.d_kv)
-        zeros_NBMJK = jnp.zeros(shape, spec.precision.compute)
-        empty_NBMJK = self.decoding().layout.to(zeros_NBMJK, "NBMJK")
-        return {"keys_BMJK": empty_NBMJK, "values_BMJK": empty_NBMJK}
+        shape = (spec.layers, batch_sequences, spec.sizes["J"], places, spec.d_kv)
+        zeros_NBJMK = jnp.zeros(shape, spec.precision.compute)
+        empty_NBJMK = self.decoding().layout.to(zeros_NBJMK, "NBJMK")
+        return {"keys_BJMK": empty_NBJMK, "values_BJMK": empty_NBJMK}
 
     def step(
         self, params: Params, cache: Cache, tokens_BL: Array, positions_BL: Array
     ) -> tuple[Cache, Array]:
         model = self.decoding()
         network = model.network(params)
-        view = cached_view(model.layout, positions_BL, cache["keys_BMJK"].shape[2])
+        view = cached_view(model.layout, positions_BL, cache["keys_BJMK"].shape[3])
         x_BLD, filled = network(tokens_BL, view, cache)
         assert filled is not None
         logits_BLV = model.layout.einsum(

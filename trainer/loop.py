@@ -18,6 +18,7 @@ from trainer.evaluate import Evaluation, evaluate
 from trainer.feed import feed, placement
 from trainer.guard import StopSignal, check_finite
 from trainer.metrics import Line, Writers
+from trainer.processes import connect
 from trainer.run import Run
 from trainer.step import Metrics, Program, State, abstract_state, init_state, train_step
 
@@ -97,6 +98,7 @@ def train(
 ) -> Outcome:
     """Trains from the newest checkpoint of the model directory, or from the start, to the end."""
     program = program_of(run, layout)
+    connect(mesh)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         checkpoints = stack.enter_context(

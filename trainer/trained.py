@@ -15,6 +15,7 @@ from layouts.mesh import make_mesh
 from models.api import Model, Params
 from trainer.checkpoint import Checkpoints
 from trainer.loop import program_of
+from trainer.processes import connect
 from trainer.run import Run
 from trainer.step import abstract_state
 from trainer.workspace import Workspace
@@ -39,6 +40,7 @@ class TrainedModels:
         self.run, layout = config.make(Run), config.make(Layout)
         self.vocab = Workspace(model_dir).vocab()
         self.mesh = make_mesh(layout)
+        connect(self.mesh)
         self.program = program_of(self.run, layout)
         self.checkpoints = Checkpoints(model_dir, report=report)
         if self.checkpoints.latest is None:

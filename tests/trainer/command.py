@@ -20,7 +20,7 @@ from data.vocab import SentencePiece
 from tests.toys import ROOT
 from trainer.metrics import read_lines
 
-STEPS = 240
+STEPS = 320
 EVERY = 40
 BATCH = 8
 LENGTH = 24

@@ -1,0 +1,284 @@
+"""Training speed beside an equal model in eager PyTorch, interleaved in one run.
+
+    pip install torch
+    python -m scripts.bench_train --json=bench.json
+
+Each system trains in a process of its own, and they take turns, so that a machine whose speed
+drifts is equally unfair to both; the ratio is the median over rounds of one round's rates.  The
+model has 4 layers, d_model 256, d_ff 1024, 4 heads, 8,192 tied words; a batch has 16 x 256 tokens;
+float32 weights and AdamW; without dropout.  On a GPU both compute in bfloat16.
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+
+LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 256, 1024, 4, 8192
+ROWS, LENGTH = 16, 256
+TOKENS = ROWS * LENGTH
+# Products of a forward pass, by token; of attention only the half that causality leaves.
+MATRIX_FLOPS = 2 * (LAYERS * (4 * D_MODEL**2 + 2 * D_MODEL * D_FF) + VOCAB * D_MODEL)
+ATTENTION_FLOPS = 2 * LAYERS * LENGTH * D_MODEL
+STEP_FLOPS = 3 * TOKENS * (MATRIX_FLOPS + ATTENTION_FLOPS)
+WARMUP_STEPS = 3
+LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.98), 0.01
+
+Run = Callable[[int], object]  # runs so many steps and waits for the last
+
+
+def tokens(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(2, VOCAB, (ROWS, LENGTH + 1)).astype(np.int32)
+
+
+def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
+    """Meshloom's own training step, as `meshloom train` runs it."""
+    import jax
+    import jax.numpy as jnp
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from models.loss import Criterion
+    from models.spec import Transformer
+    from models.weights import Precision
+    from trainer.feed import place, placement
+    from trainer.optimizer import AdamW
+    from trainer.schedule import Constant
+    from trainer.step import Program, init_state, train_step
+
+    gpu = jax.devices()[0].platform == "gpu"
+    spec = Transformer(
+        vocab=VOCAB,
+        layers=LAYERS,
+        d_model=D_MODEL,
+        d_ff=D_FF,
+        heads=HEADS,
+        d_kv=D_MODEL // HEADS,
+        positions="learned",
+        length=LENGTH,
+        scan=False,
+        loss_chunks=1 if gpu else 4,
+        attention_chunks=1 if gpu else 2,
+        precision=Precision(compute="bfloat16" if gpu else "float32"),
+    )
+    layout = Layout(mesh="data:1", rules="batch:data")
+    mesh = make_mesh(layout)
+    optimizer = AdamW(
+        schedule=Constant(peak=LEARNING_RATE),
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        weight_decay=WEIGHT_DECAY,
+        clip_global_norm=None,
+    )
+    program = Program(
+        model=spec.model(layout), optimizer=optimizer, criterion=Criterion(), steps=10**6, seed=0
+    )
+    ids = tokens()
+    places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+    host = {
+        "inputs_BL": ids[:, :-1],
+        "targets_BL": ids[:, 1:],
+        "segments_BL": np.ones((ROWS, LENGTH), np.int32),
+        "positions_BL": places,
+    }
+    batch = place(placement(layout, mesh, 1), host, ROWS, 1)
+    state = init_state(program, mesh)
+
+    def run(steps: int) -> None:
+        nonlocal state
+        with jax.set_mesh(mesh):
+            for _ in range(steps):
+                state, metrics = train_step(program, state, batch)
+            jax.block_until_ready((state, metrics))
+
+    square = jnp.ones((2048, 2048))
+    product = jax.jit(jnp.matmul)
+    return (
+        run,
+        lambda: matrix_rate(lambda: product(square, square).block_until_ready()),
+        {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+    )
+
+
+def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
+    """The same model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_norm, self.mlp_norm = nn.RMSNorm(D_MODEL), nn.RMSNorm(D_MODEL)
+            self.qkv = nn.Linear(D_MODEL, 3 * D_MODEL, bias=False)
+            self.out = nn.Linear(D_MODEL, D_MODEL, bias=False)
+            self.wi = nn.Linear(D_MODEL, D_FF, bias=False)
+            self.wo = nn.Linear(D_FF, D_MODEL, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = (ROWS, LENGTH, HEADS, D_MODEL // HEADS)
+            parts = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
+            q, k, v = (part.view(heads).transpose(1, 2) for part in parts)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(ROWS, LENGTH, D_MODEL))
+            return x + self.wo(functional.relu(self.wi(self.mlp_norm(x))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(VOCAB, D_MODEL)
+            nn.init.normal_(self.embed.weight, std=D_MODEL**-0.5)
+            self.places = nn.Embedding(LENGTH, D_MODEL)
+            nn.init.normal_(self.places.weight, std=D_MODEL**-0.5)
+            self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+            self.norm = nn.RMSNorm(D_MODEL)
+
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            x = (self.embed(inputs) + self.places.weight) * D_MODEL**0.5
+            for block in self.blocks:
+                x = block(x)
+            logits = functional.linear(self.norm(x), self.embed.weight)
+            return functional.cross_entropy(logits.view(TOKENS, VOCAB).float(), targets.view(-1))
+
+    torch.manual_seed(0)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = Model().to(device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    ids = torch.from_numpy(tokens().astype(np.int64)).to(device)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                loss = model(inputs, targets)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        float(loss.detach())
+
+    square = torch.ones(2048, 2048, device=device)
+    return (
+        run,
+        lambda: matrix_rate(lambda: float((square @ square)[0, 0])),
+        {"torch": torch.__version__, "threads": torch.get_num_threads()},
+    )
+
+
+def matrix_rate(product: Callable[[], object]) -> float:
+    """FLOP/s of 2048 x 2048 products in float32, the best of a few."""
+    product()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        product()
+        times.append(time.perf_counter() - start)
+    return 2 * 2048**3 / min(times)
+
+
+def work(system: str) -> None:
+    """A worker: answers each line of its input, steps to run or "matrix", with one of numbers."""
+    run, rate, about = {"meshloom": meshloom, "torch": torch}[system]()
+    run(WARMUP_STEPS)
+    print(json.dumps(about), flush=True)
+    for line in sys.stdin:
+        if line.strip() == "matrix":
+            answer = rate()
+        elif line.strip() == "memory":
+            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        else:
+            start = time.perf_counter()
+            run(int(line))
+            answer = (time.perf_counter() - start) / int(line)
+        print(answer, flush=True)
+
+
+class Worker:
+    """One system in a process of its own."""
+
+    def __init__(self, system: str):
+        command = [sys.executable, "-m", "scripts.bench_train", f"--worker={system}"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        self.about = json.loads(self._read())
+
+    def ask(self, question: str | int) -> float:
+        assert self._process.stdin is not None
+        print(question, file=self._process.stdin, flush=True)
+        return float(self._read())
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"a worker ended: exit code {self._process.wait()}")
+        return line
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+def rounds(workers: dict[str, Worker], count: int, steps: int) -> Iterator[dict[str, float]]:
+    """Seconds a step of each system, in turn."""
+    for number in range(count):
+        order = list(workers) if number % 2 == 0 else list(reversed(workers))
+        yield {name: workers[name].ask(steps) for name in order}
+
+
+@click.command()
+@click.option("--worker", hidden=True)
+@click.option("--rounds", "count", default=7, show_default=True, help="Turns of each system.")
+@click.option("--steps", default=6, show_default=True, help="Steps a turn.")
+@click.option("--json", "json_file", help="Write the result here as well.")
+def main(worker: str | None, count: int, steps: int, json_file: str | None) -> None:
+    """Compares training speed with PyTorch."""
+    if worker is not None:
+        return work(worker)
+    workers = {name: Worker(name) for name in ("meshloom", "torch")}
+    seconds = list(rounds(workers, count, steps))
+    rate = max(worker.ask("matrix") for worker in workers.values())
+    result: dict[str, object] = {}
+    for name, worker_ in workers.items():
+        step_s = statistics.median(turn[name] for turn in seconds)
+        result[name] = {
+            "tokens_per_s": TOKENS / step_s,
+            "step_s": step_s,
+            "flops_per_s": STEP_FLOPS / step_s,
+            "peak_memory_bytes": worker_.ask("memory"),
+            **worker_.about,
+        }
+        worker_.close()
+    ratios = [turn["torch"] / turn["meshloom"] for turn in seconds]
+    best = statistics.median(turn["meshloom"] for turn in seconds)
+    result |= {
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "matrix_flops_per_s": rate,
+        "share_of_matrix_rate": STEP_FLOPS / best / rate,
+        "rounds": count,
+        "steps_a_round": steps,
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if json_file:
+        Path(json_file).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

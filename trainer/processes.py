@@ -1,0 +1,37 @@
+"""Connections between the processes of one run."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+
+def connect(mesh: Mesh) -> None:
+    """Lets every group of devices of the mesh meet once, one group after the other.
+
+    On CPUs XLA connects a group at its first collective and holds a lock of the process meanwhile:
+    two processes that begin with different groups wait for each other until they time out.
+    """
+    if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
+        return
+    for group in _groups(mesh):
+        processes = {device.process_index for device in group}
+        if len(processes) > 1 and jax.process_index() in processes:
+            own = Mesh(group, ("all",))
+            split, whole = NamedSharding(own, jax.P("all")), NamedSharding(own, jax.P())
+            one = np.ones(1, np.float32)
+            ones = jax.make_array_from_callback(group.shape, split, lambda _, one=one: one)
+            jax.block_until_ready(jax.jit(jnp.sum, out_shardings=whole)(ones))
+
+
+def _groups(mesh: Mesh) -> list[np.ndarray]:
+    """The devices that differ in some mesh axes only, for each choice of mesh axes."""
+    sizes, found = mesh.devices.shape, []
+    for count in range(1, len(sizes) + 1):
+        for axes in itertools.combinations(range(len(sizes)), count):
+            last = np.moveaxis(mesh.devices, axes, range(-count, 0))
+            found += list(last.reshape(-1, math.prod(sizes[axis] for axis in axes)))
+    return found
