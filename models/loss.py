@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -49,9 +50,7 @@ def softmax_loss(
     With label smoothing e the target's share is 1 - e, and e is spread evenly over all tokens;
     z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).
     """
-    length, parts = _slices(layout, chunks, x_BLD, targets_BL, counted_BL)
-    sums = [_forward(layout, criterion, length, softmax_VD, *part)[0] for part in parts]
-    return functools.reduce(Sums.__add__, sums)
+    return _in_slices(layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)[0]
 
 
 def token_losses(
@@ -75,16 +74,10 @@ def _with_gradients(
     counted_BL: Array,
 ) -> tuple[Sums, tuple[Array, Array]]:
     """The sums, and the objective's gradients by x and by the softmax weights."""
-    length, parts = _slices(layout, chunks, x_BLD, targets_BL, counted_BL)
-    sums, dx_BLDs, dsoftmax_VDs = [], [], []
-    for x_BLD_part, *targets in parts:
-        part, dlogits_BLV = _forward(layout, criterion, length, softmax_VD, x_BLD_part, *targets)
-        dlogits_BLV = dlogits_BLV.astype(x_BLD.dtype)
-        sums.append(part)
-        dx_BLDs.append(layout.einsum(f"B{length}V,VD->B{length}D", dlogits_BLV, softmax_VD))
-        dsoftmax_VDs.append(layout.einsum("BLV,BLD->VD", dlogits_BLV, x_BLD_part, stored=True))
-    dx_BLD = layout.to(jnp.concatenate(dx_BLDs, axis=1), "BLD")
-    return functools.reduce(Sums.__add__, sums), (dx_BLD, sum(dsoftmax_VDs[1:], dsoftmax_VDs[0]))
+    sums, dx_BLD, dsoftmax_DV = _in_slices(
+        layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, gradients=True
+    )
+    return sums, (dx_BLD, layout.einsum("DV->VD", dsoftmax_DV, stored=True))
 
 
 def _scale_gradients(
@@ -101,16 +94,51 @@ def _scale_gradients(
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
 
 
-def _slices(layout: Layout, chunks: int, *arrays: Array) -> tuple[str, list[tuple[Array, ...]]]:
-    """The rows cut along their length, and the letter of that axis: whole where it is cut."""
-    if chunks == 1:
-        return "L", [arrays]
-    whole = [layout.to(array, "BlD"[: array.ndim]) for array in arrays]
-    length = arrays[0].shape[1]
-    step = -(-length // chunks)
-    return "l", [
-        tuple(array[:, start : start + step] for array in whole) for start in range(0, length, step)
-    ]
+def _in_slices(
+    layout: Layout,
+    criterion: Criterion,
+    chunks: int,
+    x_BLD: Array,
+    softmax_VD: Array,
+    targets_BL: Array,
+    counted_BL: Array,
+    *,
+    gradients: bool = False,
+) -> tuple[Sums, Array, Array]:
+    """The sums and, where they are wanted, both gradients, adding up slices of the rows.
+
+    The slices run one after the other, so that the logits of one slice are all that exists.
+    """
+    axes = "BlD" if chunks > 1 else "BLD"
+    whole = [layout.to(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
+    count = math.gcd(chunks, x_BLD.shape[1])
+    step = x_BLD.shape[1] // count
+
+    def add(total: tuple[Sums, Array], index: Array) -> tuple[tuple[Sums, Array], Array]:
+        sums, dsoftmax_DV = total
+        x, targets, counted = (
+            jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in whole
+        )
+        own, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
+        if not gradients:
+            return (sums + own, dsoftmax_DV), jnp.zeros(())
+        dlogits = dlogits.astype(x.dtype)
+        # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
+        x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
+        part_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
+        dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
+        return (sums + own, dsoftmax_DV + part_DV), dx
+
+    none = Sums(*(jnp.zeros(()) for _ in Sums._fields))
+    start_DV = layout.to(jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype), "DV", stored=True)
+    if count == 1:
+        (sums, dsoftmax_DV), dx_BLD = add((none, start_DV), jnp.zeros((), jnp.int32))
+        return sums, dx_BLD, dsoftmax_DV
+    (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, start_DV), jnp.arange(count))
+    if not gradients:
+        return sums, dx_parts, dsoftmax_DV
+    dx_BlD = jnp.concatenate(layout.unstack(dx_parts), axis=1)
+    return sums, layout.to(dx_BlD, "BLD"), dsoftmax_DV
 
 
 def _forward(

@@ -65,7 +65,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         positions="learned",
         length=LENGTH,
         scan=False,
-        loss_chunks=1 if gpu else 4,
+        loss_chunks=1 if gpu else 8,
         attention_chunks=1 if gpu else 2,
         precision=Precision(compute="bfloat16" if gpu else "float32"),
     )

@@ -104,7 +104,7 @@ def test_packed_segments_have_the_losses_they_have_alone(kind: str) -> None:
         {"scan": True},
         {"remat": "full"},
         {"scan": True, "remat": "dots"},
-        {"loss_chunks": 3},
+        {"loss_chunks": 4},
         {"combined_qkv": True},
     ],
     ids=str,

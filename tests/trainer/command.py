@@ -117,7 +117,11 @@ class Command:
             f"--gin_file=layouts/{layout}.gin", *flags,
             *(f"--gin_param={setting}" for setting in [*settings, *params]),
         ]  # fmt: skip
-        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache")}
+        environment = {
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache"),
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of the time goes into compilation
+        }
         popen = subprocess.Popen(command, cwd=ROOT, env=environment, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         return Process(popen, self.model_dir)
