@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.spec import spec
+from layouts import merge
 from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
@@ -125,13 +126,8 @@ class Layout:
         self, equation: str, *operands: Array, stored: bool = False, dtype: jnp.dtype | None = None
     ) -> Array:
         """Einsum over axis letters; the result is placed as its own letters say."""
-        out = equation.split("->")[1]
-        return jnp.einsum(
-            equation.lower(),
-            *operands,
-            out_sharding=self.place(out, stored=stored),
-            preferred_element_type=dtype,
-        )
+        place = self.place(equation.split("->")[1], stored=stored)
+        return merge.einsum(equation, operands, place, dtype)
 
     def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """The same numbers, placed as these letters say."""
@@ -150,6 +146,13 @@ class Layout:
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         """Rows of a table by integer ids, the result placed as these letters say."""
         return table.at[ids].get(mode="clip", out_sharding=self.place(axes))
+
+    def pick(self, x: Array, index: Array, axes: str) -> Array:
+        """The number at an integer index along the last axis of a tensor with these axes."""
+        if self.place(axes)[-1] is None:
+            return jnp.take_along_axis(x, index, axis=-1, mode="clip")
+        hit = self.iota(axes, x.shape, axes[-1]) == index
+        return jnp.sum(jnp.where(hit, x, 0), axis=-1, keepdims=True)
 
     def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
         """Index along one axis, as a tensor of all these axes."""

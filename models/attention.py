@@ -73,18 +73,20 @@ class Attention(nnx.Module):
             v_BJMK = self.write(cache["values_BJMK"], v_BJMK, view)
             cache = {"keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}
             y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, view, None)
-        return self.layout.einsum("BJQLK,JQKD->BLD", y_BJQLK, self.wo_JQKD[...]), cache
+        y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
+        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...]), cache
 
     def project(self, x_BLD: Array, positions_BL: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of a row."""
         einsum, to = self.layout.einsum, self.layout.to
         if self.spec.combined_qkv:
-            q_BJQLK, k_BJMK, v_BJMK = self.project_combined(x_BLD)
+            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD)
         else:
-            q_BJQLK = einsum("BLD,DJQK->BJQLK", x_BLD, self.wq_DJQK[...])
-            k_BJMK = einsum("BMD,DJK->BJMK", x_BLD, self.wk_DJK[...])
-            v_BJMK = einsum("BMD,DJK->BJMK", x_BLD, self.wv_DJK[...])
-        q_BJQLK = q_BJQLK * self.spec.d_kv**-0.5
+            q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
+            k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
+            v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
+        q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.d_kv**-0.5
+        k_BJMK, v_BJMK = einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
         if self.spec.positions == "rotary":
             q_BJQLk, k_BJMk = to(q_BJQLK, "BJQLk"), to(k_BJMK, "BJMk")
             q_BJQLK = to(rotate(self.layout, q_BJQLk, "BJQLk", positions_BL), "BJQLK")
@@ -96,10 +98,10 @@ class Attention(nnx.Module):
         to, queries = self.layout.to, self.spec.queries
         parts = (self.wq_DJQK[...], self.wk_DJK[:, :, None], self.wv_DJK[:, :, None])
         w_DJqK = jnp.concatenate([to(part, "DJqK", stored=True) for part in parts], axis=2)
-        qkv_BJqLK = self.layout.einsum("BLD,DJqK->BJqLK", x_BLD, w_DJqK)
-        q_BJqLK, k_BJ1LK, v_BJ1LK = jax.lax.split(qkv_BJqLK, (queries, 1, 1), axis=2)
-        k_BJMK, v_BJMK = (to(part[:, :, 0], "BJMK") for part in (k_BJ1LK, v_BJ1LK))
-        return to(q_BJqLK, "BJQLK"), k_BJMK, v_BJMK
+        qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)
+        q_BLJqK, k_BLJ1K, v_BLJ1K = jax.lax.split(qkv_BLJqK, (queries, 1, 1), axis=3)
+        k_BMJK, v_BMJK = (to(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
+        return to(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
     def write(self, cache_BJMK: Array, new_BJMK: Array, view: View) -> Array:
         """The cache with each row's keys (or values) at the places where its queries stand."""

@@ -58,9 +58,9 @@ def token_losses(
 ) -> Array:
     """Negative log-likelihood of each counted target; 0 elsewhere."""
     logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=jnp.float32)
-    hit_BLV = layout.iota("BLV", logits_BLV.shape, "V") == layout.align(targets_BL, "BL", "BLV")
-    gold_BL = jnp.sum(jnp.where(hit_BLV, logits_BLV, 0), axis=-1)
-    loss_BL = layout.to(jax.nn.logsumexp(logits_BLV, axis=-1) - gold_BL, "BL")
+    gold_BL1 = layout.pick(logits_BLV, layout.align(targets_BL, "BL", "BLV"), "BLV")
+    loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - gold_BL1
+    loss_BL = layout.to(loss_BL1[:, :, 0], "BL")
     return jnp.where(counted_BL, loss_BL, 0)
 
 
@@ -109,32 +109,40 @@ def _in_slices(
 
     The slices run one after the other, so that the logits of one slice are all that exists.
     """
-    axes = "BlD" if chunks > 1 else "BLD"
-    whole = [layout.to(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
     count = math.gcd(chunks, x_BLD.shape[1])
+    axes = "BLD" if count == 1 else "BlD"
+    whole = [layout.to(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
     step = x_BLD.shape[1] // count
 
-    def add(total: tuple[Sums, Array], index: Array) -> tuple[tuple[Sums, Array], Array]:
-        sums, dsoftmax_DV = total
+    def part(index: Array | int) -> tuple[tuple[Sums, Array], Array]:
         x, targets, counted = (
             jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in whole
         )
-        own, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
+        sums, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
         if not gradients:
-            return (sums + own, dsoftmax_DV), jnp.zeros(())
+            return (sums, jnp.zeros(())), jnp.zeros(())
         dlogits = dlogits.astype(x.dtype)
         # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
         x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
-        part_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
+        dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
+        dsoftmax_DV = jax.lax.optimization_barrier(dsoftmax_DV)
         dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
-        return (sums + own, dsoftmax_DV + part_DV), dx
+        return (sums, dsoftmax_DV), dx
+
+    if count == 1:
+        (sums, dsoftmax_DV), dx_BLD = part(0)
+        return sums, dx_BLD, dsoftmax_DV
+
+    def add(total: tuple[Sums, Array], index: Array) -> tuple[tuple[Sums, Array], Array]:
+        own, dx = part(index)
+        return (total[0] + own[0], total[1] + own[1]), dx
 
     none = Sums(*(jnp.zeros(()) for _ in Sums._fields))
-    start_DV = layout.to(jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype), "DV", stored=True)
-    if count == 1:
-        (sums, dsoftmax_DV), dx_BLD = add((none, start_DV), jnp.zeros((), jnp.int32))
-        return sums, dx_BLD, dsoftmax_DV
-    (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, start_DV), jnp.arange(count))
+    zero = jnp.zeros(())
+    if gradients:
+        zeros_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
+        zero = layout.to(zeros_DV, "DV", stored=True)
+    (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, zero), jnp.arange(count))
     if not gradients:
         return sums, dx_parts, dsoftmax_DV
     dx_BlD = jnp.concatenate(layout.unstack(dx_parts), axis=1)
@@ -156,13 +164,12 @@ def _forward(
     logits_BLV = logits_BLV * criterion.logit_scale
     target_BL1 = layout.align(targets_BL, axes[:2], axes)
     counted_BL1 = layout.align(counted_BL, axes[:2], axes).astype(jnp.float32)
-    hit_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
 
     top_BL1 = jnp.max(logits_BLV, axis=-1, keepdims=True)
     exp_BLV = jnp.exp(logits_BLV - top_BL1)
     sum_BL1 = jnp.sum(exp_BLV, axis=-1, keepdims=True)
     log_z_BL1 = jnp.log(sum_BL1) + top_BL1
-    gold_BL1 = jnp.sum(jnp.where(hit_BLV, logits_BLV, 0), axis=-1, keepdims=True)
+    gold_BL1 = layout.pick(logits_BLV, target_BL1, axes)
     loss_BL1 = log_z_BL1 - gold_BL1
     objective_BL1 = loss_BL1 + criterion.z_loss * jnp.square(log_z_BL1)
     smooth = criterion.label_smoothing
@@ -176,6 +183,7 @@ def _forward(
     )
 
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
+    hit_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
     wanted_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / logits_BLV.shape[-1]
     dlogits_BLV = exp_BLV * pull_BL1 - wanted_BLV * counted_BL1
     return sums, dlogits_BLV * criterion.logit_scale

@@ -65,7 +65,8 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         positions="learned",
         length=LENGTH,
         scan=False,
-        loss_chunks=1 if gpu else 8,
+        combined_qkv=True,
+        loss_chunks=1 if gpu else 4,
         attention_chunks=1 if gpu else 2,
         precision=Precision(compute="bfloat16" if gpu else "float32"),
     )
@@ -78,8 +79,14 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         weight_decay=WEIGHT_DECAY,
         clip_global_norm=None,
     )
+    microbatches = 1 if gpu else 4  # their activations stay in the processor's cache
     program = Program(
-        model=spec.model(layout), optimizer=optimizer, criterion=Criterion(), steps=10**6, seed=0
+        model=spec.model(layout),
+        optimizer=optimizer,
+        criterion=Criterion(),
+        steps=10**6,
+        seed=0,
+        microbatches=microbatches,
     )
     ids = tokens()
     places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
@@ -89,7 +96,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         "segments_BL": np.ones((ROWS, LENGTH), np.int32),
         "positions_BL": places,
     }
-    batch = place(placement(layout, mesh, 1), host, ROWS, 1)
+    batch = place(placement(layout, mesh, microbatches), host, ROWS, microbatches)
     state = init_state(program, mesh)
 
     def run(steps: int) -> None:
