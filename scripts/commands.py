@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -80,6 +80,19 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
         tell(f"Continue with: meshloom train --model_dir={model_dir}")
 
 
+def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> TrainedModels:
+    """The checkpoints of a run, once the layout given now was held against its model."""
+    config = settings(model_dir, gin_file, gin_param)
+    run, layout = config.make(Run), config.make(Layout)
+    mesh_sizes = dict(make_mesh(layout).shape)
+    fitting = dataclasses.replace(
+        run, batch_sequences=batch_pieces(layout, mesh_sizes), microbatches=1
+    )
+    for warning in check_layout(fitting, layout, mesh_sizes, set_where(config)):
+        tell(warning)
+    return TrainedModels(model_dir, run, layout, tell)
+
+
 def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: Strings) -> None:
     task = settings(None, gin_file, gin_param).make(Task)
     prepared = prepare(task, data_dir, rebuild=rebuild, report=tell)
@@ -104,9 +117,8 @@ def evaluate_model(
     text_file: str | None = None,
     logit_scale: float = 1.0,
 ) -> list[dict[str, Any]]:
-    config = settings(model_dir, gin_file, gin_param)
     found = []
-    with TrainedModels(model_dir, config, tell) as models:
+    with trained_models(model_dir, gin_file, gin_param) as models:
         rows = evaluation_rows(models, data_dir, split, text_file)
         for step in models.steps(checkpoint):
             trained = models.open(step, average)
@@ -161,8 +173,7 @@ def continuations(
     max_tokens: int | None = None,
 ) -> list[str]:
     """Each prompt with what the model says next."""
-    config = settings(model_dir, gin_file, gin_param)
-    with TrainedModels(model_dir, config, tell) as models, Bar("decode") as bar:
+    with trained_models(model_dir, gin_file, gin_param) as models, Bar("decode") as bar:
         trained = models.open(only(models.steps(checkpoint)), average)
         return decode_lines(
             trained.model,
@@ -190,8 +201,7 @@ def score_file(
     batch_sequences: int | None,
 ) -> None:
     lines = list(read_input(input))
-    config = settings(model_dir, gin_file, gin_param)
-    with TrainedModels(model_dir, config, tell) as models, Bar("score") as bar:
+    with trained_models(model_dir, gin_file, gin_param) as models, Bar("score") as bar:
         trained = models.open(only(models.steps(checkpoint)), average)
         scores = score_lines(
             trained.model,
@@ -216,10 +226,15 @@ def only(steps: list[int | None]) -> int | None:
 
 def batch_of(trained: Trained, wanted: int | None) -> int:
     """Rows at a time: what was asked for, rounded up to what the batch is split over."""
-    place = trained.model.layout.place("B")[0]
-    axes = (place,) if isinstance(place, str) else place or ()
-    pieces = math.prod(trained.mesh.shape[axis] for axis in axes)
+    pieces = batch_pieces(trained.model.layout, trained.mesh.shape)
     return -(-(wanted or trained.run.batch_sequences) // pieces) * pieces
+
+
+def batch_pieces(layout: Layout, mesh_sizes: Mapping[str, int]) -> int:
+    """Into how many parts a batch is split; a mesh axis that is not there is the lint's matter."""
+    place = layout.place("B")[0]
+    axes = (place,) if isinstance(place, str) else place or ()
+    return math.prod(mesh_sizes.get(axis, 1) for axis in axes)
 
 
 def read_input(path: str) -> Iterator[str]:

@@ -29,6 +29,12 @@ class Evaluation:
     bytes: int
     lines: int
 
+    def __str__(self) -> str:
+        return (
+            f"loss {self.loss:.3f}, perplexity {self.perplexity_per_token:,.1f} per token and "
+            f"{self.perplexity_per_word:,.1f} per word, {self.bits_per_byte:.3f} bits per byte"
+        )
+
     @classmethod
     def from_sums(cls, loss: float, correct: float, tokens: int, rows: Rows) -> "Evaluation":
         """Perplexities from the summed negative log-likelihood of all tokens."""

@@ -152,7 +152,7 @@ def train(
                 batches=run.evaluate_batches if done < run.steps else None,
             )
             writers.evaluation({"step": done, **dataclasses.asdict(found)})
-            watcher.say(f"Step {done}: validation {found}")
+            watcher.say(f"Step {done}: validation {found}.")
             return found
 
         pending, stopped, done = None, False, first_step

@@ -8,7 +8,6 @@ import jax
 from jax.sharding import Mesh
 
 from configs.errors import UserError
-from configs.load import Config
 from data.vocab import Vocab
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -36,12 +35,12 @@ class Trained:
 class TrainedModels:
     """The checkpoints of one run as models, for as long as the context lasts."""
 
-    def __init__(self, model_dir: Path, config: Config, report: Callable[[str], None]):
-        self.run, layout = config.make(Run), config.make(Layout)
+    def __init__(self, model_dir: Path, run: Run, layout: Layout, report: Callable[[str], None]):
+        self.run = run
         self.vocab = Workspace(model_dir).vocab()
         self.mesh = make_mesh(layout)
         connect(self.mesh)
-        self.program = program_of(self.run, layout)
+        self.program = program_of(run, layout)
         self.checkpoints = Checkpoints(model_dir, report=report)
         if self.checkpoints.latest is None:
             raise UserError(

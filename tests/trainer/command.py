@@ -28,6 +28,31 @@ WAIT_S = 120
 """Far beyond what any of this takes: a run that hangs fails here."""
 
 
+def settings(text: Path) -> list[str]:
+    """Of a model that trains in a second, on the lines of a file."""
+    return [
+        "Run.model = @Transformer()", "Transformer.vocab = 288", "Transformer.layers = 2",
+        "Transformer.d_model = 32", "Transformer.d_ff = 40", "Transformer.heads = 4",
+        "Transformer.d_kv = 6", f"Transformer.length = {LENGTH}", "Transformer.dropout = 0.1",
+        "Run.task = @Task()", "Task.name = 'toy'", "Task.source = @TextFiles()",
+        f"TextFiles.train = '{text}'", f"Task.length = {LENGTH}",
+        "Task.vocab = @SentencePiece()", "SentencePiece.size = 288",
+        f"Run.steps = {STEPS}", f"Run.batch_sequences = {BATCH}",
+        f"Run.checkpoint_every = {EVERY}", "Run.evaluate_batches = 2",
+        "Run.optimizer = @AdamW()", "AdamW.schedule = @Constant()", "Constant.peak = 0.002",
+        "Constant.warmup_steps = 10",
+    ]  # fmt: skip
+
+
+def write_text(file: Path) -> Path:
+    """Five hundred lines of made-up words."""
+    rng = np.random.default_rng(0)
+    words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "st", "tu", "vo")]
+    lines = [" ".join(rng.choice(words, rng.integers(3, 9))) for _ in range(500)]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
 @dataclasses.dataclass
 class Process:
     """A training that is under way."""
@@ -72,11 +97,8 @@ class Command:
 
     @classmethod
     def on_new_text(cls, folder: Path) -> "Command":
-        rng = np.random.default_rng(0)
-        words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "st", "tu", "vo")]
-        lines = [" ".join(rng.choice(words, rng.integers(3, 9))) for _ in range(500)]
-        (folder / "text.txt").write_text("\n".join(lines) + "\n")
-        return cls(folder / "run", folder / "data", folder / "text.txt")
+        text = write_text(folder / "text.txt")
+        return cls(folder / "run", folder / "data", text)
 
     def elsewhere(self, model_dir: Path) -> "Command":
         """The same text and settings for another model directory."""
@@ -99,23 +121,11 @@ class Command:
     def train(
         self, *flags: str, layout: str = "whole", params: Sequence[str] = (), devices: int = 1
     ) -> Process:
-        settings = [
-            "Run.model = @Transformer()", "Transformer.vocab = 288", "Transformer.layers = 2",
-            "Transformer.d_model = 32", "Transformer.d_ff = 40", "Transformer.heads = 4",
-            "Transformer.d_kv = 6", f"Transformer.length = {LENGTH}", "Transformer.dropout = 0.1",
-            "Run.task = @Task()", "Task.name = 'toy'", "Task.source = @TextFiles()",
-            f"TextFiles.train = '{self.text}'", f"Task.length = {LENGTH}",
-            "Task.vocab = @SentencePiece()", "SentencePiece.size = 288",
-            f"Run.steps = {STEPS}", f"Run.batch_sequences = {BATCH}",
-            f"Run.checkpoint_every = {EVERY}", "Run.evaluate_batches = 2",
-            "Run.optimizer = @AdamW()", "AdamW.schedule = @Constant()", "Constant.peak = 0.002",
-            "Constant.warmup_steps = 10",
-        ]  # fmt: skip
         command = [
             sys.executable, "-m", "scripts.meshloom", "train", f"--model_dir={self.model_dir}",
             f"--data_dir={self.data_dir}", f"--simulate_devices={devices}",
             f"--gin_file=layouts/{layout}.gin", *flags,
-            *(f"--gin_param={setting}" for setting in [*settings, *params]),
+            *(f"--gin_param={setting}" for setting in [*settings(self.text), *params]),
         ]  # fmt: skip
         environment = {
             **os.environ,

@@ -1,0 +1,128 @@
+"""Bad input ends with exit code 2 and a line that says where, what and how to mend it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.conftest import Meshloom, Place
+
+
+def refused(run: Meshloom, *arguments: str) -> str:
+    """What `meshloom` says where it refuses."""
+    answer = run(*arguments)
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    assert "Traceback" not in answer.error
+    return answer.error.removeprefix("meshloom: ")
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("params", "layout", "wanted"),
+    [
+        (["TextFiles.train = '{folder}/texd.txt'"], "whole", ["no file matches", "text.txt"]),
+        (["TextFiles.train = '{folder}/empty.txt'"], "whole", ["empty.txt is empty"]),
+        (
+            ["TextFiles.train = '{folder}/latin.txt'"],
+            "whole",
+            ["latin.txt, line 3", "byte 4", "iconv"],
+        ),
+        (["Transformer.d_modell = 8"], "whole", ["d_modell", "d_model", "--gin_param"]),
+        (["Run.batch_sequence = 8"], "whole", ["batch_sequence", "batch_sequences"]),
+        (["Transformer.layers = 'two'"], "whole", ["Transformer.layers", "'two'", "integer"]),
+        (["Run.batch_sequences = 6"], "data_parallel", ["batch = 6", "data = 8", "batch 8"]),
+        (
+            ["Run.batch_sequences = 9", "Run.microbatches = 2"],
+            "whole",
+            ["Run.batch_sequences", "Run.microbatches"],
+        ),
+        (["Layout.rules = 'batsh:data'"], "whole", ["batsh", "batch"]),
+        (["Layout.rules = 'batch:dada'"], "data_parallel", ["dada", "data"]),
+        (["Layout.mesh = 'data:3,model:4'"], "data_parallel", ["12", "8"]),
+        (["Layout.mesh = 'data:8;model:1'", "Layout.rules = 'heads:data'"], "whole", ["heads = 4"]),
+        (["Task.length = 48"], "whole", ["Task.length = 48", "Transformer.length"]),
+        (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
+        (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
+        (["Task.source = @TextFile()"], "whole", ["TextFile", "TextFiles"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and "=" in value[0] else "",
+)
+def test_training_is_refused_and_leaves_nothing(
+    run: Meshloom, place: Place, params: list[str], layout: str, wanted: list[str]
+) -> None:
+    (place.folder / "empty.txt").write_text("\n \n")
+    (place.folder / "latin.txt").write_bytes(b"eins\nzwei\ndre\xfc\n")
+    before = files(place.folder)
+    params = [param.format(folder=place.folder) for param in params]
+    said = refused(run, "train", place.model_dir, *place.flags(*params, layout=layout))
+    for part in wanted:
+        assert part in said
+    # The vocabulary is held against the model once it is made, and a whole cache may stay.
+    made = {"data/toy/"} if params == ["Transformer.vocab = 256"] else set()
+    left = {name for name in files(place.folder) - before if not name.endswith(".lock")}
+    assert {name[: len("data/toy/")] for name in left} == made
+
+
+def test_a_cache_of_other_settings_is_not_reused(run: Meshloom, place: Place) -> None:
+    assert run("prepare", *place.flags()).code == 0
+    before = {name: (place.folder / name).read_bytes() for name in files(place.folder)}
+    said = refused(run, "prepare", *place.flags("Task.length = 16"))
+    assert "length" in said and "24" in said and "16" in said and "--rebuild" in said
+    assert {name: (place.folder / name).read_bytes() for name in files(place.folder)} == before
+    assert run("prepare", "--rebuild", *place.flags("Task.length = 16")).code == 0
+
+
+def test_a_run_of_other_settings_is_not_continued(run: Meshloom, trained: Place) -> None:
+    said = refused(run, "train", trained.model_dir, *trained.flags("Transformer.d_ff = 48"))
+    assert "Transformer.d_ff: 40 there, 48 now" in said and "another --model_dir" in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "decode", "score"])
+def test_a_folder_without_a_run(run: Meshloom, tmp_path: Path, command: str) -> None:
+    (tmp_path / "in.txt").write_text("kara\n")
+    flags = [] if command == "evaluate" else [f"--input={tmp_path / 'in.txt'}"]
+    said = refused(run, command, f"--model_dir={tmp_path / 'none'}", *flags)
+    assert "no trained model there" in said and "meshloom train" in said
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_checkpoint_that_is_not_there(run: Meshloom, trained: Place) -> None:
+    data = f"--data_dir={trained.folder / 'data'}"
+    said = refused(run, "evaluate", trained.model_dir, data, "--checkpoint=3")
+    assert "--checkpoint=3" in said and "2, 4" in said
+
+
+def test_a_prompt_file_that_is_not_there(run: Meshloom, trained: Place) -> None:
+    said = refused(run, "decode", trained.model_dir, f"--input={trained.folder / 'tex.txt'}")
+    assert "tex.txt" in said and "text.txt" in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "decode", "score"])
+def test_a_layout_that_does_not_fit_the_model(run: Meshloom, trained: Place, command: str) -> None:
+    flags = [] if command == "evaluate" else [f"--input={trained.text}"]
+    layout = "--gin_file=layouts/model_parallel.gin"
+    said = refused(run, command, trained.model_dir, layout, *flags)
+    assert "heads = 4 does not divide over model = 8" in said
+    assert "layouts/model_parallel.gin:" in said
+
+
+def test_an_unknown_flag_is_a_usage_error(run: Meshloom) -> None:
+    assert "--model_dirr" in refused(run, "train", "--model_dirr=x")
+
+
+def test_a_truncated_checkpoint_is_passed_over(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    shutil.copytree(trained.folder / "run", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "4"
+    largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-100])
+    data = f"--data_dir={trained.folder / 'data'}"
+    answer = run("evaluate", f"--model_dir={tmp_path / 'run'}", data, f"--json={tmp_path / 'j'}")
+    assert answer.code == 0
+    assert "4" in answer.error and "2" in answer.error
+    assert '"step": 2' in (tmp_path / "j").read_text()

@@ -1,0 +1,109 @@
+"""What each command prints and writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.rows import Rows
+from tests.scripts.conftest import Meshloom, Place
+from trainer.metrics import read_lines
+from trainer.workspace import Workspace
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_training_writes_what_scripts_rely_on(trained: Place) -> None:
+    lines = read_lines(trained.folder / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    wanted = {"step", "loss", "tokens_per_s", "grad_norm", "learning_rate", "accuracy"}
+    assert wanted <= set(lines[-1])
+
+
+def test_evaluate_names_its_numbers(run: Meshloom, trained: Place, tmp_path: Path) -> None:
+    flags = [trained.model_dir, f"--data_dir={trained.folder / 'data'}"]
+    answer = run("evaluate", *flags, "--checkpoint=all", f"--json={tmp_path / 'all.json'}")
+    assert answer.code == 0
+    all_steps = read_json(tmp_path / "all.json")
+    assert [found["step"] for found in all_steps] == [2, 4]
+    run("evaluate", *flags, f"--json={tmp_path / 'last.json'}", "--gin_file=layouts/fsdp.gin")
+    last = read_json(tmp_path / "last.json")
+    names = {
+        "loss", "perplexity_per_token", "perplexity_per_word", "bits_per_byte", "tokens", "words",
+    }  # fmt: skip
+    assert names <= set(last)
+    assert last["loss"] == pytest.approx(all_steps[1]["loss"], rel=1e-5)
+    assert all_steps[0]["loss"] > last["loss"]
+
+
+def test_a_text_file_is_counted_in_raw_words(run: Meshloom, trained: Place, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("kara lost\nmitu\n")
+    flags = [f"--input={tmp_path / 'text.txt'}", f"--json={tmp_path / 'j'}"]
+    assert run("evaluate", trained.model_dir, *flags).code == 0
+    assert read_json(tmp_path / "j")["words"] == 3 + 2  # and an end of each line
+
+
+def test_scores_add_up_to_the_loss(run: Meshloom, trained: Place, tmp_path: Path) -> None:
+    text = "kara lost nevo\n\nmitu mitu\n"
+    (tmp_path / "in.txt").write_text(text)
+    flags = [f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.tsv'}"]
+    assert run("score", trained.model_dir, *flags).code == 0
+    header, *rows = (tmp_path / "out.tsv").read_text().splitlines()
+    assert header.split("\t") == ["log_likelihood", "words", "tokens"]
+    assert len(rows) == 3
+    numbers = [[float(x) for x in row.split("\t")] for row in rows]
+    assert [words for _, words, _ in numbers] == [3 + 1, 1, 2 + 1]  # and an end of each line
+    vocab = Workspace(trained.folder / "run").vocab()
+    counted = Rows.from_lines(["kara lost nevo", "mitu mitu"], vocab, 24).counts.tokens
+    assert numbers[0][2] + numbers[2][2] == counted
+    assert run("evaluate", trained.model_dir, flags[0], f"--json={tmp_path / 'j'}").code == 0
+    found = read_json(tmp_path / "j")
+    scored = -sum(log_likelihood for log_likelihood, _, _ in numbers)
+    assert scored == pytest.approx(found["loss"] * found["tokens"], rel=1e-4)
+
+
+def test_decoding_is_a_line_a_prompt_and_follows_its_seed(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("kara\nlost mi\n")
+    flags = ["decode", trained.model_dir, f"--input={tmp_path / 'in.txt'}", "--max_tokens=6"]
+    mesh = "--gin_param=Layout.mesh='model:4'"
+    greedy = run(*flags).out
+    first, second = greedy.splitlines()
+    assert first.startswith("kara") and second.startswith("lost mi")
+    warm = [run(*flags, "--temperature=1.5", f"--seed={seed}").out for seed in (1, 1, 2)]
+    assert warm[0] == warm[1] != warm[2]
+    assert run(*flags, "--temperature=1.5", "--top_k=1").out == greedy
+    assert run(*flags, "--gin_file=layouts/model_parallel.gin", mesh).out == greedy
+    assert run(*flags, f"--output={tmp_path / 'out.txt'}").code == 0
+    assert (tmp_path / "out.txt").read_text() == greedy
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("config", "Transformer.d_ff"),
+        ("data", "segment"),
+        ("params", "parameters"),
+        ("checkpoint", "step"),
+        ("layout", "problems"),
+    ],
+)
+def test_inspect_prints_and_writes_json(
+    run: Meshloom, trained: Place, tmp_path: Path, what: str, wanted: str
+) -> None:
+    flags = [trained.model_dir, f"--json={tmp_path / 'j'}"]
+    if what == "data":
+        flags.append(f"--data_dir={trained.folder / 'data'}")
+    answer = run("inspect", what, *flags)
+    assert answer.code == 0 and answer.out
+    assert wanted in json.dumps(read_json(tmp_path / "j"))
+
+
+def test_parameters_are_counted_exactly(run: Meshloom, trained: Place, tmp_path: Path) -> None:
+    run("inspect", "params", trained.model_dir, f"--json={tmp_path / 'j'}")
+    wanted = 288 * 32 + 24 * 32 + 32 + 2 * (2 * 32 + 4 * 32 * 4 * 6 + 2 * 32 * 40)
+    assert read_json(tmp_path / "j")["parameters"] == wanted
