@@ -29,7 +29,7 @@ from trainer.loop import Clock
 from trainer.loop import train as train_loop
 from trainer.run import Run
 from trainer.score import score_lines
-from trainer.trained import Trained, TrainedModels
+from trainer.trained import Trained, TrainedModels, chosen_steps
 from trainer.workspace import Workspace
 
 Strings = tuple[str, ...]
@@ -120,7 +120,7 @@ def evaluate_model(
     found = []
     with trained_models(model_dir, gin_file, gin_param) as models:
         rows = evaluation_rows(models, data_dir, split, text_file)
-        for step in models.steps(checkpoint):
+        for step in chosen_steps(models.checkpoints, checkpoint):
             trained = models.open(step, average)
             with Bar("evaluate") as bar:
                 result = evaluate(
@@ -174,7 +174,7 @@ def continuations(
 ) -> list[str]:
     """Each prompt with what the model says next."""
     with trained_models(model_dir, gin_file, gin_param) as models, Bar("decode") as bar:
-        trained = models.open(only(models.steps(checkpoint)), average)
+        trained = models.open(only(chosen_steps(models.checkpoints, checkpoint)), average)
         return decode_lines(
             trained.model,
             trained.params,
@@ -202,7 +202,7 @@ def score_file(
 ) -> None:
     lines = list(read_input(input))
     with trained_models(model_dir, gin_file, gin_param) as models, Bar("score") as bar:
-        trained = models.open(only(models.steps(checkpoint)), average)
+        trained = models.open(only(chosen_steps(models.checkpoints, checkpoint)), average)
         scores = score_lines(
             trained.model,
             trained.params,

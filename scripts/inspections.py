@@ -21,11 +21,12 @@ from layouts.mesh import mesh_sizes
 from layouts.record import record
 from models.api import ModelSpec
 from models.spec import Transformer
-from scripts.commands import Strings, set_where, settings, write_json
+from scripts.commands import Strings, only, set_where, settings, write_json
 from scripts.terminal import print_table, tell
 from trainer.checkpoint import Checkpoints
 from trainer.checks import layout_name, record_loss, sources
 from trainer.run import Run
+from trainer.trained import chosen_steps
 
 
 def config(
@@ -127,7 +128,7 @@ def checkpoint(model_dir: Path, checkpoint: str, json_file: str | None) -> None:
         steps = checkpoints.steps()
         if not steps:
             raise UserError(f"{model_dir}: no checkpoint there.")
-        step = steps[-1] if checkpoint == "latest" else int(checkpoint)
+        step = only(chosen_steps(checkpoints, checkpoint)) or steps[-1]
         arrays = checkpoints.describe(step)
     rows = [
         (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()

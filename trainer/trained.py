@@ -32,6 +32,23 @@ class Trained:
     step: int
 
 
+def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
+    """The steps that "latest", "best", "all" or a number stand for; None: the newest whole."""
+    found = checkpoints.steps()
+    if which == "all":
+        return [*found]
+    if which == "latest":
+        return [None]
+    if which == "best":
+        return [checkpoints.best]
+    if which.isdecimal() and int(which) in found:
+        return [int(which)]
+    raise UserError(
+        f"--checkpoint={which}: not there.  Legal: latest, best, all, or one of "
+        f"{', '.join(map(str, found))}."
+    )
+
+
 class TrainedModels:
     """The checkpoints of one run as models, for as long as the context lasts."""
 
@@ -46,22 +63,6 @@ class TrainedModels:
             raise UserError(
                 f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."
             )
-
-    def steps(self, which: str) -> list[int | None]:
-        """The steps that "latest", "best", "all" or a number stand for; None: the newest whole."""
-        found = self.checkpoints.steps()
-        if which == "all":
-            return [*found]
-        if which == "latest":
-            return [None]
-        if which == "best":
-            return [self.checkpoints.best]
-        if which.isdecimal() and int(which) in found:
-            return [int(which)]
-        raise UserError(
-            f"--checkpoint={which}: not there.  Legal: latest, best, all, or one of "
-            f"{', '.join(map(str, found))}."
-        )
 
     def open(self, step: int | None, average: int | None = None) -> Trained:
         """The weights of one step, or the mean of the last few checkpoints up to it."""

@@ -90,10 +90,11 @@ def test_a_folder_without_a_run(run: Meshloom, tmp_path: Path, command: str) -> 
     assert not (tmp_path / "none").exists()
 
 
-def test_a_checkpoint_that_is_not_there(run: Meshloom, trained: Place) -> None:
-    data = f"--data_dir={trained.folder / 'data'}"
-    said = refused(run, "evaluate", trained.model_dir, data, "--checkpoint=3")
-    assert "--checkpoint=3" in said and "2, 4" in said
+@pytest.mark.parametrize("command", ["evaluate", "inspect checkpoint"])
+def test_a_checkpoint_that_is_not_there(run: Meshloom, trained: Place, command: str) -> None:
+    for wrong in ("3", "newest"):
+        said = refused(run, *command.split(), trained.model_dir, f"--checkpoint={wrong}")
+        assert f"--checkpoint={wrong}" in said and "2, 4" in said
 
 
 def test_a_prompt_file_that_is_not_there(run: Meshloom, trained: Place) -> None:
