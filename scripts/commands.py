@@ -119,8 +119,9 @@ def evaluate_model(
 ) -> list[dict[str, Any]]:
     found = []
     with trained_models(model_dir, gin_file, gin_param) as models:
+        steps = chosen_steps(models.checkpoints, checkpoint)
         rows = evaluation_rows(models, data_dir, split, text_file)
-        for step in chosen_steps(models.checkpoints, checkpoint):
+        for step in steps:
             trained = models.open(step, average)
             with Bar("evaluate") as bar:
                 result = evaluate(

@@ -6,13 +6,11 @@ is what it leaves to its user: which checkpoints to keep, and how to tell a dama
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
 import shutil
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,13 +24,20 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from configs.errors import RunError, UserError
+from trainer.intact import (
+    Damaged,
+    ListingHandler,
+    Save,
+    one_line,
+    read,
+    read_manifest,
+    together,
+    verify,
+)
 
 Tree = Any
 
 ITEM = "state"
-MANIFEST = "manifest.json"
-CHECKSUM_UP_TO_BYTES = 1 << 24
-"""Larger files are known by size alone, so that a look at a huge checkpoint stays cheap."""
 LISTED = 10
 """Arrays named in an error."""
 
@@ -49,10 +54,6 @@ class Saved(NamedTuple):
     @property
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-class Damaged(Exception):
-    """Why a checkpoint is not whole."""
 
 
 def _report(line: str) -> None:
@@ -129,7 +130,7 @@ class Checkpoints:
     def _metric(self, step: int) -> float | None:
         if step not in self._metrics:
             try:
-                self._metrics[step] = _read_manifest(self._path(step))["metric"]
+                self._metrics[step] = read_manifest(self._path(step))["metric"]
             except Damaged:
                 return None
         return self._metrics[step]
@@ -147,7 +148,7 @@ class Checkpoints:
         self._set_aside([old for old in self.steps() if old >= step or old in self._damaged])
         metric = metric if metric is not None and math.isfinite(metric) else None
         self._current, self._metrics[step] = step, metric
-        args = ocp.args.Composite(**{ITEM: _Save(_nested(state), metric=metric)})
+        args = ocp.args.Composite(**{ITEM: Save(_nested(state), metric=metric)})
         try:
             self._manager = self._manager or self._open()
             self._manager.save(step, args=args, force=True)
@@ -182,7 +183,7 @@ class Checkpoints:
             enable_write_sharding_file=False,
         )
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
-        handlers = {ITEM: _Handler(use_zarr3=True, type_handler_registry=registry)}
+        handlers = {ITEM: ListingHandler(use_zarr3=True, type_handler_registry=registry)}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
     def _close(self) -> None:
@@ -193,7 +194,7 @@ class Checkpoints:
     def _failed(self, error: Exception) -> RunError:
         """Clears away the save that failed, and says what happened."""
         step, self._current, self._manager = self._current, None, None
-        what = f"saving step {step} to {self.folder} failed: {_one_line(error)}"
+        what = f"saving step {step} to {self.folder} failed: {one_line(error)}"
         if any(words in str(error) for words in ("No space left", "quota", "File too large")):
             free_bytes = shutil.disk_usage(self.folder.parent).free
             what = f"disk full while saving step {step} to {self.folder}; free {free_bytes:,} bytes"
@@ -269,9 +270,9 @@ class Checkpoints:
             restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
             partial_restore=True,
         )
-        saved = _together(lambda: self._saved(step))
+        saved = together(lambda: self._saved(step))
         self._compare(step, saved, wanted)
-        tree = _together(lambda: _read(lambda: self._reader.restore(self._path(step), args=args)))
+        tree = together(lambda: read(lambda: self._reader.restore(self._path(step), args=args)))
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in wanted])
 
@@ -279,8 +280,8 @@ class Checkpoints:
         """Shapes and types on disk, once every file is known to be there and whole."""
         if not self._path(step).parent.exists():
             raise Damaged("there is none")
-        _verify(self._path(step))
-        tree = _read(lambda: self._reader.metadata(self._path(step)).tree)
+        verify(self._path(step))
+        tree = read(lambda: self._reader.metadata(self._path(step)).tree)
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return {path: Saved(tuple(a.shape), np.dtype(a.dtype)) for path, a in arrays.items()}
 
@@ -322,86 +323,9 @@ class _Keep(PreservationPolicy):
         return [step in kept or step == best for step in steps]
 
 
-class _Handler(ocp.PyTreeCheckpointHandler):
-    """Orbax's own, and a list of the files that belong to the checkpoint.
-
-    Orbax renames the folder after `finalize`: the list is there, or the checkpoint is not.
-    """
-
-    metric: float | None = None
-
-    async def async_save(self, directory: Any, args: Any) -> Any:
-        self.metric = args.metric
-        return await super().async_save(directory, args=args)
-
-    def finalize(self, directory: epath.Path) -> None:
-        super().finalize(directory)
-        names = [parent / name for parent, _, files in directory.walk() for name in files]
-        files = {str(name.relative_to(directory)): _fingerprint(name) for name in names}
-        (directory / MANIFEST).write_text(json.dumps({"metric": self.metric, "files": files}))
-
-
-@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
-@dataclasses.dataclass
-class _Save(ocp.args.PyTreeSave):
-    metric: float | None = None
-
-
-def _fingerprint(file: epath.Path) -> list[int]:
-    """A file's size, and its checksum unless it is large."""
-    size = file.stat().length
-    return [size] if size > CHECKSUM_UP_TO_BYTES else [size, zlib.crc32(file.read_bytes())]
-
-
-def _read_manifest(folder: epath.Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{MANIFEST} is missing or unreadable") from error
-    return manifest
-
-
-def _verify(folder: epath.Path) -> None:
-    for name, saved in _read_manifest(folder)["files"].items():
-        try:
-            found = _fingerprint(folder / name)
-        except OSError as error:
-            raise Damaged(f"{name} is missing or unreadable") from error
-        if found[0] != saved[0]:
-            raise Damaged(f"{name} has {found[0]:,} of {saved[0]:,} bytes")
-        if found != saved:
-            raise Damaged(f"{name} is not what was saved")
-
-
-def _read(read: Callable[[], Any]) -> Any:
-    """Reads; whatever the reader cannot digest is damage."""
-    try:
-        return read()
-    except (MemoryError, TypeError, jax.errors.JaxRuntimeError):
-        raise
-    except Exception as error:  # Orbax raises Exception itself for an array that ends too early
-        raise Damaged(_one_line(error)) from error
-
-
 def _sync(name: str) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
-
-
-def _together(read: Callable[[], Any]) -> Any:
-    """Reads; what is damaged for one process is damaged for all."""
-    result, damage = None, None
-    try:
-        result = read()
-    except Damaged as reason:
-        damage = reason
-    if jax.process_count() > 1:
-        failed = np.flatnonzero(multihost_utils.process_allgather(np.array(damage is not None)))
-        if failed.size and damage is None:
-            damage = Damaged(f"process {failed[0]} cannot read it")
-    if damage is not None:
-        raise damage
-    return result
 
 
 def _by_path(tree: Tree) -> dict[str, Any]:
@@ -412,7 +336,3 @@ def _by_path(tree: Tree) -> dict[str, Any]:
 def _nested(tree: Tree) -> Tree:
     """Dicts in place of tuples, and nothing where there is no array: what is on disk."""
     return traverse_util.unflatten_dict(_by_path(tree), sep="/")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -316,7 +316,7 @@ def test_without_checksums_a_flipped_bit_would_be_loaded(
 ) -> None:
     """The broken variant: Orbax itself does not see it, so it is our list that does."""
     flip(data_file(three, 30))
-    monkeypatch.setattr(checkpoint, "_verify", lambda folder: None)
+    monkeypatch.setattr(checkpoint, "verify", lambda folder: None)
     state, step = three.restore(abstract(make_state(make_mesh(1))))
     assert step == 30
     with pytest.raises(AssertionError):

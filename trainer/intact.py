@@ -1,0 +1,106 @@
+"""What tells a whole checkpoint from a damaged one: a list of its files, written last."""
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+MANIFEST = "manifest.json"
+CHECKSUM_UP_TO_BYTES = 1 << 24
+"""Larger files are known by size alone, so that a look at a huge checkpoint stays cheap."""
+
+
+class Damaged(Exception):
+    """Why a checkpoint is not whole."""
+
+
+class ListingHandler(ocp.PyTreeCheckpointHandler):
+    """Orbax's own, and a list of the files that belong to the checkpoint.
+
+    Orbax renames the folder after `finalize`: the list is there, or the checkpoint is not.
+    """
+
+    metric: float | None = None
+
+    async def async_save(self, directory: Any, args: Any) -> Any:
+        self.metric = args.metric
+        return await super().async_save(directory, args=args)
+
+    def finalize(self, directory: epath.Path) -> None:
+        super().finalize(directory)
+        names = [parent / name for parent, _, files in directory.walk() for name in files]
+        files = {str(name.relative_to(directory)): fingerprint(name) for name in names}
+        (directory / MANIFEST).write_text(json.dumps({"metric": self.metric, "files": files}))
+
+
+@ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class Save(ocp.args.PyTreeSave):
+    """What to save, and how good it is."""
+
+    metric: float | None = None
+
+
+def fingerprint(file: epath.Path) -> list[int]:
+    """A file's size, and its checksum unless it is large."""
+    size = file.stat().length
+    return [size] if size > CHECKSUM_UP_TO_BYTES else [size, zlib.crc32(file.read_bytes())]
+
+
+def read_manifest(folder: epath.Path) -> dict[str, Any]:
+    """The list of a checkpoint's files, by name, and its metric."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{MANIFEST} is missing or unreadable") from error
+    return manifest
+
+
+def verify(folder: epath.Path) -> None:
+    """Raises `Damaged` unless every file is there as it was saved."""
+    for name, saved in read_manifest(folder)["files"].items():
+        try:
+            found = fingerprint(folder / name)
+        except OSError as error:
+            raise Damaged(f"{name} is missing or unreadable") from error
+        if found[0] != saved[0]:
+            raise Damaged(f"{name} has {found[0]:,} of {saved[0]:,} bytes")
+        if found != saved:
+            raise Damaged(f"{name} is not what was saved")
+
+
+def read(call: Callable[[], Any]) -> Any:
+    """What the call reads; whatever it cannot digest is damage."""
+    try:
+        return call()
+    except (MemoryError, TypeError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:  # Orbax raises Exception itself for an array that ends too early
+        raise Damaged(one_line(error)) from error
+
+
+def together(call: Callable[[], Any]) -> Any:
+    """What the call reads; what is damaged for one process is damaged for all."""
+    result, damage = None, None
+    try:
+        result = call()
+    except Damaged as reason:
+        damage = reason
+    if jax.process_count() > 1:
+        failed = np.flatnonzero(multihost_utils.process_allgather(np.array(damage is not None)))
+        if failed.size and damage is None:
+            damage = Damaged(f"process {failed[0]} cannot read it")
+    if damage is not None:
+        raise damage
+    return result
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
