@@ -109,11 +109,15 @@ def is_spec(value: object) -> bool:
     return SPECS.get(type(value).__name__) is type(value)
 
 
+def names(cls: type[Any]) -> list[str]:
+    """The parameters of a spec."""
+    return [field.name for field in dataclasses.fields(cls)]
+
+
 def no_such_parameter(cls: type[Any], name: str) -> str:
     """Says that a spec lacks this parameter, and which it has."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    near = did_you_mean(name, names)
-    return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {', '.join(names)}."
+    near = did_you_mean(name, names(cls))
+    return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {', '.join(names(cls))}."
 
 
 def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def _in_slices(
     counted_BL: Array,
     *,
     gradients: bool = False,
-) -> tuple[Sums, Array, Array]:
+) -> tuple[Sums, Any, Any]:
     """The sums and, where they are wanted, both gradients, adding up slices of the rows.
 
     The slices run one after the other, so that the logits of one slice are all that exists.
@@ -114,37 +114,35 @@ def _in_slices(
     whole = [layout.to(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
     step = x_BLD.shape[1] // count
 
-    def part(index: Array | int) -> tuple[tuple[Sums, Array], Array]:
+    def part(index: Array | int) -> tuple[tuple[Sums, Array | None], Array | None]:
         x, targets, counted = (
             jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in whole
         )
         sums, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
         if not gradients:
-            return (sums, jnp.zeros(())), jnp.zeros(())
+            return (sums, None), None
         dlogits = dlogits.astype(x.dtype)
         # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
         x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
         dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
-        dsoftmax_DV = jax.lax.optimization_barrier(dsoftmax_DV)
         dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
-        return (sums, dsoftmax_DV), dx
+        return (sums, jax.lax.optimization_barrier(dsoftmax_DV)), dx
 
     if count == 1:
         (sums, dsoftmax_DV), dx_BLD = part(0)
         return sums, dx_BLD, dsoftmax_DV
 
-    def add(total: tuple[Sums, Array], index: Array) -> tuple[tuple[Sums, Array], Array]:
+    def add(total: tuple[Sums, Array | None], index: Array) -> tuple[Any, Array | None]:
         own, dx = part(index)
-        return (total[0] + own[0], total[1] + own[1]), dx
+        return jax.tree.map(jnp.add, total, own), dx
 
-    none = Sums(*(jnp.zeros(()) for _ in Sums._fields))
-    zero = jnp.zeros(())
+    none, zero_DV = Sums(*(jnp.zeros(()) for _ in Sums._fields)), None
     if gradients:
-        zeros_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
-        zero = layout.to(zeros_DV, "DV", stored=True)
-    (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, zero), jnp.arange(count))
-    if not gradients:
-        return sums, dx_parts, dsoftmax_DV
+        empty_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
+        zero_DV = layout.to(empty_DV, "DV", stored=True)
+    (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, zero_DV), jnp.arange(count))
+    if dx_parts is None:
+        return sums, None, None
     dx_BlD = jnp.concatenate(layout.unstack(dx_parts), axis=1)
     return sums, layout.to(dx_BlD, "BLD"), dsoftmax_DV
 

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from configs.errors import UserError
-from configs.load import Config, Reference
+from configs.load import Config
+from configs.read import Reference
 from configs.spec import SPECS
 from data.cache import prepare
 from data.order import row_ids

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from configs.errors import UserError
-from configs.load import Config, diff, load
+from configs.load import Config, load
+from configs.write import diff
 from data.vocab import Vocab
 from trainer.run import Run
 

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import UserError
-from configs.load import CHECKOUT, Config, diff, load
+from configs.load import Config, load
+from configs.read import CHECKOUT
 from configs.spec import Count, Fraction, spec
+from configs.write import diff
 
 
 @spec
@@ -248,7 +250,7 @@ def test_includes_stand_where_they_are_written(write):
 
 def test_files_are_found_in_the_current_folder_then_in_the_checkout(folder, write, monkeypatch):
     checkout = folder / "checkout"
-    monkeypatch.setattr("configs.load.CHECKOUT", checkout)
+    monkeypatch.setattr("configs.read.CHECKOUT", checkout)
     write("GinModel.layers = 1\n", "checkout/models/one.gin")
     write("include 'models/one.gin'\n", "checkout/runs/run.gin")
     assert load(["runs/run.gin"]).make(GinModel).layers == 1

@@ -1,0 +1,124 @@
+"""Makes specs from bindings, and tells where each value came from."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from configs.errors import UserError, listed
+from configs.read import FLAG, Binding, Reference
+from configs.spec import SPECS, SpecError, is_spec, names
+
+T = TypeVar("T")
+
+_FAILED = object()
+_Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being followed, with scopes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Holds one parameter of a spec in use; `where` is "default" for a value nobody bound."""
+
+    name: str
+    value: Any
+    where: str
+
+    @property
+    def default(self) -> bool:
+        return self.where == "default"
+
+
+class Maker:
+    """Makes specs from bindings; notes each parameter's origin and each binding read."""
+
+    def __init__(self, bound: Mapping[str, Binding]) -> None:
+        self.bound = bound
+        self.rows: list[Row] = []
+        self.used: set[str] = set()
+        self.problems: list[str] = []
+
+    def make(self, cls: type[T]) -> T:
+        made = self._spec(cls, (), (), None)
+        if self.problems:
+            raise UserError(listed(cls.__name__, list(dict.fromkeys(self.problems))))
+        assert isinstance(made, cls)
+        return made
+
+    def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
+        """Makes one spec; `_FAILED` after a problem, so that what holds it is still checked.
+
+        base: the instance that stands as a default in a field; what is bound goes on top of it.
+        """
+        bound, values = self._bound(cls, scopes), {}
+        for field in dataclasses.fields(cls):
+            if binding := bound.get(field.name):
+                self.used.add(binding.name)
+                self._note(binding.name, binding.value, binding.where)
+                values[field.name] = self._value(binding.value, scopes, chain, binding.where)
+                continue
+            default = _default(field) if base is None else getattr(base, field.name)
+            if default is not dataclasses.MISSING:
+                shown = Reference(f"@{type(default).__name__}()") if is_spec(default) else default
+                self._note("/".join((*scopes, f"{cls.__name__}.{field.name}")), shown, "default")
+                values[field.name] = self._default(default, scopes, chain)
+        failed = {name for name, value in values.items() if value is _FAILED}
+        try:
+            return cls(**values)
+        except SpecError as error:
+            for problem in error.problems:
+                if problem.field not in failed:
+                    self._problem(cls, problem, bound.get(problem.field), values)
+            return _FAILED
+
+    def _problem(self, cls: Any, problem: Any, binding: Binding | None, values: Any) -> None:
+        text = problem.text
+        if binding:
+            text = f"{binding.where}: {text}"
+        elif problem.field and problem.field not in values:
+            text += f'  Set it in a gin file or with {FLAG}="{cls.__name__}.{problem.field}=...".'
+        self.problems.append(text)
+
+    def _bound(self, cls: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
+        """Finds the bindings of a spec in a scope; an inner scope goes before an outer one."""
+        found = {}
+        for depth in range(len(scopes) + 1):
+            for field in names(cls):
+                name = "/".join((*scopes[:depth], f"{cls.__name__}.{field}"))
+                if name in self.bound:
+                    found[field] = self.bound[name]
+        return found
+
+    def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
+        """Follows references and macros."""
+        if isinstance(value, list | tuple):
+            items = tuple(self._value(item, scopes, chain, at) for item in value)
+            return _FAILED if any(item is _FAILED for item in items) else items
+        if not isinstance(value, Reference):
+            return value
+        if (value, scopes) in chain:
+            path = " -> ".join([link for link, _ in chain] + [value])
+            self.problems.append(f"{at}: {path}: refers to itself.")
+            return _FAILED
+        chain = (*chain, (value, scopes))
+        if value[0] == "@":
+            return self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
+        macro = self.bound[value.target]
+        self.used.add(macro.name)
+        return self._value(macro.value, scopes, chain, macro.where)
+
+    def _default(self, value: Any, scopes: tuple[str, ...], chain: _Chain) -> Any:
+        if isinstance(value, tuple):
+            items = tuple(self._default(item, scopes, chain) for item in value)
+            return _FAILED if any(item is _FAILED for item in items) else items
+        return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
+
+    def _note(self, name: str, value: Any, where: str) -> None:
+        row = Row(name=name, value=value, where=where)
+        if row not in self.rows:
+            self.rows.append(row)
+
+
+def _default(field: Any) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

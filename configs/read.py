@@ -1,0 +1,206 @@
+"""Reads gin files and flags into bindings, and finds the names in them that lead nowhere.
+
+gin's grammar and its rules for scopes are kept; its global registry and state are not used, so that
+two configs can live side by side and every mistake is found and reported with its place.
+"""
+
+import importlib
+import re
+import tokenize
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gin import config_parser
+
+from configs.errors import did_you_mean
+from configs.spec import SPECS, names, no_such_parameter
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+FLAG = "--gin_param"
+PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
+
+
+class Reference(str):
+    """Holds the gin text of a reference, `@scope/Name()`, or of a macro, `%NAME`."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        return tuple(self[1:].split("/")[:-1])
+
+    @property
+    def target(self) -> str:
+        """Name of the spec or of the macro."""
+        name = self[1:].removesuffix("()")
+        return name if self[0] == "%" else name.split("/")[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """Holds one name bound by a gin file or flag, and what it replaced, oldest first."""
+
+    name: str
+    value: Any
+    where: str
+    overridden: tuple[tuple[Any, str], ...] = ()
+
+
+class Grammar:
+    """Tells gin's parser what references and macros become."""
+
+    def configurable_reference(self, name: str, evaluate: bool) -> Reference:
+        return Reference(f"@{name}()" if evaluate else f"@{name}")
+
+    def macro(self, name: str) -> Reference:
+        return Reference(f"%{name}")
+
+
+class Reader:
+    """Collects bindings and problems from files and flags."""
+
+    def __init__(self) -> None:
+        self.bound: dict[str, Binding] = {}
+        self.imports: list[str] = []
+        self.problems: list[str] = []
+        self.statements: list[tuple[str, Any]] = []
+
+    def file(self, name: str, where: str = "", outer: tuple[Path, ...] = ()) -> None:
+        path = next((p for p in _candidates(name) if p.is_file()), None)
+        if path is None:
+            self.problems.append(f"{where}{_not_found(name)}")
+        elif path in outer:
+            self.problems.append(f"{where}{name} includes itself.")
+        else:
+            self._parse(path.read_text(encoding="utf-8", errors="replace"), name, (*outer, path))
+
+    def param(self, text: str) -> None:
+        self._parse(text, None, ())
+
+    def check(self) -> None:
+        """Finds names that lead nowhere; what is known is settled only at the end."""
+        complete = not self.problems
+        macros = {name for name in self.bound if "." not in name}
+        read = set()
+        for where, statement in self.statements:
+            if statement.arg_name:
+                self._check_parameter(where, statement)
+            for reference in _references(statement.value):
+                read.add(reference.target)
+                self._check_reference(where, reference, macros if complete else None)
+        for where, statement in self.statements:
+            name = statement.selector
+            if where == FLAG and not statement.arg_name and name not in read:
+                owners = [s for s, cls in SPECS.items() if name in names(cls)]
+                near = f"  Did you mean {owners[0]}.{name}?" if owners else ""
+                self.problems.append(f"{FLAG}: {name}: nothing reads %{name}.{near}")
+
+    def _check_parameter(self, where: str, statement: Any) -> None:
+        name = f"{statement.selector}.{statement.arg_name}"
+        if self._check_spec(f"{where}: {name}", statement.selector):
+            cls = SPECS[statement.selector]
+            if statement.arg_name not in names(cls):
+                self.problems.append(f"{where}: {no_such_parameter(cls, statement.arg_name)}")
+
+    def _check_reference(
+        self, where: str, reference: Reference, macros: Collection[str] | None
+    ) -> None:
+        if reference[0] == "@":
+            known = self._check_spec(f"{where}: {reference}", reference.target)
+            if known and not reference.endswith("()"):
+                self.problems.append(f"{where}: {reference}: legal: {reference}().")
+        elif macros is not None and reference.target not in macros:
+            near = did_you_mean(reference.target, macros)
+            self.problems.append(f"{where}: {reference}: no such macro.{near}")
+
+    def _check_spec(self, where: str, name: str) -> bool:
+        if name not in SPECS:
+            near = did_you_mean(name, SPECS)
+            known = ", ".join(sorted(SPECS))
+            self.problems.append(f"{where}: no spec is named {name}.{near}  Legal: {known}.")
+        return name in SPECS
+
+    def _parse(self, text: str, file: str | None, files: tuple[Path, ...]) -> None:
+        line = 1
+        try:
+            parser = config_parser.ConfigParser(text, Grammar())
+            while statement := parser.parse_statement():
+                line = statement.location.line_num
+                self._statement(statement, f"{file}:{line}" if file else FLAG, files)
+        except (SyntaxError, tokenize.TokenError) as error:
+            line = (error.lineno or line) if isinstance(error, SyntaxError) else error.args[1][0]
+            lines = text.splitlines() or [""]
+            where = f"{file}:{line}" if file else FLAG
+            wrong = lines[min(line, len(lines)) - 1].strip() if file else text
+            self.problems.append(f"{where}: cannot read {wrong}\n  {_remedy(wrong, error, file)}")
+
+    def _statement(self, statement: Any, where: str, files: tuple[Path, ...]) -> None:
+        match statement:
+            case config_parser.IncludeStatement():
+                self.file(statement.filename, f"{where}: ", files)
+            case config_parser.ImportStatement():
+                self._import(statement.module, where)
+            case config_parser.BindingStatement():
+                self._bind(statement, where)
+
+    def _import(self, module: str, where: str) -> None:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and its own imports are broken
+            self.problems.append(f"{where}: import {module}: no module named {error.name}.")
+        self.imports.append(module)
+
+    def _bind(self, statement: Any, where: str) -> None:
+        scope = f"{statement.scope}/" if statement.scope else ""
+        dot = "." if statement.arg_name else ""
+        name = f"{scope}{statement.selector}{dot}{statement.arg_name}"
+        self.statements.append((where, statement))
+        old = self.bound.get(name)
+        overridden = (*old.overridden, (old.value, old.where)) if old else ()
+        self.bound[name] = Binding(
+            name=name, value=statement.value, where=where, overridden=overridden
+        )
+
+
+def _candidates(name: str) -> tuple[Path, ...]:
+    return (Path.cwd() / name, CHECKOUT / name)
+
+
+def _not_found(name: str) -> str:
+    """Says where a file was looked for, and which neighbour was perhaps meant."""
+    folders = [path.parent for path in _candidates(name)]
+    near = [p.name for folder in folders if folder.is_dir() for p in folder.glob("*.gin")]
+    hint = did_you_mean(Path(name).name, near)
+    looked = " and ".join(str(folder) for folder in dict.fromkeys(folders))
+    return f"{name}: no such file in {looked}.{hint}"
+
+
+def _remedy(text: str, error: Exception, file: str | None) -> str:
+    """Shows how a statement that gin cannot read is to be written."""
+    reason = str(error.args[0]).splitlines()[-1].strip().rstrip(".") + "."
+    name, equals, value = (part.strip() for part in text.partition("="))
+    named = equals and re.fullmatch(r"[\w/.]+", name)
+    if named and value and value[0] in "([{@%":
+        return reason
+    if not named or not value:
+        name, value = name if named else "Name.parameter", "value"
+    elif value.lower() in PYTHON:
+        value = PYTHON[value.lower()]
+    else:
+        value = "'" + value.strip("'\"").replace("'", r"\'") + "'"
+        reason = "A string needs quotes."
+    legal = f"{name} = {value}" if file else f'{FLAG}="{name}={value}"'
+    return f"{reason}  Legal: {legal}"
+
+
+def _references(value: Any) -> Iterator[Reference]:
+    if isinstance(value, Reference):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _references(item)

@@ -1,0 +1,78 @@
+"""Specs as gin text, and what two of them differ in."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from configs.spec import is_spec, names
+
+
+def dump(specs: Iterable[Any], imports: Iterable[str] = (), exclude: Collection[str] = ()) -> str:
+    """Spells these specs and all nested in them out as one gin text without includes.
+
+    exclude: parameters to leave out, such as "Run.directory".
+    """
+    labels = _labels(specs)
+    lines = [f"import {module}\n" for module in imports]
+    for made, label in labels.items():
+        lines += ["\n"] if lines else []
+        for name, value in _fields(made):
+            if f"{type(made).__name__}.{name}" not in exclude:
+                lines.append(f"{label}.{name} = {_spelt(value, labels)}\n")
+    return "".join(lines)
+
+
+def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """Lists (name, value in a, value in b) for each parameter in which two specs differ."""
+    if type(a) is not type(b):
+        return [(type(a).__name__, a, b)]
+    found = [
+        difference
+        for (name, x), (_, y) in zip(_fields(a), _fields(b), strict=True)
+        for difference in _differences(f"{type(a).__name__}.{name}", x, y)
+    ]
+    return [difference for i, difference in enumerate(found) if difference not in found[:i]]
+
+
+def _fields(made: Any) -> list[tuple[str, Any]]:
+    return [(name, getattr(made, name)) for name in names(type(made))]
+
+
+def _labels(specs: Iterable[Any]) -> dict[Any, str]:
+    """Names each distinct spec: its bare class name, or a scope of its own where that is taken.
+
+    No scope is used twice, so nothing leaks from one spec into another that is nested in it.
+    """
+    labels: dict[Any, str] = {}
+    tops = list(dict.fromkeys(specs))
+    pairs = [("", made) for made in tops] + [pair for made in tops for pair in _nested(made)]
+    for field, made in pairs:
+        if made not in labels:
+            name = type(made).__name__
+            free = name not in labels.values()
+            assert free or field, f"two top-level specs of the class {name}"
+            labels[made] = name if free else f"{field}_{len(labels)}/{name}"
+    return labels
+
+
+def _nested(made: Any) -> Iterator[tuple[str, Any]]:
+    """Walks all specs below one, with the field that holds each."""
+    for name, value in _fields(made):
+        for item in value if isinstance(value, tuple) else (value,):
+            if is_spec(item):
+                yield name, item
+                yield from _nested(item)
+
+
+def _spelt(value: Any, labels: Mapping[Any, str]) -> str:
+    if isinstance(value, tuple):
+        items = [_spelt(item, labels) for item in value]
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return f"@{labels[value]}()" if is_spec(value) else repr(value)
+
+
+def _differences(name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    if is_spec(a) and type(a) is type(b):
+        return diff(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and any(map(is_spec, a)):
+        return [d for x, y in zip(a, b, strict=True) for d in _differences(name, x, y)]
+    return [] if a == b else [(name, a, b)]
