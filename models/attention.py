@@ -141,7 +141,8 @@ class Attention(nnx.Module):
         mask_B11LM = layout.align(view.mask_BLM, "BLM", "BJQLM")
         if key is None or not rate:
             return average(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
-        weights_BJQLM = softmax_weights(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+        shares_BJQLM, sum_BJQL1 = shares(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+        weights_BJQLM = (shares_BJQLM / sum_BJQL1).astype(v_BJMK.dtype)
         weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
         return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
 
@@ -155,15 +156,16 @@ class Attention(nnx.Module):
         return self.layout.align(bias, placed, "BJQLM")
 
 
-def softmax_weights(
+def shares(
     layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Array | None, mask_B11LM: Array
-) -> Array:
-    """Shares of the memory for each query; the softmax is in float32."""
+) -> tuple[Array, Array]:
+    """What each query gives to each place of the memory, the most 1, and the sum; in float32."""
     scores_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=jnp.float32)
     if bias is not None:
         scores_BJQLM = scores_BJQLM + bias
     scores_BJQLM = jnp.where(mask_B11LM, scores_BJQLM, -1e9)
-    return jax.nn.softmax(scores_BJQLM, axis=-1).astype(k_BJMK.dtype)
+    shares_BJQLM = jnp.exp(scores_BJQLM - jnp.max(scores_BJQLM, axis=-1, keepdims=True))
+    return shares_BJQLM, jnp.sum(shares_BJQLM, axis=-1, keepdims=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -175,13 +177,13 @@ def average(
     bias: Array | None,
     mask_B11LM: Array,
 ) -> Array:
-    """Attention without dropout.  Its gradient reads the weights once, and keeps nothing else.
+    """Attention without dropout.  Its gradient reads the shares once, and keeps nothing else.
 
+    Shares are divided by their sum only after the product, along the head in place of the memory.
     The sum that the softmax's gradient needs along the memory equals the product of the output and
     its gradient along the head (Dao et al. 2022, appendix B.2).
     """
-    weights_BJQLM = softmax_weights(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
-    return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+    return _average_forward(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)[0]
 
 
 def _average_forward(
@@ -192,19 +194,23 @@ def _average_forward(
     bias: Array | None,
     mask_B11LM: Array,
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    weights_BJQLM = softmax_weights(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
-    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
-    return y_BJQLK, (q_BJQLK, k_BJMK, v_BJMK, bias, weights_BJQLM, y_BJQLK)
+    shares_BJQLM, sum_BJQL1 = shares(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+    shares_BJQLM = shares_BJQLM.astype(v_BJMK.dtype)
+    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", shares_BJQLM, v_BJMK, dtype=jnp.float32)
+    y_BJQLK = (y_BJQLK / sum_BJQL1).astype(v_BJMK.dtype)
+    return y_BJQLK, (q_BJQLK, k_BJMK, v_BJMK, bias, shares_BJQLM, sum_BJQL1, y_BJQLK)
 
 
 def _average_backward(
     layout: Layout, kept: tuple[Array, ...], dy_BJQLK: Array
 ) -> tuple[Array | None, ...]:
     einsum = layout.einsum
-    q_BJQLK, k_BJMK, v_BJMK, bias, weights_BJQLM, y_BJQLK = kept
-    dot_BJQL1 = jnp.sum((dy_BJQLK * y_BJQLK).astype(jnp.float32), axis=-1, keepdims=True)
-    dweights_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=jnp.float32)
-    dscores_BJQLM = weights_BJQLM.astype(jnp.float32) * (dweights_BJQLM - dot_BJQL1)
+    q_BJQLK, k_BJMK, v_BJMK, bias, shares_BJQLM, sum_BJQL1, y_BJQLK = kept
+    wide_BJQLK = dy_BJQLK.astype(jnp.float32) / sum_BJQL1
+    dot_BJQL1 = jnp.sum(wide_BJQLK * y_BJQLK.astype(jnp.float32), axis=-1, keepdims=True)
+    dy_BJQLK = wide_BJQLK.astype(dy_BJQLK.dtype)
+    dshares_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=jnp.float32)
+    dscores_BJQLM = shares_BJQLM.astype(jnp.float32) * (dshares_BJQLM - dot_BJQL1)
     dbias = None if bias is None else dscores_BJQLM
     if bias is not None and bias.shape[0] == 1:  # all rows share it
         dbias = jnp.sum(dscores_BJQLM, axis=0, keepdims=True)
@@ -212,7 +218,7 @@ def _average_backward(
     return (
         einsum("BJQLM,BJMK->BJQLK", dscores_BJQLM, k_BJMK),
         einsum("BJQLM,BJQLK->BJMK", dscores_BJQLM, q_BJQLK),
-        einsum("BJQLM,BJQLK->BJMK", weights_BJQLM, dy_BJQLK),
+        einsum("BJQLM,BJQLK->BJMK", shares_BJQLM, dy_BJQLK),
         dbias,
         None,
     )
