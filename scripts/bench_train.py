@@ -66,7 +66,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         length=LENGTH,
         scan=False,
         combined_qkv=True,
-        loss_chunks=1 if gpu else 4,
+        loss_chunks=1 if gpu else 2,
         attention_chunks=1 if gpu else 2,
         precision=Precision(compute="bfloat16" if gpu else "float32"),
     )

@@ -37,8 +37,9 @@ ADAFACTOR = Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=4)
 # losses and norms differ by at most 5e-7 of themselves, weights (of size 1) by 4e-7.
 LOSS_ROUND_OFF = 2e-6
 WEIGHT_ROUND_OFF = 2e-6
-# What a slot holds is up to 1e-2 in size and as exact relative to that.
-SLOT_ROUND_OFF = 2e-8
+# A slot holds gradients, in which much cancels, of weights that are that far apart: they differ by
+# at most 2.3e-6 of the slot's largest number.
+SLOT_ROUND_OFF = 5e-6
 
 # Into how many parts each layout splits the axes of weights and slots on 8 devices.
 WAYS = {
@@ -165,8 +166,8 @@ def assert_equal_to_round_off(found: Trained, wanted: Trained) -> None:
         np.testing.assert_allclose(found.params[path], weight, rtol=0, atol=WEIGHT_ROUND_OFF,
                                    err_msg=path)  # fmt: skip
     for path, slot in wanted.slots.items():
-        np.testing.assert_allclose(found.slots[path], slot, rtol=LOSS_ROUND_OFF,
-                                   atol=SLOT_ROUND_OFF, err_msg=path)  # fmt: skip
+        np.testing.assert_allclose(found.slots[path], slot, rtol=0, err_msg=path,
+                                   atol=SLOT_ROUND_OFF * np.abs(slot).max())  # fmt: skip
 
 
 @pytest.mark.parametrize(("optimizer", "name"), CASES, ids=lambda value: value)
