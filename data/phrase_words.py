@@ -1,0 +1,301 @@
+"""Says names, dates and amounts in the words of a language: CLDR's, through Babel, and num2words'.
+
+Every function takes the code of the language last, so that `partial` makes a meaning of it.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from babel import Locale, dates, lists, numbers, units
+from babel.core import get_global
+from num2words import num2words
+
+Meaning = Callable[[str], str]
+"""Something to say: given the code of a language, its words."""
+
+Width = Literal["full", "long", "medium"]
+Unit = Literal["second", "minute", "hour", "day", "week", "month", "year"]
+
+_UNITS = {
+    "length": "kilometer meter centimeter millimeter mile foot light-year",
+    "mass": "tonne kilogram gram milligram pound ounce",
+    "volume": "liter milliliter cubic-meter teaspoon tablespoon",
+    "area": "square-kilometer square-meter hectare",
+    "speed": "kilometer-per-hour meter-per-second mile-per-hour",
+    "temperature": "celsius fahrenheit",
+    "digital": "gigabyte megabyte kilobyte",
+    "power": "watt kilowatt megawatt horsepower",
+    "energy": "kilowatt-hour kilocalorie joule",
+    "frequency": "hertz megahertz",
+    "electric": "volt ampere",
+    "pressure": "hectopascal",
+    "light": "lumen",
+    "angle": "degree",
+    "concentr": "percent",
+    "duration": "night century decade",
+}
+_SECONDS: dict[Unit, int] = {
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 24 * 3600,
+    "week": 7 * 24 * 3600,
+    # What Babel takes for a month and a year where it counts them.
+    "month": 30 * 24 * 3600,
+    "year": 365 * 24 * 3600,
+}
+_NUM2WORDS = {"nb": "no", "pt": "pt_BR"}  # where its code is not Babel's
+# Spaces of typography become plain ones; a soft hyphen is none.
+_PLAIN = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u00ad": None})
+_cached = functools.lru_cache(maxsize=1 << 16)
+
+
+@functools.cache
+def _locale(language: str) -> Locale:
+    return Locale.parse(language)
+
+
+def _plain(text: str) -> str:
+    return text.translate(_PLAIN)
+
+
+# Names
+
+
+@functools.cache
+def names(kind: str, language: str) -> dict[str, str]:
+    """Returns the names of a kind by code, the most used first."""
+    found = _NAMES[kind](_locale(language))
+    return {code: _plain(name) for code, name in found.items()}
+
+
+KINDS = ("territory", "language", "currency", "city", "zone", "script", "unit", "weekday", "month")
+
+
+def name(kind: str, code: str, language: str) -> str:
+    return names(kind, language)[code]
+
+
+def _known(codes: Iterable[str], table: Mapping[str, Any]) -> dict[str, str]:
+    return {code: table[code] for code in codes if table.get(code)}
+
+
+@functools.cache
+def _territory_codes() -> list[str]:
+    """Orders the territories by the number of languages spoken there, a measure of their size."""
+    spoken = get_global("territory_languages")
+    known = [code for code in spoken if code.isalpha() and code != "ZZ"]
+    return sorted(known, key=lambda code: (-len(spoken[code]), code))
+
+
+def _languages(locale: Locale) -> dict[str, str]:
+    """Names the languages that are official somewhere."""
+    spoken = get_global("territory_languages")
+    official = Counter(
+        code for table in spoken.values() for code, how in table.items() if how["official_status"]
+    )
+    return _known((code for code, _ in official.most_common()), locale.languages)
+
+
+def _scripts(locale: Locale) -> dict[str, str]:
+    """Names the scripts that languages of two letters are written in."""
+    likely = get_global("likely_subtags")
+    used = Counter(tag.split("_")[1] for code, tag in likely.items() if len(code) == 2)
+    return _known((code for code, _ in used.most_common()), locale.scripts)
+
+
+def _currencies(locale: Locale) -> dict[str, str]:
+    """Names the currencies in use today."""
+    paid = get_global("territory_currencies")
+    today = Counter(
+        code for table in paid.values() for code, _, end, tender in table if tender and end is None
+    )
+    return _known((code for code, _ in today.most_common()), locale.currencies)
+
+
+def _cities(locale: Locale) -> dict[str, str]:
+    """Names a city in each territory, by the code of the territory.
+
+    Where a locale has no name, CLDR's rule takes the last part of the time zone's.
+    """
+    aliases, zones = get_global("zone_aliases"), get_global("territory_zones")
+    named = {
+        aliases.get(zone, zone): entry["city"]
+        for zone, entry in locale.time_zones.items()
+        if "city" in entry
+    }
+    firsts = {code: zones[code][0] for code in _territory_codes() if zones.get(code)}
+    cities = {
+        code: named.get(zone) or zone.split("/")[-1].replace("_", " ")
+        for code, zone in firsts.items()
+    }
+    return {c: city for c, city in cities.items() if city != locale.territories.get(c)}
+
+
+def _zones(locale: Locale) -> dict[str, str]:
+    return {
+        f"{zone}/{season}": text
+        for zone, entry in sorted(locale.meta_zones.items())
+        for season, text in sorted(entry.get("long", {}).items())
+    }
+
+
+def _units(locale: Locale) -> dict[str, str]:
+    """Names two of each unit, where Babel has every plural; it says the code where it has not."""
+    counts = (1, 2, 3, 5, 21, 2.5)
+    codes = [f"{kind}-{unit}" for kind, which in _UNITS.items() for unit in which.split()]
+    return {
+        unit: units.format_unit(2, unit, locale=locale)
+        for unit in codes
+        if not any(unit in units.format_unit(count, unit, locale=locale) for count in counts)
+    }
+
+
+_NAMES: dict[str, Callable[[Locale], dict[str, str]]] = {
+    "territory": lambda locale: _known(_territory_codes(), locale.territories),
+    "language": _languages,
+    "currency": _currencies,
+    "city": _cities,
+    "zone": _zones,
+    "script": _scripts,
+    "unit": _units,
+    "weekday": lambda locale: {str(i): locale.days["stand-alone"]["wide"][i] for i in range(7)},
+    "month": lambda locale: {str(i): locale.months["stand-alone"]["wide"][i] for i in range(1, 13)},
+}
+
+
+def listed(parts: tuple[str, ...], style: str, language: str) -> str:
+    """Joins parts by the language's comma and its word for "and" (standard) or "or"."""
+    joined = lists.format_list(parts, "or" if style == "or" else "standard", _locale(language))
+    return _plain(joined)
+
+
+# Dates and times
+
+
+@_cached
+def date(day: datetime, width: str, language: str) -> str:
+    """Says a date, by a width (full, long, medium) or by a skeleton of CLDR's (yMMMM)."""
+    locale = _locale(language)
+    if width in locale.date_formats:
+        return _plain(dates.format_date(day, width, locale=locale))
+    return _plain(dates.format_skeleton(width, day, fuzzy=False, locale=locale))
+
+
+@_cached
+def time(moment: datetime, language: str) -> str:
+    return _plain(dates.format_time(moment, "short", locale=_locale(language)))
+
+
+@_cached
+def date_and_time(moment: datetime, width: Width, language: str) -> str:
+    pattern = dates.get_datetime_format(width, _locale(language))
+    words = str(pattern).replace("{0}", time(moment, language))
+    return _plain(words.replace("{1}", date(moment, width, language)))
+
+
+@_cached
+def interval(first: datetime, last: datetime, skeleton: str, language: str) -> str:
+    """Says from when to when.  The skeleton "hm" becomes "Hm" where a day has 24 hours."""
+    locale = _locale(language)
+    if skeleton == "hm" and "H" in str(locale.time_formats["short"].pattern):
+        skeleton = "Hm"
+    return _plain(dates.format_interval(first, last, skeleton, fuzzy=False, locale=locale))
+
+
+@_cached
+def span(count: int, unit: Unit, language: str) -> str:
+    """Says how long, such as "3 days"."""
+    # Babel's own names of days and hours lack plurals in some languages (see _units); these do not.
+    return _plain(_timedelta(count, unit, False, language))
+
+
+@_cached
+def from_now(count: int, unit: Unit, language: str) -> str:
+    """Says how far ahead or, below zero, how long ago, such as "in 3 days"."""
+    return _plain(_timedelta(count, unit, True, language))
+
+
+def _timedelta(count: int, unit: Unit, directed: bool, language: str) -> str:
+    delta = timedelta(seconds=count * _SECONDS[unit])
+    # The threshold keeps it from the next larger unit.
+    return dates.format_timedelta(delta, unit, 1_000_000, directed, locale=_locale(language))
+
+
+# Amounts
+
+
+@_cached
+def number(value: float, language: str) -> str:
+    return _plain(numbers.format_decimal(value, locale=_locale(language)))
+
+
+@_cached
+def percent(value: float, language: str) -> str:
+    """Says a percentage; the value is of 100."""
+    locale = _locale(language)
+    text = numbers.format_percent(value / 100, locale=locale, decimal_quantization=False)
+    return _plain(text)
+
+
+@_cached
+def compact(value: int, language: str) -> str:
+    """Says a large number in short, such as "2.5 million"."""
+    locale = _locale(language)
+    text = numbers.format_compact_decimal(
+        value, format_type="long", locale=locale, fraction_digits=1
+    )
+    return _plain(text)
+
+
+@_cached
+def amount(value: float, unit: str, language: str) -> str:
+    return _plain(units.format_unit(value, unit, locale=_locale(language)))
+
+
+@_cached
+def money(value: float, currency: str, style: str, language: str) -> str:
+    """Says an amount with the currency's sign and cents, or with its name."""
+    text = numbers.format_currency(
+        value,
+        currency,
+        locale=_locale(language),
+        format_type="name" if style == "name" else "standard",
+        currency_digits=style != "name",
+    )
+    return _plain(text)
+
+
+@_cached
+def price(value: float, currency: str, unit: str, language: str) -> str:
+    """Says what one unit costs."""
+    locale = _locale(language)
+    text = numbers.format_currency(value, currency, locale=locale)
+    return _plain(units.format_compound_unit(text, denominator_unit=unit, locale=locale) or "")
+
+
+# Numbers in words
+
+
+@_cached
+def in_words(value: int, form: str, language: str) -> str:
+    """Writes a number out as a cardinal or an ordinal."""
+    return str(num2words(value, lang=_NUM2WORDS.get(language, language), to=form))
+
+
+@functools.cache
+def has_words(form: str, language: str) -> bool:
+    """Tells whether num2words has the language and the form."""
+    try:
+        return bool(in_words(3, form, language))
+    except NotImplementedError:
+        return False
+
+
+@functools.cache
+def has_price(unit: str, language: str) -> bool:
+    """Tells whether Babel has the language's word for one such unit; else it says the code."""
+    return unit not in price(3.5, "EUR", unit, language)
