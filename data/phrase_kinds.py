@@ -32,7 +32,7 @@ class Draw:
     def __init__(self, language: str, target: str, seed: int):
         # Of all that `random` offers, Python promises the same numbers for this method alone.
         self._fraction = random.Random(f"{language} {target} {seed}").random
-        self._codes = _shared_names(language, target)
+        self._codes = shared_names(language, target)
         self.priced = [u for u in _PRICED if all(say.has_price(u, x) for x in (language, target))]
         forms = ("cardinal", "ordinal")
         self.forms = [f for f in forms if all(say.has_words(f, x) for x in (language, target))]
@@ -65,7 +65,7 @@ class Draw:
         return self.day() + timedelta(minutes=5 * self.between(0, 24 * 12 - 1))
 
 
-def _shared_names(language: str, target: str) -> dict[str, list[str]]:
+def shared_names(language: str, target: str) -> dict[str, list[str]]:
     """Returns the codes of each kind that both languages name.
 
     Where a name of the source has two translations, only the first one's code stays.
