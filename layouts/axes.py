@@ -27,6 +27,8 @@ AXES = (
     Axis("C", "capacity", "places per expert"),
     Axis("N", "layers", "scan stack"),
     Axis("W", "beam", "hypotheses"),
+    Axis("T", "new_tokens", "tokens that decoding adds"),
+    Axis("U", "candidates", "tokens that may continue a hypothesis"),
     Axis("R", "buckets", "relative positions"),
     Axis("P", "stages", "pipeline"),
     Axis("V", "vocab", "tokens of the vocabulary"),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.spec import spec
-from layouts import merge
+from layouts import merge, ranking
 from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
@@ -154,6 +154,20 @@ class Layout:
         hit = self.iota(axes, x.shape, axes[-1]) == index
         return jnp.sum(jnp.where(hit, x, 0), axis=-1, keepdims=True)
 
+    def top_k(self, x: Array, k: int, axes: str) -> tuple[Array, Array]:
+        """The k largest numbers along the last axis, in order, and their indices; both whole there.
+
+        Where the axis is split, only k numbers of each part are gathered.
+        """
+        return ranking.top_k(x, k, self.place(axes))
+
+    def select(self, x: Array, index: Array, axes: str) -> Array:
+        """Slices of x along its second axis by index, which has the first axis as well."""
+        place = self.place(axes)
+        assert place[1] is None, "what is selected along must be whole"
+        index = jnp.expand_dims(index, range(2, x.ndim))
+        return jnp.take_along_axis(x, index, axis=1, mode="clip")
+
     def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
         """Index along one axis, as a tensor of all these axes."""
         return jax.lax.broadcasted_iota(
@@ -186,11 +200,11 @@ class Layout:
         leaves, structure = jax.tree.flatten(tree)
         return [jax.tree.unflatten(structure, own) for own in zip(*map(parts, leaves), strict=True)]
 
-    def without(self, axis: str) -> "Layout":
-        """The same layout but for one axis, which is whole."""
+    def without(self, *axes: str) -> "Layout":
+        """The same layout but for some axes, which are whole."""
 
         def kept(text: str) -> str:
-            return ";".join(str(rule) for rule in parse_rules(text) if rule.axis != axis)
+            return ";".join(str(rule) for rule in parse_rules(text) if rule.axis not in axes)
 
         return dataclasses.replace(self, rules=kept(self.rules), param_rules=kept(self.param_rules))
 

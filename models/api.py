@@ -1,6 +1,6 @@
 """What a model is to the trainer and to decoding."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -10,8 +10,23 @@ from models.loss import Criterion, Sums
 
 Array = jax.Array
 Params = dict  # a tree of weights whose paths tell their axes
-Cache = dict[str, Array]  # what decoding remembers of the tokens so far
-Batch = dict[str, Array]  # inputs_BL, targets_BL, segments_BL, positions_BL
+Cache = dict[str, Any]  # what decoding remembers of the tokens so far
+Batch = dict[str, Array]
+"""inputs_BL, targets_BL, segments_BL, positions_BL; with a source side also its inputs_BM,
+segments_BM, positions_BM."""
+
+
+class Step(Protocol):
+    """Feeds tokens to a model that remembers those before."""
+
+    def __call__(
+        self, cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
+    ) -> tuple[Cache, Array]:
+        """The cache with these tokens at its places from `place` on, and the logits after each.
+
+        A token stands at its position in the text and sees the places of the cache that seen_BLM
+        says; it must see its own.
+        """
 
 
 @spec
@@ -25,6 +40,11 @@ class ModelSpec:
     def most_places(self) -> int | None:
         """The longest row that the model can read, where there is such a limit."""
         return None
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether there is a source side, as in translation."""
+        return False
 
     def model(self, layout: Layout) -> "Model":
         """The model under a layout."""
@@ -48,10 +68,12 @@ class Model(Protocol):
     def token_losses(self, params: Params, batch: Batch) -> Array:
         """Negative log-likelihood of each target, 0 where there is none."""
 
-    def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
-        """An empty cache with this many places a row."""
+    def start(
+        self, params: Params, source: Batch | None, batch_sequences: int, places: int
+    ) -> tuple[Step, Cache]:
+        """Reads the sources, where there are any, and makes an empty cache with so many places."""
 
-    def step(
-        self, params: Params, cache: Cache, tokens_BL: Array, positions_BL: Array
-    ) -> tuple[Cache, Array]:
-        """Logits after each of these tokens, which stand at these places; the cache with them."""
+
+def step_layout(layout: Layout) -> Layout:
+    """The layout of decoding: texts are whole along their length, single tokens cannot be split."""
+    return layout.without("length", "memory", "beam", "new_tokens", "candidates")

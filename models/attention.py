@@ -10,7 +10,7 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.dropout import dropout
-from models.positions import relative_buckets, rotate
+from models.positions import RelativeBias, rotate
 from models.spec import Transformer
 from models.weights import Weights
 
@@ -21,28 +21,44 @@ Array = jax.Array
 class View:
     """Who stands where and who may see whom, the same for every layer."""
 
-    positions_BL: Array
     mask_BLM: Array
-    behind: Array
+    causal: bool
+    positions_BL: Array | None = None
+    """Of the queries, and of the memory where that is the same row."""
+    behind: Array | None = None
     """How many places a memory stands behind a query, with axes "LM" or, cached, "BLM"."""
+    bias: Array | None = None
+    """What to add to the scores, where all layers share it."""
+    memory_BMD: Array | None = None
+    """The other side, where it is not the row itself."""
+    place: Array | None = None
+    """Where in the cache the row goes."""
 
 
-def packed_view(layout: Layout, positions_BL: Array, segments_BL: Array) -> View:
-    """Each token sees its own segment up to itself."""
+def packed_view(
+    layout: Layout, positions_BL: Array, segments_BL: Array, *, causal: bool = True
+) -> View:
+    """Each token sees its own segment: all of it, or in causal attention up to itself."""
     length = segments_BL.shape[1]
     query_LM = layout.iota("LM", (length, length), "L")
     behind_LM = query_LM - layout.iota("LM", (length, length), "M")
+    same_BLM = same_segment(layout, segments_BL, segments_BL)
+    if causal:
+        same_BLM &= layout.align(behind_LM >= 0, "LM", "BLM")
+    return View(same_BLM, causal, positions_BL, behind_LM)
+
+
+def source_view(
+    layout: Layout, segments_BL: Array, segments_BM: Array, memory_BMD: Array | None = None
+) -> View:
+    """Each token sees the whole source of its segment."""
+    mask_BLM = same_segment(layout, segments_BL, segments_BM)
+    return View(mask_BLM, causal=False, memory_BMD=memory_BMD)
+
+
+def same_segment(layout: Layout, segments_BL: Array, segments_BM: Array) -> Array:
     query_BL1 = layout.align(segments_BL, "BL", "BLM")
-    same_BLM = query_BL1 == layout.align(segments_BL, "BM", "BLM")
-    return View(positions_BL, same_BLM & layout.align(behind_LM >= 0, "LM", "BLM"), behind_LM)
-
-
-def cached_view(layout: Layout, positions_BL: Array, places: int) -> View:
-    """Each token sees the cache up to its own place in it."""
-    shape = (*positions_BL.shape, places)
-    query_BL1 = layout.align(positions_BL, "BL", "BLM")
-    behind_BLM = query_BL1 - layout.iota("BLM", shape, "M")
-    return View(positions_BL, behind_BLM >= 0, behind_BLM)
+    return query_BL1 == layout.align(segments_BM, "BM", "BLM")
 
 
 class Attention(nnx.Module):
@@ -51,6 +67,8 @@ class Attention(nnx.Module):
     Vaswani et al. 2017, section 3.2; grouped heads after Ainslie et al. 2023.
     """
 
+    sees_itself = True
+
     def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = layout
@@ -58,25 +76,28 @@ class Attention(nnx.Module):
         self.wk_DJK = weights.normal("DJK", fan_in="D")
         self.wv_DJK = weights.normal("DJK", fan_in="D")
         self.wo_JQKD = weights.normal("JQKD", fan_in="JQK")
-        if spec.positions == "relative":
-            self.bias_RJQ = weights.zeros("RJQ")
+        biased = spec.positions == "relative" and not spec.shares_bias and self.sees_itself
+        self.bias = RelativeBias(spec, layout, weights) if biased else None
 
     def __call__(
         self, x_BLD: Array, view: View, cache: Cache | None = None, key: Array | None = None
     ) -> tuple[Array, Cache | None]:
-        """The attended values of a row, and the cache with this row's keys and values in it."""
+        """What each token of a row takes from the row, and the cache with the row in it."""
         q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, view.positions_BL)
         if cache is None:
             y_BJQLK = self.attend_in_chunks(q_BJQLK, k_BJMK, v_BJMK, view, key)
         else:
-            k_BJMK = self.write(cache["keys_BJMK"], k_BJMK, view)
-            v_BJMK = self.write(cache["values_BJMK"], v_BJMK, view)
-            cache = {"keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}
+            k_BJMK = write(cache["keys_BJMK"], k_BJMK, view.place)
+            v_BJMK = write(cache["values_BJMK"], v_BJMK, view.place)
+            cache = {**cache, "keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}
             y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, view, None)
-        y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
-        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...]), cache
+        return self.out(y_BJQLK), cache
 
-    def project(self, x_BLD: Array, positions_BL: Array) -> tuple[Array, Array, Array]:
+    def out(self, y_BJQLK: Array) -> Array:
+        y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
+        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...])
+
+    def project(self, x_BLD: Array, positions_BL: Array | None) -> tuple[Array, Array, Array]:
         """Queries, keys and values of a row."""
         einsum, to = self.layout.einsum, self.layout.to
         if self.spec.combined_qkv:
@@ -85,9 +106,10 @@ class Attention(nnx.Module):
             q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
             k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
             v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
-        q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.d_kv**-0.5
+        q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.scales[1]
         k_BJMK, v_BJMK = einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
         if self.spec.positions == "rotary":
+            assert positions_BL is not None
             q_BJQLk, k_BJMk = to(q_BJQLK, "BJQLk"), to(k_BJMK, "BJMk")
             q_BJQLK = to(rotate(self.layout, q_BJQLk, "BJQLk", positions_BL), "BJQLK")
             k_BJMK = to(rotate(self.layout, k_BJMk, "BJMk", positions_BL), "BJMK")
@@ -103,14 +125,6 @@ class Attention(nnx.Module):
         k_BMJK, v_BMJK = (to(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
         return to(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
-    def write(self, cache_BJMK: Array, new_BJMK: Array, view: View) -> Array:
-        """The cache with each row's keys (or values) at the places where its queries stand."""
-        here_BLM = (view.behind == 0).astype(new_BJMK.dtype)
-        placed_BJMK = self.layout.einsum("BLM,BJLK->BJMK", here_BLM, new_BJMK)
-        written_BM = jnp.any(view.behind == 0, axis=1)
-        written_B1M1 = self.layout.align(written_BM, "BM", "BJMK")
-        return jnp.where(written_B1M1, placed_BJMK, cache_BJMK)
-
     def attend_in_chunks(
         self, q_BJQLK: Array, k_BJMK: Array, v_BJMK: Array, view: View, key: Array | None
     ) -> Array:
@@ -120,14 +134,20 @@ class Attention(nnx.Module):
         """
         chunks, length = self.spec.attention_chunks, q_BJQLK.shape[3]
         drops = key is not None and self.spec.attention_dropout > 0
-        if chunks == 1 or drops:  # random bits are drawn for all weights at once
+        if chunks == 1 or drops or not view.causal:  # random bits are drawn for all weights at once
             return self.attend(q_BJQLK, k_BJMK, v_BJMK, view, key)
         to, step, parts = self.layout.to, -(-length // chunks), []
         q_BJQlK, k_BJmK, v_BJmK = to(q_BJQLK, "BJQlK"), to(k_BJMK, "BJmK"), to(v_BJMK, "BJmK")
+        assert view.behind is not None
         mask_Blm, behind_lm = to(view.mask_BLM, "Blm"), to(view.behind, "lm")
         for start in range(0, length, step):
             own, seen = slice(start, start + step), slice(0, start + step)
-            part = View(view.positions_BL, mask_Blm[:, own, seen], behind_lm[own, seen])
+            part = View(
+                mask_Blm[:, own, seen],
+                causal=True,
+                behind=behind_lm[own, seen],
+                bias=None if view.bias is None else to(view.bias, "BJQlm")[..., own, seen],
+            )
             k_part, v_part = k_BJmK[:, :, seen], v_BJmK[:, :, seen]
             parts.append(self.attend(q_BJQlK[:, :, :, own], k_part, v_part, part, None))
         return to(jnp.concatenate(parts, axis=3), "BJQLK")
@@ -137,7 +157,10 @@ class Attention(nnx.Module):
     ) -> Array:
         """Values averaged by the softmax of query-key products."""
         layout, rate = self.layout, self.spec.attention_dropout
-        bias = self.relative_bias(view.behind) if self.spec.positions == "relative" else None
+        bias = view.bias
+        if self.bias is not None:
+            assert view.behind is not None
+            bias = self.bias(view.behind, view.causal)
         mask_B11LM = layout.align(view.mask_BLM, "BLM", "BJQLM")
         if key is None or not rate:
             return average(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
@@ -146,14 +169,37 @@ class Attention(nnx.Module):
         weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
         return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
 
-    def relative_bias(self, behind: Array) -> Array:
-        """A learned number per head and bucket of distance, added to the scores."""
-        buckets = relative_buckets(behind, self.spec.buckets, self.spec.max_distance)
-        axes = "BLM"[-behind.ndim :]
-        bias = self.layout.take(self.bias_RJQ[...].astype(jnp.float32), buckets, axes + "JQ")
-        placed = axes.replace("LM", "JQLM")
-        bias = self.layout.einsum(f"{axes}JQ->{placed}", bias)
-        return self.layout.align(bias, placed, "BJQLM")
+
+class SourceAttention(Attention):
+    """Attention over an encoded source: its queries come from the row, the rest from the source."""
+
+    sees_itself = False
+
+    def __call__(
+        self, x_BLD: Array, view: View, cache: Cache | None = None, key: Array | None = None
+    ) -> tuple[Array, Cache | None]:
+        """What each token of a row takes from the source; the cache holds keys and values of it."""
+        q_BLJQK = self.layout.einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
+        q_BJQLK = self.layout.einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.scales[1]
+        if cache is None:
+            assert view.memory_BMD is not None
+            k_BJMK, v_BJMK = self.remember(view.memory_BMD)
+        else:
+            k_BJMK, v_BJMK = cache["source_keys_BJMK"], cache["source_values_BJMK"]
+        return self.out(self.attend(q_BJQLK, k_BJMK, v_BJMK, view, key)), cache
+
+    def remember(self, memory_BMD: Array) -> tuple[Array, Array]:
+        """Keys and values of a source, the same for every token that will look at it."""
+        einsum = self.layout.einsum
+        k_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wk_DJK[...])
+        v_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wv_DJK[...])
+        return einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
+
+
+def write(cache_BJMK: Array, new_BJMK: Array, place: Array | None) -> Array:
+    """The cache with a row's keys (or values) from a place on; its places are never split."""
+    assert place is not None
+    return jax.lax.dynamic_update_slice_in_dim(cache_BJMK, new_BJMK, place, axis=2)
 
 
 def shares(

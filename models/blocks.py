@@ -6,7 +6,7 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.api import Cache
-from models.attention import Attention, View
+from models.attention import Attention, SourceAttention, View
 from models.dropout import dropout
 from models.spec import Transformer
 from models.weights import Weights
@@ -52,22 +52,38 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention, then feed-forward, each normed before and added to the residual after."""
+    """Attention, attention over a source where there is one, and feed-forward.
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    Each is normed before and added to the residual after.
+    """
+
+    def __init__(self, spec: Transformer, layout: Layout, weights: Weights, *, reads_source: bool):
         self.spec = spec
         self.layout = layout
         self.attention_norm = Norm(layout, weights)
         self.attention = Attention(spec, layout, weights)
+        if reads_source:
+            self.source_norm = Norm(layout, weights)
+            self.source_attention = SourceAttention(spec, layout, weights)
         self.mlp_norm = Norm(layout, weights)
         self.mlp = Mlp(spec, layout, weights)
 
     def __call__(
-        self, x_BLD: Array, view: View, cache: Cache | None = None, key: Array | None = None
+        self,
+        x_BLD: Array,
+        view: View,
+        source: View | None = None,
+        cache: Cache | None = None,
+        key: Array | None = None,
     ) -> tuple[Array, Cache | None]:
-        keys = [None] * 4 if key is None else list(jax.random.split(key, 4))
-        rate = self.spec.dropout
+        keys = [None] * 6 if key is None else list(jax.random.split(key, 6))
         y_BLD, cache = self.attention(self.attention_norm(x_BLD), view, cache, keys[0])
-        x_BLD = x_BLD + dropout(self.layout, keys[1], rate, y_BLD, "BLD")
-        y_BLD = self.mlp(self.mlp_norm(x_BLD), keys[2])
-        return x_BLD + dropout(self.layout, keys[3], rate, y_BLD, "BLD"), cache
+        x_BLD = x_BLD + self.drop(y_BLD, keys[1])
+        if source is not None:
+            y_BLD, cache = self.source_attention(self.source_norm(x_BLD), source, cache, keys[2])
+            x_BLD = x_BLD + self.drop(y_BLD, keys[3])
+        y_BLD = self.mlp(self.mlp_norm(x_BLD), keys[4])
+        return x_BLD + self.drop(y_BLD, keys[5]), cache
+
+    def drop(self, y_BLD: Array, key: Array | None) -> Array:
+        return dropout(self.layout, key, self.spec.dropout, y_BLD, "BLD")

@@ -1,9 +1,14 @@
 """Where a token stands: sinusoids, rotation of queries and keys, and relative buckets."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from layouts.layout import Layout
+from models.spec import Transformer
+from models.weights import Weights
 
 Array = jax.Array
 
@@ -33,13 +38,38 @@ def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
     return turned.astype(x.dtype)
 
 
-def relative_buckets(behind: Array, buckets: int, max_distance: int) -> Array:
+class RelativeBias(nnx.Module):
+    """A learned number per head and bucket of distance, added to the scores of attention."""
+
+    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+        self.spec = spec
+        self.layout = layout
+        self.bias_RJQ = weights.zeros("RJQ")
+
+    def __call__(self, behind: Array, causal: bool) -> Array:
+        """The bias of memories that stand so far behind the queries, with axes "LM" or "BLM"."""
+        buckets = relative_buckets(behind, self.spec.buckets, self.spec.max_distance, causal)
+        axes = "BLM"[-behind.ndim :]
+        bias = self.layout.take(self.bias_RJQ[...].astype(jnp.float32), buckets, axes + "JQ")
+        placed = axes.replace("LM", "JQLM")
+        bias = self.layout.einsum(f"{axes}JQ->{placed}", bias)
+        return self.layout.align(bias, placed, "BJQLM")
+
+
+def relative_buckets(behind: Array, buckets: int, max_distance: int, causal: bool) -> Array:
     """Bucket of a key that stands `behind` the query: exact while near, then logarithmic.
 
-    Raffel et al. 2020 (T5), section 2.1, for causal attention; keys ahead get bucket 0.
+    Raffel et al. 2020 (T5), section 2.1.  In causal attention keys ahead get bucket 0; otherwise
+    the upper half of the buckets is theirs.
     """
-    behind = jnp.maximum(behind, 0)
+    first = jnp.zeros_like(behind)
+    if causal:
+        distance = jnp.maximum(behind, 0)
+    else:
+        buckets //= 2
+        first = jnp.where(behind < 0, buckets, first)
+        distance = jnp.abs(behind)
     exact = buckets // 2
-    scale = (buckets - exact) / jnp.log(max_distance / exact)
-    far = exact + (jnp.log(jnp.maximum(behind, 1) / exact) * scale).astype(jnp.int32)
-    return jnp.where(behind < exact, behind, jnp.minimum(far, buckets - 1))
+    share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(max_distance / exact)
+    far = exact + (share * (buckets - exact)).astype(jnp.int32)
+    return first + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))

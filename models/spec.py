@@ -3,7 +3,7 @@
 from typing import Literal
 
 from configs.errors import UserError
-from configs.spec import Count, Fraction, spec
+from configs.spec import Count, CountOrZero, Fraction, Positive, spec
 from layouts.layout import Layout
 from models.api import Model, ModelSpec
 from models.weights import Precision
@@ -14,9 +14,14 @@ Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 @spec
 class Transformer(ModelSpec):
-    """A decoder-only Transformer.  Vaswani et al. 2017; norms before each part."""
+    """A decoder, or an encoder and a decoder.  Vaswani et al. 2017; norms before each part."""
 
     layers: Count
+    """Layers of the decoder."""
+    encoder_layers: CountOrZero = 0
+    """Layers of the encoder; 0 is a decoder-only model."""
+    source_vocab: Count | None = None
+    """Rows of an embedding of the source's own; both sides share one where it is None."""
     d_model: Count
     d_ff: Count
     heads: Count
@@ -30,8 +35,16 @@ class Transformer(ModelSpec):
     """Places in the learned position table; no longer row can be trained or decoded with it."""
     buckets: Count = 32
     max_distance: Count = 128
+    shares_bias: bool = False
+    """One relative bias for all layers of a stack, as in T5; otherwise each layer has its own."""
     tied: bool = True
-    """One matrix for the embedding and the softmax."""
+    """One matrix for the target's embedding and the softmax."""
+    embed_scale: Positive | None = None
+    """Multiplies embeddings; the square root of d_model where it is None."""
+    query_scale: Positive | None = None
+    """Multiplies queries; 1 / the square root of d_kv where it is None."""
+    logit_scale: Positive = 1.0
+    """Multiplies what goes into the softmax's product."""
     combined_qkv: bool = False
     """One product for queries, keys and values; the stored weights stay apart."""
     dropout: Fraction = 0.0
@@ -67,9 +80,18 @@ class Transformer(ModelSpec):
         return self.length if self.positions == "learned" else None
 
     @property
+    def reads_source(self) -> bool:
+        return self.encoder_layers > 0
+
+    @property
     def queries(self) -> int:
         """Query heads per key/value head."""
         return self.heads // (self.kv_heads or self.heads)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """What embeddings and what queries are multiplied by."""
+        return self.embed_scale or self.d_model**0.5, self.query_scale or self.d_kv**-0.5
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A stack of equal blocks, stored stacked; run by a scan or one by one."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ from layouts.layout import Layout
 from models.api import Cache
 from models.attention import View
 from models.blocks import Block, Norm
+from models.positions import RelativeBias
 from models.spec import Transformer
 from models.weights import Weights
 
 Array = jax.Array
+Stepper = Callable[[Array, Any, View, View | None], tuple[Array, Any]]
+Views = tuple[View, View | None]
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -24,29 +28,99 @@ REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
 class Stack(nnx.Module):
     """All layers.  Each weight has a leading axis N, whatever way the layers are run."""
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    def __init__(
+        self,
+        spec: Transformer,
+        layout: Layout,
+        weights: Weights,
+        layers: int,
+        *,
+        causal: bool = True,
+        reads_source: bool = False,
+    ):
         self.spec = spec
         self.layout = layout
-        self.layers_N = Block(spec, layout, weights.stacked("N"))
+        self.layers = layers
+        self.causal = causal
+        stacked = weights.sized(N=layers).stacked("N")
+        self.layers_N = Block(spec, layout, stacked, reads_source=reads_source)
+        shares_bias = spec.positions == "relative" and spec.shares_bias
+        self.bias = RelativeBias(spec, layout, weights) if shares_bias else None
         self.norm = Norm(layout, weights)
 
     def __call__(
-        self, x_BLD: Array, view: View, cache: Cache | None = None, key: Array | None = None
-    ) -> tuple[Array, Cache | None]:
+        self, x_BLD: Array, view: View, source: View | None = None, key: Array | None = None
+    ) -> Array:
+        """Whole rows, from first to last layer."""
+        view = self.biased(view)
         graph, weights = nnx.split(self.layers_N)
-        index_N = jnp.arange(self.spec.layers)
 
-        def layer(x_BLD: Array, own: tuple[Any, Any, Any]) -> tuple[Array, Cache | None]:
-            weights, cache, index = own
+        def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, None]:
+            weights, index = own
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
             layer_key = None if key is None else jax.random.fold_in(key, index)
-            return block(x_BLD, view, cache, layer_key)
+            return block(x_BLD, view, source, key=layer_key)[0], None
 
         if self.spec.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.spec.remat])
-        if self.spec.scan or cache is not None:
-            x_BLD, cache = jax.lax.scan(layer, x_BLD, (weights, cache, index_N))
+        if self.spec.scan:
+            x_BLD, _ = jax.lax.scan(layer, x_BLD, (weights, jnp.arange(self.layers)))
         else:
             for index, own in enumerate(self.layout.unstack(weights)):
-                x_BLD, _ = layer(x_BLD, (own, None, index))
-        return self.norm(x_BLD), cache
+                x_BLD, _ = layer(x_BLD, (own, index))
+        return self.norm(x_BLD)
+
+    def biased(self, view: View) -> View:
+        """The view with the relative bias that all layers share, where they do."""
+        if self.bias is None:
+            return view
+        assert view.behind is not None
+        return dataclasses.replace(view, bias=self.bias(view.behind, self.causal))
+
+    def start(
+        self, batch_sequences: int, places: int, memory_BMD: Array | None
+    ) -> tuple[Stepper, Any]:
+        """A function that runs rows through cached layers, and their caches, empty as yet.
+
+        What can be done with the weights and the source beforehand is done here, once.
+        """
+        graph, stored = nnx.split(self.layers_N)
+        weights = self.spec.precision.to_compute(stored)
+        sizes = {"B": batch_sequences, "M": places, **self.spec.sizes}
+        empty_BJMK = jnp.zeros([sizes[letter] for letter in "BJMK"], self.spec.precision.compute)
+        empty_BJMK = self.layout.to(empty_BJMK, "BJMK")
+
+        def empty(block: Block) -> Cache:
+            cache = {"keys_BJMK": empty_BJMK, "values_BJMK": empty_BJMK}
+            if memory_BMD is None:
+                return cache
+            k_BJMK, v_BJMK = block.source_attention.remember(memory_BMD)
+            return {**cache, "source_keys_BJMK": k_BJMK, "source_values_BJMK": v_BJMK}
+
+        def run_scanned(x_BLD: Array, caches: Any, views: Views) -> tuple[Array, Any]:
+            def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, Any]:
+                return nnx.merge(graph, own[0])(x_BLD, *views, own[1])
+
+            return jax.lax.scan(layer, x_BLD, (weights, caches))
+
+        def run_in_a_row(x_BLD: Array, caches: Any, views: Views) -> tuple[Array, Any]:
+            filled = []
+            for block, cache in zip(blocks, caches, strict=True):
+                x_BLD, cache = block(x_BLD, *views, cache)
+                filled.append(cache)
+            return x_BLD, filled
+
+        if self.spec.scan:
+            run, caches = (
+                run_scanned,
+                jax.lax.map(lambda own: empty(nnx.merge(graph, own)), weights),
+            )
+        else:
+            blocks = [nnx.merge(graph, own) for own in self.layout.unstack(weights)]
+            run, caches = run_in_a_row, [empty(block) for block in blocks]
+
+        def step(x_BLD: Array, caches: Any, view: View, source: View | None) -> tuple[Array, Any]:
+            x_BLD, caches = run(x_BLD, caches, (self.biased(view), source))
+            return self.norm(x_BLD), caches
+
+        return step, caches

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.api import Batch, Cache, Params
-from models.attention import View, cached_view, packed_view
+from models.api import Batch, Cache, Params, Step, step_layout
+from models.attention import View, packed_view, source_view
 from models.dropout import dropout
 from models.loss import Criterion, Sums, softmax_loss, token_losses
 from models.positions import sinusoids
@@ -17,10 +17,11 @@ from models.stack import Stack
 from models.weights import Weights
 
 Array = jax.Array
+SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
 
 
 class Network(nnx.Module):
-    """Embedding, decoder stack and softmax weights."""
+    """Embeddings, decoder stack and softmax weights; an encoder stack where there is a source."""
 
     def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
         self.spec = spec
@@ -30,25 +31,44 @@ class Network(nnx.Module):
             self.softmax_VD = weights.normal("VD", fan_in="D")
         if spec.positions == "learned":
             self.positions_LD = weights.normal("LD", fan_in="D")
-        self.decoder = Stack(spec, layout, weights)
+        if spec.source_vocab is not None:
+            self.source_embed_VD = weights.sized(V=spec.source_vocab).normal("VD", fan_in="D")
+        if spec.reads_source:
+            self.encoder = Stack(spec, layout, weights, spec.encoder_layers, causal=False)
+        self.decoder = Stack(spec, layout, weights, spec.layers, reads_source=spec.reads_source)
 
-    def __call__(
-        self, tokens_BL: Array, view: View, cache: Cache | None = None, key: Array | None = None
-    ) -> tuple[Array, Cache | None]:
-        """The last layer's normed output, and the cache with these tokens in it."""
-        x_BLD = self.embed(tokens_BL, view.positions_BL)
-        if key is not None:
-            key, input_key = jax.random.split(key)
-            x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        return self.decoder(x_BLD, view, cache, key)
+    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
+        """The last layer's normed output for every target."""
+        segments_BL, source = batch["segments_BL"], None
+        if self.spec.reads_source:
+            key, source_key = split(key)
+            memory_BMD = self.encode(batch, source_key)
+            source = source_view(self.layout, segments_BL, batch["segments_BM"], memory_BMD)
+        view = packed_view(self.layout, batch["positions_BL"], segments_BL)
+        x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
+        key, input_key = split(key)
+        x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
+        return self.decoder(x_BLD, view, source, key)
 
-    def embed(self, tokens_BL: Array, positions_BL: Array) -> Array:
+    def encode(self, batch: Batch, key: Array | None = None) -> Array:
+        """The source as the decoder sees it."""
+        tokens_BL, segments_BL, positions_BL = (
+            self.layout.to(batch[name], "BL") for name in SOURCE_ARRAYS
+        )
+        table = self.embed_VD if self.spec.source_vocab is None else self.source_embed_VD
+        x_BLD = self.embed(table[...], tokens_BL, positions_BL)
+        key, input_key = split(key)
+        x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
+        view = packed_view(self.layout, positions_BL, segments_BL, causal=False)
+        return self.layout.to(self.encoder(x_BLD, view, key=key), "BMD")
+
+    def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
         """Embeddings of tokens and places, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
         take, spec = self.layout.take, self.spec
-        x_BLD = take(self.embed_VD[...], tokens_BL, "BLD")
+        x_BLD = take(table_VD, tokens_BL, "BLD")
         if spec.positions == "learned":
             x_BLD += take(self.positions_LD[...], positions_BL, "BLD")
-        x_BLD *= spec.d_model**0.5
+        x_BLD *= spec.scales[0]
         if spec.positions == "sinusoidal":
             x_BLD += sinusoids(self.layout, positions_BL, spec.d_model)
         return x_BLD.astype(spec.precision.compute)
@@ -56,6 +76,11 @@ class Network(nnx.Module):
     def output_weights(self) -> Array:
         weights_VD = self.embed_VD if self.spec.tied else self.softmax_VD
         return weights_VD[...].astype(self.spec.precision.compute)
+
+
+def split(key: Array | None) -> tuple[Array | None, Array | None]:
+    """Two keys of one, or none of none."""
+    return (None, None) if key is None else tuple(jax.random.split(key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,52 +103,59 @@ class TransformerModel:
         abstract = jax.eval_shape(lambda: self.build(jax.random.key(0)))
         return nnx.merge(nnx.split(abstract)[0], params)
 
-    def hidden(self, params: Params, batch: Batch, key: Array | None) -> tuple[Network, Array]:
-        network = self.network(params)
-        view = packed_view(self.layout, batch["positions_BL"], batch["segments_BL"])
-        x_BLD, _ = network(batch["inputs_BL"], view, key=key)
-        return network, x_BLD
-
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> Sums:
-        network, x_BLD = self.hidden(params, batch, key)
+        network = self.network(params)
         return softmax_loss(
             self.layout,
             criterion,
             self.spec.loss_chunks,
-            x_BLD,
+            network(batch, key) * self.spec.logit_scale,
             network.output_weights(),
             batch["targets_BL"],
             batch["segments_BL"] > 0,
         )
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
-        network, x_BLD = self.hidden(params, batch, None)
+        network = self.network(params)
+        x_BLD = network(batch) * self.spec.logit_scale
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
         return token_losses(self.layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
 
-    def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
-        spec = self.spec
-        shape = (spec.layers, batch_sequences, spec.sizes["J"], places, spec.d_kv)
-        zeros_NBJMK = jnp.zeros(shape, spec.precision.compute)
-        empty_NBJMK = self.decoding().layout.to(zeros_NBJMK, "NBJMK")
-        return {"keys_BJMK": empty_NBJMK, "values_BJMK": empty_NBJMK}
+    def start(
+        self, params: Params, source: Batch | None, batch_sequences: int, places: int
+    ) -> tuple[Step, Cache]:
+        layout = step_layout(self.layout)
+        network = dataclasses.replace(self, layout=layout).network(params)
+        weights_VD, memory_BMD = network.output_weights(), None
+        positions_BM = layout.to(jnp.zeros((batch_sequences, places), jnp.int32), "BM")
+        cache: Cache = {"positions_BM": positions_BM}
+        if source is not None:
+            memory_BMD = network.encode(source)
+            cache["source_segments_BM"] = layout.to(source["segments_BM"], "BM")
+        run, cache["layers"] = network.decoder.start(batch_sequences, places, memory_BMD)
 
-    def step(
-        self, params: Params, cache: Cache, tokens_BL: Array, positions_BL: Array
-    ) -> tuple[Cache, Array]:
-        model = self.decoding()
-        network = model.network(params)
-        view = cached_view(model.layout, positions_BL, cache["keys_BJMK"].shape[3])
-        x_BLD, filled = network(tokens_BL, view, cache)
-        assert filled is not None
-        logits_BLV = model.layout.einsum(
-            "BLD,VD->BLV", x_BLD, network.output_weights(), dtype=jnp.float32
-        )
-        return filled, logits_BLV
+        def step(
+            cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
+        ) -> tuple[Cache, Array]:
+            tokens_BL, positions_BL = layout.to(tokens_BL, "BL"), layout.to(positions_BL, "BL")
+            positions_BM = jax.lax.dynamic_update_slice_in_dim(
+                cache["positions_BM"], positions_BL, place, axis=1
+            )
+            behind_BLM = layout.align(positions_BL, "BL", "BLM") - layout.align(
+                positions_BM, "BM", "BLM"
+            )
+            view = View(seen_BLM, True, positions_BL, behind_BLM, place=place)
+            source = None
+            if memory_BMD is not None:
+                one_BL = jnp.ones_like(tokens_BL)
+                source = source_view(layout, one_BL, cache["source_segments_BM"])
+            x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
+            x_BLD, layers = run(x_BLD, cache["layers"], view, source)
+            logits_BLV = layout.einsum(
+                "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=jnp.float32
+            )
+            return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 
-    def decoding(self) -> "TransformerModel":
-        """The same model with rows whole along their length: one token cannot be split."""
-        layout = self.layout.without("length").without("memory")
-        return dataclasses.replace(self, layout=layout)
+        return step, cache

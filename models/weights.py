@@ -41,6 +41,10 @@ class Weights:
     def stacked(self, letter: str) -> "Weights":
         return dataclasses.replace(self, stack=self.stack + letter)
 
+    def sized(self, **sizes: int) -> "Weights":
+        """The same with other sizes for some letters."""
+        return dataclasses.replace(self, sizes={**self.sizes, **sizes})
+
     def normal(self, axes: str, fan_in: str) -> nnx.Param:
         """Normal numbers of variance 1 / (product of the sizes of the fan-in axes)."""
         stddev = math.prod(self.sizes[letter] for letter in fan_in) ** -0.5

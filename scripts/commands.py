@@ -19,7 +19,7 @@ from data.text_files import read_lines
 from layouts.cost import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.decode import Sampling
+from models.sampling import Sampling
 from models.spec import Transformer
 from scripts.terminal import Bar, Terminal, print_table, tell
 from trainer.checks import check_layout, check_length, check_vocab, step_flops

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch
@@ -49,8 +50,22 @@ def packed_rows(segment_lengths: list[list[int]], length: int, vocab: int, seed:
     return batch
 
 
+def pair_rows(
+    target_lengths: list[list[int]], source_lengths: list[list[int]], length: int, vocab: int
+) -> Batch:
+    """Rows of pairs: the targets as above, and sources of these lengths in rows of 6."""
+    sources = packed_rows(source_lengths, 6, vocab, seed=1)
+    return packed_rows(target_lengths, length, vocab) | {
+        "inputs_BM": sources["targets_BL"],
+        "segments_BM": sources["segments_BL"],
+        "positions_BM": sources["positions_BL"],
+    }
+
+
 def on_mesh(layout: Layout, batch: Batch) -> tuple[jax.sharding.Mesh, Batch]:
     """The layout's mesh, and the batch placed on it."""
     mesh = make_mesh(layout)
-    sharding = NamedSharding(mesh, layout.place("BL"))
-    return mesh, {name: jax.device_put(array, sharding) for name, array in batch.items()}
+    return mesh, {
+        name: jax.device_put(array, NamedSharding(mesh, layout.place(letters_of(name))))
+        for name, array in batch.items()
+    }

@@ -9,7 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 from configs.errors import UserError
 from data.vocab import Vocab
 from models.api import Model, Params
-from models.decode import Sampling, sample
+from models.decode import Asked, generate
+from models.sampling import Sampling
 
 SHORTEST = 8  # prompt lengths are rounded up to powers of two from here: few shapes to compile
 
@@ -88,14 +89,12 @@ def _sample(
     def put(array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(mesh, model.layout.place(axes)))
 
+    asked = Asked(
+        prompts_BL=put(prompts_BL, "Bl"),
+        lengths_B=put(lengths_B, "B"),
+        seeds_B=put(seeds_B, "B"),
+        most_B=put(np.full(shape[0], new_tokens, np.int32), "B"),
+    )
     with jax.set_mesh(mesh):
-        tokens_BL, _ = sample(
-            model,
-            sampling,
-            new_tokens,
-            params,
-            put(prompts_BL, "Bl"),
-            put(lengths_B, "B"),
-            put(seeds_B, "B"),
-        )
-    return np.asarray(tokens_BL)
+        found = generate(model, sampling, new_tokens, params, None, asked)
+    return np.asarray(found.tokens_BWT)[:, 0]

@@ -1,6 +1,7 @@
 """Laws of the model: what must hold whatever its weights are."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,12 @@ import numpy as np
 import pytest
 
 from models.api import Batch, Params
-from models.attention import packed_view
+from models.attention import packed_view, source_view
 from models.loss import Criterion, Sums
 from models.spec import Transformer
 from models.transformer import TransformerModel
 from models.weights import Precision
-from tests.toys import WHOLE, on_mesh, packed_rows, toy
+from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 KINDS = {
     "learned": toy(),
@@ -21,9 +22,19 @@ KINDS = {
     "relative, untied": toy(positions="relative", tied=False, activation="gelu", kv_heads=1),
     "sinusoidal": toy(positions="sinusoidal", kv_heads=None),
 }
+PAIR_KINDS = {
+    "pair, sinusoidal": toy(positions="sinusoidal", encoder_layers=3, combined_qkv=True),
+    "pair, relative for a stack, two vocabularies": toy(
+        positions="relative", encoder_layers=1, source_vocab=26, shares_bias=True, tied=False
+    ),
+    "pair, rotary, scaled": toy(
+        positions="rotary", encoder_layers=2, query_scale=1.0, embed_scale=1.5, logit_scale=0.25
+    ),
+}
 PLAIN = Criterion()
 ONE_ROW = packed_rows([[3, 4]], 8, 22)
 ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
+PAIR_ROWS = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[4, 2], [6], [1, 3, 1], [6, 1]], 8, 22)
 
 
 def randomised(model: TransformerModel) -> Params:
@@ -73,7 +84,7 @@ def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> No
 
         def output(x_BLD: jax.Array, params: dict, place: jax.Array) -> jax.Array:
             view = packed_view(WHOLE, batch["positions_BL"], batch["segments_BL"])
-            y_BLD, _ = model.network(params).decoder(x_BLD, view)
+            y_BLD = model.network(params).decoder(x_BLD, view)
             return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
 
         gradient = jax.jit(jax.grad(output))
@@ -98,6 +109,45 @@ def test_packed_segments_have_the_losses_they_have_alone(kind: str) -> None:
         start += size
 
 
+@pytest.mark.parametrize("kind", PAIR_KINDS)
+def test_packed_pairs_have_the_losses_they_have_alone(kind: str) -> None:
+    sizes = {"M": (4, 2), "L": (3, 5)}
+    packed = losses(PAIR_KINDS[kind], {name: array[:1] for name, array in PAIR_ROWS.items()})
+    for segment in (1, 2):
+        alone = {}
+        for name, array in PAIR_ROWS.items():
+            size, start = sizes[name[-1]][segment - 1], sum(sizes[name[-1]][: segment - 1])
+            alone[name] = np.zeros_like(array[:1])
+            alone[name][0, :size] = array[0, start : start + size]
+            if name.startswith("segments"):
+                alone[name][0, :size] = 1
+        start = sum(sizes["L"][: segment - 1])
+        size = sizes["L"][segment - 1]
+        assert_close(losses(PAIR_KINDS[kind], alone)[0, :size], packed[0, start : start + size])
+
+
+@pytest.mark.parametrize("kind", PAIR_KINDS)
+def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -> None:
+    model = TransformerModel(PAIR_KINDS[kind], WHOLE)
+    mesh, batch = on_mesh(WHOLE, {name: array[:1] for name, array in PAIR_ROWS.items()})
+    with jax.set_mesh(mesh):
+        network = model.network(jax.tree.map(jnp.asarray, randomised(model)))
+
+        @jax.jit
+        @jax.grad
+        def gradient(memory_BMD: jax.Array, place: jax.Array) -> jax.Array:
+            source = source_view(WHOLE, batch["segments_BL"], batch["segments_BM"], memory_BMD)
+            view = packed_view(WHOLE, batch["positions_BL"], batch["segments_BL"])
+            x_BLD = jax.random.normal(jax.random.key(1), (1, 8, 10))
+            y_BLD = network.decoder(x_BLD, view, source)
+            return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
+
+        memory_BMD = jax.random.normal(jax.random.key(2), (1, 6, 10))
+        for place in range(8):
+            seen = np.flatnonzero(np.abs(gradient(memory_BMD, place)[0]).sum(-1))
+            assert list(seen) == ([0, 1, 2, 3] if place < 3 else [4, 5])
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,10 +160,12 @@ def test_packed_segments_have_the_losses_they_have_alone(kind: str) -> None:
     ids=str,
 )
 def test_ways_to_compute_give_the_same_loss_and_gradients(change: dict) -> None:
-    plain = toy(dropout=0.2, attention_dropout=0.3, positions="relative", tied=False)
+    plain = toy(
+        dropout=0.2, attention_dropout=0.3, positions="relative", tied=False, encoder_layers=3
+    )
     criterion = Criterion(label_smoothing=0.1, z_loss=1e-2)
-    wanted = sums_and_gradients(plain, ROWS, criterion)
-    found = sums_and_gradients(dataclasses.replace(plain, **change), ROWS, criterion)
+    wanted = sums_and_gradients(plain, PAIR_ROWS, criterion)
+    found = sums_and_gradients(dataclasses.replace(plain, **change), PAIR_ROWS, criterion)
     assert_close(found, wanted)
 
 
@@ -136,32 +188,42 @@ def test_sums_count_each_target_once() -> None:
     np.testing.assert_allclose(float(sums.loss), losses(toy(), ROWS).sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str) -> None:
+@pytest.mark.parametrize("scan", [False, True], ids=["layers in a row", "scan"])
+@pytest.mark.parametrize("kind", [*KINDS, *PAIR_KINDS])
+def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bool) -> None:
     """Token by token from an empty cache, and a prompt at once and then token by token."""
-    model = TransformerModel(KINDS[kind], WHOLE)
-    rows, length = 4, 8
-    tokens = np.random.default_rng(0).integers(0, 22, (rows, length)).astype(np.int32)
-    places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    batch = {"inputs_BL": tokens, "positions_BL": places, "segments_BL": np.ones_like(tokens)}
+    spec = dataclasses.replace((KINDS | PAIR_KINDS)[kind], scan=scan)
+    model = TransformerModel(spec, WHOLE)
+    batch = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[6], [2], [4], [6]], 8, 22)
+    tokens = np.random.default_rng(0).integers(0, 22, (4, 8)).astype(np.int32)
+    places = np.tile(np.arange(8, dtype=np.int32), (4, 1))
+    batch |= {"inputs_BL": tokens, "positions_BL": places, "segments_BL": np.ones_like(tokens)}
     mesh, placed = on_mesh(WHOLE, batch)
+    source = placed if spec.reads_source else None
+    seen = np.tril(np.ones((8, 8), bool))[None].repeat(4, axis=0)
 
     def teacher_forced(params: Params, batch: Batch) -> jax.Array:
-        network, x_BLD = model.hidden(params, batch, None)
+        network = model.network(params)
+        x_BLD = network(batch) * spec.logit_scale
         return WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def in_parts(params: Params, source: Batch | None, tokens: np.ndarray, prompt: int) -> list:
+        step, cache = model.start(params, source, 4, 8)
+        found = []
+        for start, stop in [(0, prompt), *((i, i + 1) for i in range(prompt, 8))]:
+            here = (slice(None), slice(start, stop))
+            cache, logits_BLV = step(
+                cache, tokens[here], places[here], seen[here], jnp.asarray(start)
+            )
+            found.append(logits_BLV)
+        return jnp.concatenate(found, axis=1)
 
     with jax.set_mesh(mesh):
         params = randomised(model)
         wanted_BLV = jax.jit(teacher_forced)(params, placed)
-        step = jax.jit(model.step)
         for prompt in (1, 5):
-            cache = model.start(params, rows, length)
-            cache, logits_BLV = step(params, cache, tokens[:, :prompt], places[:, :prompt])
-            assert_close(logits_BLV, wanted_BLV[:, :prompt], 1e-4)
-            for place in range(prompt, length):
-                here = (slice(None), slice(place, place + 1))
-                cache, logits_BLV = step(params, cache, tokens[here], places[here])
-                assert_close(logits_BLV, wanted_BLV[here], 1e-4)
+            assert_close(in_parts(params, source, placed["inputs_BL"], prompt), wanted_BLV, 1e-4)
 
 
 def test_bfloat16_computes_near_float32() -> None:

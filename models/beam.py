@@ -1,0 +1,133 @@
+"""Beam search."""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from models.decode import END, Asked, Found
+from models.sampling import without_early_end
+
+Array = jax.Array
+
+
+class Beams(NamedTuple):
+    """The hypotheses that go on, and the best of those that ended."""
+
+    tokens_BWT: Array
+    score_BW: Array  # log-probability
+    ended: Found
+    count_B: Array  # how many have ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """Keeps the likeliest texts; a sentence is done when as many have ended as the beam is wide.
+
+    An END counts only among the `width` best continuations, so that a beam of 1 is greedy.  A text
+    that reaches its last token is cut there and ends.
+    """
+
+    width: int = 4
+    alpha: float = 0.6
+    """Exponent of the length that log-probabilities are divided by; 0 divides by nothing."""
+    penalty: Literal["gnmt", "power"] = "gnmt"
+    """The length is (5 + n) / 6 (Wu et al. 2016, equation 14), or the plain number of tokens n."""
+    flat: bool = True
+
+    def start(self, layout: Layout, asked: Asked, new_tokens: int) -> Beams:
+        rows = asked.lengths_B.shape[0]
+        tokens_BWT = layout.to(jnp.zeros((rows, self.width, new_tokens), jnp.int32), "BWT")
+        nothing_BW = layout.to(jnp.full((rows, self.width), -jnp.inf), "BW")
+        first_BW = layout.iota("BW", nothing_BW.shape, "W") == 0  # at first all are the same
+        count_B = layout.to(jnp.zeros((rows,), jnp.int32), "B")
+        ended = Found(tokens_BWT, nothing_BW, nothing_BW)
+        return Beams(tokens_BWT, jnp.where(first_BW, 0.0, nothing_BW), ended, count_B)
+
+    def advance(
+        self, layout: Layout, state: Beams, logits_BWV: Array, asked: Asked, step: Array
+    ) -> tuple[Beams, Array, Array]:
+        tokens_BUT, score_BU, parent_BU = self.continuations(
+            layout, state, without_early_end(layout, logits_BWV, asked, step), step
+        )
+        here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
+        token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
+        last_B1 = (step + 1 >= asked.most_B)[:, None]
+        ends_BU = (token_BU == END) | last_B1
+        done_B1 = self.done(state, asked, step)[:, None]
+
+        # The best of the others go on.
+        goes_on_BU = jnp.where(ends_BU, -jnp.inf, score_BU)
+        next_BW, at_BW = layout.top_k(goes_on_BU, self.width, "BU")
+        # Of those that end, the ones among the best `width` are kept if they are good enough.
+        rank_BU = layout.iota("BU", score_BU.shape, "U")
+        stops_BU = ends_BU & (rank_BU < self.width) & ~done_B1 & (score_BU > -jnp.inf)
+        final_BU = jnp.where(stops_BU, score_BU / self.divisor(step + 1), -jnp.inf)
+        ended = best(
+            layout,
+            Found(
+                *(
+                    jnp.concatenate([layout.to(old, axes), layout.to(new, axes)], axis=1)
+                    for old, new, axes in zip(
+                        state.ended,
+                        (tokens_BUT, final_BU, score_BU),
+                        ("BUT", "BU", "BU"),
+                        strict=True,
+                    )
+                )
+            ),
+            self.width,
+        )
+        beams = Beams(
+            layout.select(tokens_BUT, at_BW, "BWT"),
+            next_BW,
+            ended,
+            state.count_B + jnp.sum(stops_BU, axis=1),
+        )
+        return beams, layout.select(token_BU, at_BW, "BW"), layout.select(parent_BU, at_BW, "BW")
+
+    def continuations(
+        self, layout: Layout, state: Beams, logits_BWV: Array, step: Array
+    ) -> tuple[Array, Array, Array]:
+        """The best texts that are one token longer, twice the beam's width, and whom they follow.
+
+        Twice, because at most one continuation of each hypothesis is its END.
+        """
+        rows, width, vocab = logits_BWV.shape
+        k = min(2 * width, vocab)
+        best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
+        log_z_BW1 = jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)
+        score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
+        place = layout.place("BU")
+        score_BU, token_BU = (
+            jax.lax.reshape(x, (rows, width * k), out_sharding=place)
+            for x in (score_BWU, token_BWU)
+        )
+        score_BU, at_BU = layout.top_k(score_BU, min(2 * width, width * k), "BU")
+        token_BU, parent_BU = layout.select(token_BU, at_BU, "BU"), at_BU // k
+        tokens_BUT = layout.select(state.tokens_BWT, parent_BU, "BUT")
+        here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
+        return jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT), score_BU, parent_BU
+
+    def divisor(self, tokens: Array) -> Array:
+        """What the log-probability of a text with so many tokens is divided by."""
+        length = (5 + tokens) / 6 if self.penalty == "gnmt" else tokens.astype(jnp.float32)
+        return length**self.alpha
+
+    def done(self, state: Beams, asked: Asked, step: Array) -> Array:
+        return (state.count_B >= self.width) | (step >= asked.most_B)
+
+    def found(self, layout: Layout, state: Beams) -> Found:
+        return state.ended
+
+
+def best(layout: Layout, found: Found, width: int) -> Found:
+    """The best of some texts, in order."""
+    score_BW, at_BW = layout.top_k(found.score_BW, width, "BU")
+    return Found(
+        layout.select(found.tokens_BWT, at_BW, "BUT"),
+        score_BW,
+        layout.select(found.log_probability_BW, at_BW, "BU"),
+    )
