@@ -9,17 +9,21 @@ import numpy as np
 
 from configs.errors import UserError
 from data import disk, manifest
-from data.build import VOCAB, Report, build
+from data.build import build
+from data.pair_rows import PairRows
 from data.rows import Counts, Rows
 from data.task import Task
 from data.vocab import Vocab
+from data.vocabs import Report, Vocabs
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A task's vocab, its rows by split, and what the cache says about them."""
+    """A task's vocabs, its rows by split, and what the cache says about them."""
 
     vocab: Vocab
+    source_vocab: Vocab | None
+    """Equal to vocab where one serves both sides; None where there is no source side."""
     splits: dict[str, Rows]
     manifest: dict[str, Any]
 
@@ -29,36 +33,42 @@ def prepare(
     data_dir: str | Path,
     *,
     vocab: Vocab | None = None,
+    source_vocab: Vocab | None = None,
     rebuild: bool = False,
     report: Report = lambda line: None,
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
 
-    vocab replaces the one that the task would train, for a model that was trained with it.
+    vocab and source_vocab replace those that the task would train, for a model that was trained
+    with them.
     """
+    given = {"vocab": vocab, "source_vocab": source_vocab}
     folder = Path(data_dir).expanduser() / task.name
     if not rebuild and folder.exists():
-        return _open(folder, task, vocab, report)
+        return _open(folder, task, given, report)
     with disk.lock(folder):
         if rebuild or not folder.exists():  # another process may have built it meanwhile
             with disk.whole_folder(folder) as building:
-                build(building, task, vocab, report)
-    return _open(folder, task, vocab, report)
+                build(building, task, vocab, source_vocab, report)
+    return _open(folder, task, given, report)
 
 
-def _open(folder: Path, task: Task, given: Vocab | None, report: Report) -> Prepared:
+def _open(folder: Path, task: Task, given: dict[str, Vocab | None], report: Report) -> Prepared:
     found = manifest.read(folder)
     now = manifest.settings(task)
     cached = dict(found["settings"])
-    if given is not None:
-        cached["vocab"], now["vocab"] = found["vocab_hash"][:16], given.hash[:16]
+    for name, vocab in given.items():
+        if vocab is not None:
+            cached[name], now[name] = found.get(f"{name}_hash", "")[:16], vocab.hash[:16]
     manifest.refuse(folder, cached, now)
     found = _check_text(folder, found, task, report)
-    vocab = Vocab.load(folder / VOCAB)
-    if vocab.hash != found["vocab_hash"]:
-        raise UserError(f"{folder / VOCAB}: the file is damaged.  {manifest.rebuild_hint()}")
+    vocabs = Vocabs.load(folder, task)
+    for name, hash_now in vocabs.hashes().items():
+        if found[name] != hash_now:
+            file = folder / f"{name.removesuffix('_hash')}.model"
+            raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
     splits = {name: _rows(folder, name, entry) for name, entry in found["splits"].items()}
-    return Prepared(vocab, splits, found)
+    return Prepared(vocabs.target, vocabs.source, splits, found)
 
 
 def _check_text(folder: Path, found: dict[str, Any], task: Task, report: Report) -> dict[str, Any]:
@@ -68,7 +78,7 @@ def _check_text(folder: Path, found: dict[str, Any], task: Task, report: Report)
         report(f"{task.name}: its text is not on this machine; the cache in {folder} is used")
     elif stamps != found["fingerprint"]:
         report(f"{task.name}: file dates or versions changed; comparing the text with the cache")
-        text_hash = manifest.text_hash(task.source)
+        text_hash = manifest.text_hash(task)
         manifest.refuse(folder, {"text": found["content_hash"][:16]}, {"text": text_hash[:16]})
         found = {**found, "fingerprint": stamps}
         with contextlib.suppress(OSError):  # a cache that cannot be written serves all the same
@@ -77,8 +87,11 @@ def _check_text(folder: Path, found: dict[str, Any], task: Task, report: Report)
 
 
 def _rows(folder: Path, split: str, entry: dict[str, Any]) -> Rows:
-    counts = Counts(**{f.name: entry[f.name] for f in dataclasses.fields(Counts)})
-    targets_BL, segments_BL = (
-        np.load(folder / f"{split}.{name}.npy", mmap_mode="r") for name in ("targets", "segments")
-    )
-    return Rows(targets_BL, segments_BL, counts)
+    def array(name: str) -> np.ndarray:
+        return np.load(folder / f"{split}.{name}.npy", mmap_mode="r")
+
+    counts = Counts.read(entry)
+    if "parts" not in entry:
+        return Rows(array("targets"), array("segments"), counts)
+    sources = (array("sources"), array("source_segments"))
+    return PairRows(array("targets"), array("segments"), *sources, counts)

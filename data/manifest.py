@@ -9,30 +9,43 @@ from typing import Any
 
 from configs.errors import UserError
 from data import disk
-from data.source import Source
 from data.task import Task
 
 FORMAT = 1
 NAME = "manifest.json"
+_FILES = ("Task.word_list", "SentencePiece.model_file")
+_OF_THE_ORDER = ("Mixture.rates", "Mixture.temperature")  # the rows do not depend on these
 
 
 def settings(task: Task) -> dict[str, Any]:
     """Names every setting that the rows depend on, as gin names it."""
     found = dict(_flat(task))
-    del found["Task.name"]
-    for name in ("Task.word_list", "SentencePiece.model_file"):
-        if path := found.get(name):
+    for name in (f"{type(task).__name__}.name", *_OF_THE_ORDER):
+        found.pop(name, None)
+    for name, path in list(found.items()):
+        if path is not None and name.endswith(_FILES):
             found[f"the text of {name}"] = _file_hash(name, path)
     plain: dict[str, Any] = json.loads(json.dumps(found))  # as a manifest gives it back
     return plain
 
 
-def _flat(spec: Any) -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(spec):
-        name, value = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name)
+def _flat(spec: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields each parameter of a spec and of those in it.
+
+    Specs of one kind that stand in different fields, or in one tuple, get scopes of their own.
+    """
+    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    kinds = [type(value) for value in fields.values()]
+    for field, value in fields.items():
+        name = f"{scope}{type(spec).__name__}.{field}"
         if dataclasses.is_dataclass(value):
             yield name, f"@{type(value).__name__}()"
-            yield from _flat(value)
+            twins = kinds.count(type(value)) > 1
+            yield from _flat(value, f"{scope}{field}/" if twins else scope)
+        elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+            yield name, [f"@{type(item).__name__}()" for item in value]
+            for number, item in enumerate(value, 1):
+                yield from _flat(item, f"{scope}{field}_{number}/")
         else:
             yield name, value
 
@@ -44,15 +57,20 @@ def _file_hash(name: str, path: str) -> str:
         raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror}.") from None
 
 
-def text_hash(source: Source) -> str:
-    """Reads all the text of a source and returns its content hash."""
+def text_hash(task: Task) -> str:
+    """Reads all the text of a task and returns its content hash."""
     digests = {}
-    for split in source.splits():
+    for split in task.source.splits():
         digest = hashlib.sha256()
-        for line in source.lines(split):
-            digest.update(line.encode() + b"\n")
+        for line in task.lines(split):
+            digest.update(hashed_bytes(line))
         digests[split] = digest.hexdigest()
     return combined_hash(digests)
+
+
+def hashed_bytes(line: str) -> bytes:
+    """Returns what a line adds to a content hash; bytes that are not UTF-8 count as they are."""
+    return line.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def combined_hash(digests: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from data.vocab import EOS
 
-_OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
+OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
 _EXAMPLES_A_CHUNK = 16_384
 
 
@@ -24,6 +24,10 @@ class Packed:
 
     def __len__(self) -> int:
         return len(self.targets_BL)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Names what the cache keeps of a row."""
+        return {"targets": self.targets_BL, "segments": self.segments_BL}
 
 
 def pack(
@@ -44,74 +48,109 @@ def chunked(examples: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
         yield examples[start : start + _EXAMPLES_A_CHUNK]
 
 
+class Side:
+    """Tokens and segment numbers of the rows that a packer holds: of targets, or of sources."""
+
+    def __init__(self, length: int, dtype: type):
+        self.length = length
+        self._tokens: np.ndarray = np.zeros((0, length), dtype)
+        self._segments: np.ndarray = np.zeros((0, length), np.uint16)
+
+    def grow(self, rows: int) -> None:
+        more = ((0, rows), (0, 0))
+        self._tokens = np.pad(self._tokens, more)
+        self._segments = np.pad(self._segments, more)
+
+    def write(
+        self,
+        examples: Sequence[np.ndarray],
+        sizes: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        segments: np.ndarray,
+    ) -> None:
+        """Writes the examples, one after another, as pieces of these sizes; EOS is added to each.
+
+        rows, starts and segments say where each piece goes.
+        """
+        tokens = _joined(examples, self._tokens.dtype)
+        within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        places = np.repeat(rows * self.length + starts, sizes) + within
+        self._tokens.reshape(-1)[places] = tokens
+        self._segments.reshape(-1)[places] = np.repeat(segments, sizes)
+
+    def take(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens and segments of some rows, which are no longer held."""
+        out = self._tokens[taken], self._segments[taken]
+        self._tokens, self._segments = self._tokens[~taken], self._segments[~taken]
+        return out
+
+
+class Held:
+    """The rows that a packer has begun; they come out once closed, in the order of opening."""
+
+    def __init__(self, *sides: Side):
+        self.sides = sides
+        self._rows = np.zeros(0, np.int64)  # the numbers of the rows held here, as first opened
+        self._rows_out = 0
+        self._pending = np.zeros((0, 3), np.int64)
+
+    def add(self, opened: int, pieces: np.ndarray) -> np.ndarray:
+        """Makes room for pieces of (example, row, segment); returns the place of each one's row."""
+        first_new = self._rows_out + len(self._rows)
+        for side in self.sides:
+            side.grow(opened - first_new)
+        self._rows = np.concatenate([self._rows, np.arange(first_new, opened)])
+        self._pending = np.concatenate([self._pending, pieces])
+        return np.searchsorted(self._rows, pieces[:, 1])
+
+    def take(self, open_rows: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns tokens and segments of each side of the rows that are closed, and their pieces.
+
+        The pieces name a row by its number among all that came out.
+        """
+        closed = ~np.isin(self._rows, open_rows)
+        rows_out = self._rows_out + np.arange(closed.sum())
+        held = np.searchsorted(self._rows, self._pending[:, 1])
+        done = closed[held]
+        pieces = self._pending[done]
+        pieces[:, 1] = rows_out[np.cumsum(closed)[held[done]] - 1]
+        self._rows, self._pending = self._rows[~closed], self._pending[~done]
+        self._rows_out += len(rows_out)
+        return [array for side in self.sides for array in side.take(closed)], pieces
+
+
 class Packer:
     """Packs examples as they come: each piece goes to the open row that it fills best.
 
-    At most _OPEN_ROWS rows are open, so that memory is bounded; then the fullest is closed.  Rows
+    At most OPEN_ROWS rows are open, so that memory is bounded; then the fullest is closed.  Rows
     come out once they are closed, in the order in which they were opened.  An example that is
     longer than a row is cut into pieces.
     """
 
     def __init__(self, length: int, *, packs: bool = True, dtype: type = np.uint16):
         self.length = length
-        self._fit = _BestFit(length, _OPEN_ROWS if packs else 0)
-        self._targets: np.ndarray = np.zeros((0, length), dtype)
-        self._segments: np.ndarray = np.zeros((0, length), np.uint16)
-        self._rows = np.zeros(0, np.int64)  # the numbers of the rows held here, as first opened
+        self._fit = _BestFit(length, OPEN_ROWS if packs else 0)
+        self._held = Held(Side(length, dtype))
         self._examples = 0
-        self._rows_out = 0
-        self._pending = np.zeros((0, 3), np.int64)
 
     def add(self, examples: Sequence[np.ndarray]) -> Packed:
         """Places some examples and returns the rows that are closed by now."""
-        sizes = np.fromiter((len(e) + 1 for e in examples), np.int64, len(examples))
-        example, piece_sizes = _cut(sizes, self.length)
-        first_new = self._fit.opened
-        rows, starts, segments = self._fit.place(piece_sizes.tolist())
-        self._grow(np.arange(first_new, self._fit.opened))
-        self._write(
-            _joined(examples, sizes, self._targets.dtype), piece_sizes, rows, starts, segments
-        )
+        example, sizes = _cut(sizes_of(examples), self.length)
+        rows, starts, segments = self._fit.place(sizes.tolist())
         placed = np.stack([example + self._examples, rows, segments], axis=1)
-        self._pending = np.concatenate([self._pending, placed])
+        at = self._held.add(self._fit.opened, placed)
+        self._held.sides[0].write(examples, sizes, at, starts, segments)
         self._examples += len(examples)
-        return self._take(~np.isin(self._rows, self._fit.open_rows()))
+        return self._take(self._fit.open_rows())
 
     def finish(self) -> Packed:
         """Returns the rows that are still open."""
-        return self._take(np.ones(len(self._rows), bool))
+        return self._take([])
 
-    def _grow(self, new_rows: np.ndarray) -> None:
-        more = ((0, len(new_rows)), (0, 0))
-        self._targets = np.pad(self._targets, more)
-        self._segments = np.pad(self._segments, more)
-        self._rows = np.concatenate([self._rows, new_rows])
-
-    def _write(
-        self,
-        tokens: np.ndarray,
-        sizes: np.ndarray,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        segments: np.ndarray,
-    ) -> None:
-        held = np.searchsorted(self._rows, rows) * self.length + starts
-        within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        places = np.repeat(held, sizes) + within
-        self._targets.reshape(-1)[places] = tokens
-        self._segments.reshape(-1)[places] = np.repeat(segments, sizes)
-
-    def _take(self, closed: np.ndarray) -> Packed:
-        rows_out = self._rows_out + np.arange(closed.sum())
-        held = np.searchsorted(self._rows, self._pending[:, 1])
-        done = closed[held]
-        pieces = self._pending[done]
-        pieces[:, 1] = rows_out[np.cumsum(closed)[held[done]] - 1]
-        packed = Packed(self._targets[closed], self._segments[closed], pieces)
-        self._targets, self._segments = self._targets[~closed], self._segments[~closed]
-        self._rows, self._pending = self._rows[~closed], self._pending[~done]
-        self._rows_out += len(packed)
-        return packed
+    def _take(self, open_rows: list[int]) -> Packed:
+        (targets_BL, segments_BL), pieces = self._held.take(open_rows)
+        return Packed(targets_BL, segments_BL, pieces)
 
 
 class _BestFit:
@@ -180,7 +219,13 @@ def _cut(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return example, pieces
 
 
-def _joined(examples: Sequence[np.ndarray], sizes: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the length of each example with its EOS."""
+    return np.fromiter((len(e) + 1 for e in examples), np.int64, len(examples))
+
+
+def _joined(examples: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    sizes = sizes_of(examples)
     tokens = np.full(int(sizes.sum()), EOS, dtype)
     if len(examples):
         is_text = np.ones(len(tokens), bool)

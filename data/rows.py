@@ -2,8 +2,10 @@
 
 import dataclasses
 import hashlib
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +17,8 @@ NO_ROW = -1  # the row number of an empty row, which fills up the last batch of 
 _LINES_A_CHUNK = 16_384
 _NOT_SPACE = re.compile(r"\S+")
 
+T = TypeVar("T")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
@@ -25,6 +29,11 @@ class Counts:
     bytes: int = 0  # of the raw text in UTF-8, with one newline a line
     tokens: int = 0  # with one EOS a line
     rows: int = 0
+    # Only of pairs, of which the numbers above count the targets.
+    source_words: int = 0
+    source_bytes: int = 0
+    source_tokens: int = 0
+    left_out: int = 0  # pairs that are longer than a row; no other number counts them
 
     @property
     def words_and_ends(self) -> int:
@@ -44,6 +53,15 @@ class Counts:
             tokens=tokens,
             rows=rows,
         )
+
+    def written(self) -> dict[str, int]:
+        """Returns the numbers as a manifest keeps them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> "Counts":
+        """Takes the counts out of a manifest; older ones lack some."""
+        return cls(**{f.name: entry.get(f.name, f.default) for f in dataclasses.fields(cls)})
 
 
 class Rows:
@@ -78,11 +96,7 @@ class Rows:
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
-        row_ids = np.asarray(row_ids)
-        empty = row_ids == NO_ROW
-        at = np.where(empty, 0, row_ids)
-        targets_BL, segments_BL = self.targets_BL[at], self.segments_BL[at]
-        targets_BL[empty], segments_BL[empty] = 0, 0
+        targets_BL, segments_BL = read_rows(row_ids, self.targets_BL, self.segments_BL)
         return {
             "inputs_BL": pack.inputs(targets_BL, segments_BL),
             "targets_BL": targets_BL.astype(np.int32),
@@ -113,6 +127,15 @@ class Rows:
         )
 
 
+def read_rows(row_ids: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Copies rows of some arrays; NO_ROW gives a row of zeros."""
+    empty = np.asarray(row_ids) == NO_ROW
+    rows = [array[np.where(empty, 0, row_ids)] for array in arrays]
+    for row in rows:
+        row[empty] = 0
+    return rows
+
+
 def packed_lines(
     lines: Iterable[str],
     vocab: Vocab,
@@ -124,7 +147,7 @@ def packed_lines(
 ) -> Iterator[tuple[pack.Packed, Counts]]:
     """Encodes and packs lines chunk by chunk; digest is fed the raw text."""
     packer = pack.Packer(length, packs=packs, dtype=vocab.dtype)
-    for chunk in _chunks(lines):
+    for chunk in chunks(lines):
         if digest is not None:
             digest.update(("\n".join(chunk) + "\n").encode())
         examples = vocab.encode(chunk if word_list is None else with_unk(chunk, word_list))
@@ -151,12 +174,8 @@ def read_word_list(path: str | None) -> frozenset[str] | None:
     return frozenset(line.split()[0] for line in read_lines(path) if line and not line.isspace())
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == _LINES_A_CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
+def chunks(examples: Iterable[T]) -> Iterator[list[T]]:
+    """Yields examples some thousands at a time."""
+    rest = iter(examples)
+    while chunk := list(itertools.islice(rest, _LINES_A_CHUNK)):
         yield chunk

@@ -12,6 +12,14 @@ from data import docstrings, text_files, tfds_lines
 
 SPLITS = ("train", "validation", "test")
 Files = str | tuple[str, ...]
+HeldOut = Annotated[float, Field(gt=0, lt=0.5)]
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    """Tells whether a text is among the fraction of all texts that a hash holds out."""
+    raw = text.encode("utf-8", "surrogatepass")
+    place = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
+    return place < fraction * 2**64
 
 
 @spec
@@ -53,7 +61,7 @@ class TextFiles(Source):
     """One path or glob, or several; so are validation and test."""
     validation: Files | None = None
     test: Files | None = None
-    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
+    validation_fraction: HeldOut = 0.02
     """About this share of the training lines is held out where there are no validation files.  A
     hash of the line chooses, so that equal lines never fall on both sides."""
 
@@ -79,8 +87,7 @@ class TextFiles(Source):
         return text_files.expand(getattr(self, split), f"TextFiles.{split}")
 
     def _holds_out(self, line: str) -> bool:
-        place = int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "big")
-        return place < self.validation_fraction * 2**64
+        return is_held_out(line, self.validation_fraction)
 
 
 @spec

@@ -5,12 +5,15 @@ import glob
 import gzip
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from configs.errors import UserError, did_you_mean
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 
 
 def expand(patterns: str | Sequence[str], where: str) -> list[str]:
@@ -29,15 +32,17 @@ def expand(patterns: str | Sequence[str], where: str) -> list[str]:
     return list(files)
 
 
-def read_lines(path: str) -> Iterator[str]:
+def read_lines(path: str, errors: str = "strict") -> Iterator[str]:
     """Yields every line, split on "\\n" only: other Unicode separators belong to the text.
 
-    A byte order mark at the start and a carriage return at a line's end are not text.
+    A byte order mark at the start and a carriage return at a line's end are not text.  errors is
+    what bytes.decode makes of bytes that are not UTF-8; with "surrogateescape" they stay in the
+    line as lone surrogates.
     """
     with _open(path) as file, _read_errors(path):
         for number, raw in enumerate(file, 1):
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
             except UnicodeDecodeError as error:
                 raise UserError(_not_utf8(path, number, raw, error)) from None
             yield line.removesuffix("\n").removesuffix("\r")

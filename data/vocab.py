@@ -93,16 +93,19 @@ class Vocab:
             raise UserError(f"vocab {path}: is not a SentencePiece model.") from None
 
 
-def make(settings: SentencePiece, lines: Iterator[str], *, unk_word: bool = False) -> Vocab:
-    """Loads or trains the vocab that the settings describe; the same text gives the same vocab."""
+def make(settings: SentencePiece, lines: Iterator[str], *, words: Sequence[str] = ()) -> Vocab:
+    """Loads or trains the vocab that the settings describe; the same text gives the same vocab.
+
+    words are those that are to be one sub-word each where they stand alone.
+    """
     if settings.model_file is not None:
         vocab = Vocab.load(settings.model_file)
         _check_ids(vocab, settings.model_file)
         return vocab
-    return _train(settings, lines, unk_word)
+    return _train(settings, lines, words)
 
 
-def _train(settings: SentencePiece, lines: Iterator[str], unk_word: bool) -> Vocab:
+def _train(settings: SentencePiece, lines: Iterator[str], words: Sequence[str]) -> Vocab:
     model = io.BytesIO()
     sentencepiece.set_random_generator_seed(0)
     sentencepiece.set_min_log_level(2)
@@ -121,7 +124,7 @@ def _train(settings: SentencePiece, lines: Iterator[str], unk_word: bool) -> Voc
             max_sentence_length=_LONGEST_LINE_BYTES,
             # A fixed number: the sums of unigram's training depend on how it shares out lines.
             num_threads=4,
-            user_defined_symbols=["▁" + UNK_WORD] if unk_word else [],
+            user_defined_symbols=["▁" + word for word in words],
             pad_id=PAD,
             eos_id=EOS,
             unk_id=UNK,

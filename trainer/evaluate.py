@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterator
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from data.order import in_order
 from data.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
-from trainer.feed import host_rows, place, placement
+from trainer.feed import Placement, host_rows, place, placement
 from trainer.step import evaluate_step
 
 
@@ -57,12 +57,12 @@ def _exp(x: float) -> float:
 
 
 def device_batches(
-    rows: Rows, sharding: NamedSharding, batch_sequences: int
+    rows: Rows, where: Placement, batch_sequences: int
 ) -> Iterator[dict[str, jax.Array]]:
     """All rows once, in order; the last batch is filled up with empty rows."""
-    held = host_rows(sharding, batch_sequences, 1)
+    held = host_rows(where, batch_sequences, 1)
     for _, batch in in_order(rows, batch_sequences, held):
-        yield place(sharding, batch, batch_sequences, 1)
+        yield place(where, batch, batch_sequences, 1)
 
 
 def evaluate(
@@ -82,13 +82,13 @@ def evaluate(
     split is evaluated, so a shortened evaluation scales them by the share of tokens seen.
     """
     criterion = Criterion(logit_scale=logit_scale)
-    sharding = placement(model.layout, mesh, 1)
+    where = placement(model.layout, mesh, 1)
     total = math.ceil(len(rows) / batch_sequences)
     total = total if batches is None else min(total, batches)
     loss = correct = tokens = 0.0
     with jax.set_mesh(mesh):
         for done, batch in zip(
-            range(total), device_batches(rows, sharding, batch_sequences), strict=False
+            range(total), device_batches(rows, where, batch_sequences), strict=False
         ):
             sums = jax.device_get(evaluate_step(model, criterion, params, batch))
             loss += float(sums.loss)

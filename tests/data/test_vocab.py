@@ -9,7 +9,7 @@ import sentencepiece
 
 from configs.errors import UserError
 from data.rows import with_unk
-from data.vocab import EOS, PAD, UNK, SentencePiece, Vocab, make
+from data.vocab import EOS, PAD, UNK, UNK_WORD, SentencePiece, Vocab, make
 
 PARTS = (("re", "un", "de"), ("ad", "ten", "mo"), ("er", "el"))
 WORDS = list(map("".join, itertools.product(*PARTS)))
@@ -70,7 +70,7 @@ def test_no_text_is_an_error():
 
 
 def test_unk_word_is_one_subword(lines):
-    vocab = make(SentencePiece(size=320), iter(lines), unk_word=True)
+    vocab = make(SentencePiece(size=320), iter(lines), words=[UNK_WORD])
     [text] = with_unk(["the  strange model"], frozenset({"the", "model"}))
     assert text == "the  <UNK> model"
     assert "▁<UNK>" in vocab.pieces(vocab.encode([text])[0])

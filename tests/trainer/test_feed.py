@@ -1,32 +1,29 @@
 """Host batches to device batches: whatever the mesh, each host brings the rows that it holds."""
 
 import itertools
+from collections.abc import Callable
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from configs.errors import UserError
 from data.order import row_ids
+from data.pair_rows import PairRows
+from data.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import text_rows
 from trainer.feed import feed, host_rows, place, placement
 
-
-def explicit(**sizes: int) -> Mesh:
-    kinds = (AxisType.Explicit,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds)
-
-
 HOSTS = {
-    "batch over both hosts": (jax.P("data"), (slice(0, 2),), (0, 12)),
-    "the second host": (jax.P("data"), (slice(2, 4),), (12, 24)),
-    "each host sees every data place": (jax.P("data"), (slice(None), slice(1, 2)), (0, 24)),
-    "batch over two mesh axes": (jax.P(("data", "model")), (slice(1, 2),), (6, 12)),
-    "the same, the other way round": (jax.P(("model", "data")), (slice(None), slice(1)), (0, 12)),
-    "batch whole, length split": (jax.P(None, "model"), (slice(3, 4),), (0, 24)),
+    "batch over both hosts": ("batch:data", (slice(0, 2),), (0, 12)),
+    "the second host": ("batch:data", (slice(2, 4),), (12, 24)),
+    "each host sees every data place": ("batch:data", (slice(None), slice(1, 2)), (0, 24)),
+    "batch over two mesh axes": ("batch:data;batch:model", (slice(1, 2),), (6, 12)),
+    "the same, the other way round": ("batch:model;batch:data", (slice(None), slice(1)), (0, 12)),
+    "batch whole, length split": ("length:model", (slice(3, 4),), (0, 24)),
+    "batch makes way for length": ("batch:model?;length:model", (slice(0, 4), slice(1)), (0, 24)),
 }
 
 
@@ -36,16 +33,28 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
     case: str, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the other devices of the mesh were some other host's."""
-    spec, own, wanted = HOSTS[case]
-    mesh = explicit(data=4, model=2)
+    rules, own, wanted = HOSTS[case]
+    layout = Layout(mesh="data:4,model:2", rules=rules)
+    mesh = make_mesh(layout)
     held = set(mesh.devices[own].flat)
 
     def indices(sharding: NamedSharding, shape: tuple[int, ...]) -> dict:
         return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in held}
 
     monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", indices)
-    spec = spec if microbatches == 1 else jax.P(None, *spec)
-    assert host_rows(NamedSharding(mesh, spec), 24, microbatches) == wanted
+    assert host_rows(placement(layout, mesh, microbatches), 24, microbatches) == wanted
+
+
+def pair_rows(count: int) -> PairRows:
+    """Rows of some segments with a source side beside each, of another length."""
+    targets, sources = text_rows(count), text_rows(count, seed=1)
+    return PairRows(
+        targets.targets_BL,
+        targets.segments_BL,
+        sources.targets_BL[:, :16],
+        sources.segments_BL[:, :16],
+        targets.counts,
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,19 +63,24 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
         Layout(mesh="data:1"),
         Layout(mesh="data:4,model:2", rules="batch:data;length:model"),
         Layout(mesh="data:2,model:4", rules="batch:data;batch:model"),
+        Layout(mesh="data:4,model:2", rules="batch:data;memory:model"),
     ],
     ids=lambda layout: layout.rules,
 )
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_a_device_batch_is_the_rows_of_its_step(layout: Layout, microbatches: int) -> None:
+@pytest.mark.parametrize("kind", [text_rows, pair_rows])
+def test_a_device_batch_is_the_rows_of_its_step(
+    layout: Layout, microbatches: int, kind: Callable[[int], Rows]
+) -> None:
     """Microbatch m holds the rows m, m + 3, m + 6 … of the batch: together each row once."""
-    rows, mesh = text_rows(41), make_mesh(layout)
-    sharding = placement(layout, mesh, microbatches)
-    fed = feed(rows, sharding, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
+    rows, mesh = kind(41), make_mesh(layout)
+    where = placement(layout, mesh, microbatches)
+    fed = feed(rows, where, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
     for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
         assert list(ids) == list(row_ids(3, step, 24, 41))
         for name, wanted in rows.batch(ids).items():
-            assert batch[name].sharding == sharding
+            axes = name[-2:] if microbatches == 1 else f"a{name[-2:]}"
+            assert batch[name].sharding == NamedSharding(mesh, layout.place(axes))
             found = np.asarray(batch[name])
             if microbatches > 1:
                 for slot in range(microbatches):
@@ -78,9 +92,9 @@ def test_a_device_batch_is_the_rows_of_its_step(layout: Layout, microbatches: in
 def test_one_row_differs_where_one_row_differs() -> None:
     """The comparison above would see two rows that changed places."""
     layout = Layout(mesh="data:2", rules="batch:data")
-    sharding = placement(layout, make_mesh(layout), 1)
+    where = placement(layout, make_mesh(layout), 1)
     batch = text_rows(8).batch(np.arange(8))
-    found = place(sharding, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
+    found = place(where, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
     assert (np.asarray(found["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
 
 
