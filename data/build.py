@@ -12,7 +12,7 @@ import numpy as np
 from configs.errors import UserError
 from data import disk, manifest
 from data.pack import Packed
-from data.pair_rows import packed_pairs
+from data.pair_rows import LONG, packed_pairs
 from data.pairs import Pair
 from data.rows import Counts, packed_lines, read_word_list
 from data.task import Task, Translation
@@ -168,7 +168,7 @@ def _summary(task: Task, counts: Counts, dropped: Counter[str]) -> str:
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:
     """Says how many pairs are not in the rows, and why."""
-    reasons = {"longer than a row": counts.left_out, **dropped}
+    reasons = {**dropped, LONG: counts.left_out}
     found = [f"{number:,} ({reason})" for reason, number in reasons.items() if number]
     return f"; not taken: {', '.join(found)}" if found else ""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from configs.errors import UserError
 from data import disk, manifest
 from data.build import build
-from data.pair_rows import PairRows
+from data.pair_rows import LONG, PairRows, Part
 from data.rows import Counts, Rows
-from data.task import Task
+from data.task import Task, Translation
 from data.vocab import Vocab
 from data.vocabs import Report, Vocabs
 
@@ -67,7 +68,7 @@ def _open(folder: Path, task: Task, given: dict[str, Vocab | None], report: Repo
         if found[name] != hash_now:
             file = folder / f"{name.removesuffix('_hash')}.model"
             raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
-    splits = {name: _rows(folder, name, entry) for name, entry in found["splits"].items()}
+    splits = {name: _rows(folder, name, entry, task) for name, entry in found["splits"].items()}
     return Prepared(vocabs.target, vocabs.source, splits, found)
 
 
@@ -86,12 +87,30 @@ def _check_text(folder: Path, found: dict[str, Any], task: Task, report: Report)
     return found
 
 
-def _rows(folder: Path, split: str, entry: dict[str, Any]) -> Rows:
+def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task) -> Rows:
     def array(name: str) -> np.ndarray:
         return np.load(folder / f"{split}.{name}.npy", mmap_mode="r")
 
     counts = Counts.read(entry)
-    if "parts" not in entry:
+    if not isinstance(task, Translation):
         return Rows(array("targets"), array("segments"), counts)
-    sources = (array("sources"), array("source_segments"))
-    return PairRows(array("targets"), array("segments"), *sources, counts)
+    parts = list(_parts(entry["parts"]))
+    sizes = [part.counts.rows for part in parts]
+    return PairRows(
+        array("targets"),
+        array("segments"),
+        array("sources"),
+        array("source_segments"),
+        counts,
+        mix=task.source.mix(sizes) if split == "train" else None,
+        parts=parts,
+    )
+
+
+def _parts(entries: list[dict[str, Any]]) -> Iterator[Part]:
+    first = 0
+    for entry in entries:
+        counts = Counts.read(entry)
+        lost = {**entry["dropped"], LONG: counts.left_out}
+        rows = range(first, first := first + counts.rows)
+        yield Part(entry["name"], rows, counts, {why: n for why, n in lost.items() if n})

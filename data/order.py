@@ -1,12 +1,12 @@
 """The order of rows in training: a pure function of (seed, step, batch size)."""
 
-import functools
 import sys
 from collections.abc import Iterator
 
 import grain
 import numpy as np
 
+from data.mix import shuffled
 from data.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
@@ -21,24 +21,18 @@ def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray
     Training reads the numbers step * batch_sequences and on of an endless sequence that holds
     each epoch's own permutation of all rows, so no row is lost where a batch spans two epochs.
     """
-    places = np.arange(step * batch_sequences, (step + 1) * batch_sequences)
-    epochs = places // rows
-    ids = np.empty(batch_sequences, np.int64)
-    for epoch in range(epochs[0], epochs[-1] + 1):
-        now = epochs == epoch
-        ids[now] = _permutation(seed, epoch, rows)[places[now] % rows]
-    return ids
+    return shuffled(seed, _places(step, batch_sequences), rows)
 
 
-@functools.lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, rows: int) -> np.ndarray:
-    """Orders all rows by random numbers; takes 8 bytes a row, under 1 % of the rows themselves.
+def rows_of_step(rows: Rows, seed: int, step: int, batch_sequences: int) -> np.ndarray:
+    """Returns the rows of a step's global batch, those of a mixture at the rates of its parts."""
+    if rows.mix is None:
+        return row_ids(seed, step, batch_sequences, len(rows))
+    return rows.mix.row_ids(seed, _places(step, batch_sequences))
 
-    Grain's own `shuffle` takes 25 to 35 us a row, 35 ms for a batch of 1024.  numpy promises the
-    same raw numbers in every version; it does not promise the same `Generator.permutation`.
-    """
-    numbers = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(rows)
-    return np.argsort(numbers, kind="stable")
+
+def _places(step: int, batch_sequences: int) -> np.ndarray:
+    return np.arange(step * batch_sequences, (step + 1) * batch_sequences)
 
 
 def batches(
@@ -55,7 +49,7 @@ def batches(
     start, stop = slice_of_batch or (0, batch_sequences)
 
     def read(step: int) -> tuple[np.ndarray, Batch]:
-        ids = row_ids(seed, step, batch_sequences, len(rows))
+        ids = rows_of_step(rows, seed, step, batch_sequences)
         return ids, rows.batch(ids[start:stop])
 
     steps = grain.MapDataset.range(first_step, sys.maxsize).map(read)

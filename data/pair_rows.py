@@ -2,18 +2,36 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from data import pack
+from data.mix import Mix
 from data.pack_pairs import PackedPairs, PairPacker, joined_pairs
 from data.pairs import Pair, tagged
 from data.rows import Counts, Rows, chunks, read_rows
 from data.vocab import Vocab
 
+LONG = "longer than a row"
+
+
+class Part(NamedTuple):
+    """The rows that one source of a mixture gave, and its pairs that are in no row, by reason."""
+
+    name: str
+    rows: range
+    counts: Counts
+    dropped: dict[str, int]
+
+    @property
+    def read(self) -> int:
+        """Returns how many pairs the source has."""
+        return self.counts.lines + sum(self.dropped.values())
+
 
 class PairRows(Rows):
-    """Rows of one split of a translation."""
+    """Rows of one split of a translation; those of a mixture lie part after part."""
 
     def __init__(
         self,
@@ -23,10 +41,13 @@ class PairRows(Rows):
         source_segments_BM: np.ndarray,
         counts: Counts,
         pieces: np.ndarray | None = None,
+        mix: Mix | None = None,
+        parts: Sequence[Part] = (),
     ):
-        super().__init__(targets_BL, segments_BL, counts, pieces)
+        super().__init__(targets_BL, segments_BL, counts, pieces, mix)
         self.sources_BM = sources_BM
         self.source_segments_BM = source_segments_BM
+        self.parts = tuple(parts)
 
     @property
     def source_length(self) -> int:
@@ -36,6 +57,20 @@ class PairRows(Rows):
     def source_fill(self) -> float:
         """Returns the share of places on the source side that hold a token."""
         return self.counts.source_tokens / max(1, self.sources_BM.size)
+
+    def numbers(self) -> dict[str, int | str]:
+        """Returns what a table says about these rows."""
+        counts = self.counts
+        return {
+            "pairs": counts.lines,
+            "source words": counts.source_words,
+            "words": counts.words,
+            "source tokens": counts.source_tokens,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "source fill": f"{self.source_fill:.1%}",
+            "fill": f"{self.fill:.1%}",
+        }
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""

@@ -1,11 +1,14 @@
 """The kinds of pairs that a task file can name."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
-from configs.errors import UserError
-from configs.spec import CountOrZero, spec
+from pydantic import Field
+
+from configs.errors import UserError, listed
+from configs.spec import CountOrZero, Positive, spec
 from data import pair_files, text_files
+from data.mix import Mix
 from data.pairs import Pair, Pairs
 from data.source import SPLITS, Files, HeldOut, is_held_out
 
@@ -120,3 +123,69 @@ class Jsonl(FilePairs):
         paths = self.expanded(split, self.files(split)[split])
         fields = (self.source_field, self.target_field)
         return pair_files.records(paths, f"Jsonl.{split}", *fields, errors)
+
+
+@spec
+class Mixture(Pairs):
+    """Several sources as one; the parts of a batch come at rates that the settings choose.
+
+    Each part is packed into rows of its own, and rates and sizes are of rows.
+    """
+
+    parts: Annotated[tuple[Pairs, ...], Field(min_length=1)]
+    """In a gin file each with a scope, such as (@de/Tsv(), @fr/Tsv())."""
+    rates: tuple[Positive, ...] | None = None
+    """One number a part, of any sum; by size where it is None."""
+    temperature: Positive = 1.0
+    """By size, a rate is proportional to size ** (1 / temperature): 1 takes from each part its
+    share, and a large number takes from all alike."""
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise UserError(listed("Mixture", problems))
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.parts))
+
+    def parts_of(self, split: str) -> dict[str, Pairs]:
+        """Names the parts that have a split: by tag or kind, with a number where two are alike."""
+        kinds = [part.tag or type(part).__name__ for part in self.parts]
+        names = [
+            f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind
+            for i, kind in enumerate(kinds)
+        ]
+        found = zip(names, self.parts, strict=True)
+        return {name: part for name, part in found if split in part.splits()}
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        found = {str(i): part.fingerprint() for i, part in enumerate(self.parts, 1)}
+        return found if None not in found.values() else None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Names the tags that source lines may have."""
+        return tuple(dict.fromkeys(tag for part in self.parts for tag in part.tags))
+
+    def mix(self, rows: Sequence[int]) -> Mix:
+        """Says at which rates the parts come in training, of which each has so many rows."""
+        return Mix.of(rows, self.rates or [size ** (1 / self.temperature) for size in rows])
+
+    def _problems(self) -> Iterator[str]:
+        if any(isinstance(part, Mixture) for part in self.parts):
+            yield "Mixture.parts: a part is a mixture itself.  Name its parts here instead."
+        if self.tag is not None:
+            yield f"Mixture.tag = {self.tag!r}: legal: None.  Each part has a tag of its own."
+        if 0 < sum(part.tag is not None for part in self.parts) < len(self.parts):
+            tags = ", ".join(str(part.tag) for part in self.parts)
+            yield f"Mixture.parts: their tags are {tags}.  Give each part a tag, or none."
+        if self.rates is not None and len(self.rates) != len(self.parts):
+            yield (
+                f"Mixture.rates: {len(self.rates)} rates for {len(self.parts)} parts.  "
+                "Give one number for each part, in their order."
+            )
+        if self.rates is not None and self.temperature != 1:
+            yield (
+                f"Mixture.temperature = {self.temperature}: it counts only by size, and "
+                "Mixture.rates is set.  Leave one of the two away."
+            )

@@ -1,13 +1,14 @@
 """Sources of pairs: each yields the sentences of a split beside their translations."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from configs.errors import UserError, did_you_mean
 from configs.spec import spec
+from data.mix import Mix
 from data.source import Source
 
 _NAME = r"^[A-Za-z0-9_-]+$"
@@ -94,3 +95,7 @@ class Pairs(Source):
     def tags(self) -> tuple[str, ...]:
         """Names the tags that source lines may have."""
         return () if self.tag is None else (self.tag,)
+
+    def mix(self, rows: Sequence[int]) -> Mix | None:
+        """Says at which rates the parts come in training, of which each has so many rows."""
+        return None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from data import pack
+from data.mix import Mix
 from data.text_files import read_lines
 from data.vocab import UNK_WORD, Vocab
 
@@ -67,7 +68,8 @@ class Counts:
 class Rows:
     """Rows of one split.  pieces, known for rows in memory, leads from lines to segments.
 
-    pieces has a line of (line, row, segment) for each piece of each line.
+    pieces has a line of (line, row, segment) for each piece of each line.  mix says at which rates
+    the rows of a mixture come in training.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class Rows:
         segments_BL: np.ndarray,
         counts: Counts,
         pieces: np.ndarray | None = None,
+        mix: Mix | None = None,
     ):
         self.targets_BL = targets_BL
         self.segments_BL = segments_BL
         self.counts = counts
         self.pieces = pieces
+        self.mix = mix
 
     def __len__(self) -> int:
         return len(self.targets_BL)
@@ -93,6 +97,18 @@ class Rows:
     def fill(self) -> float:
         """Returns the share of places that hold a token."""
         return self.counts.tokens / max(1, self.targets_BL.size)
+
+    def numbers(self) -> dict[str, int | str]:
+        """Returns what a table says about these rows."""
+        counts = self.counts
+        return {
+            "lines": counts.lines,
+            "words": counts.words,
+            "bytes": counts.bytes,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "fill": f"{self.fill:.1%}",
+        }
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""

@@ -12,7 +12,10 @@ from typing import Any, TextIO
 
 from configs.errors import UserError
 from configs.load import Config, load
+from configs.read import Reference
+from configs.spec import SPECS
 from data.cache import prepare
+from data.pair_rows import PairRows
 from data.rows import Rows, read_word_list
 from data.task import Task
 from data.text_files import read_lines
@@ -93,15 +96,43 @@ def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> Tr
     return TrainedModels(model_dir, run, layout, tell)
 
 
+def task_of(config: Config) -> Task:
+    """The task that the settings name; a run's other settings may be missing."""
+    bound = {binding.name: binding.value for binding in config.bindings()}
+    reference = bound.get("Run.task")
+    task = config.make(SPECS[reference.target] if isinstance(reference, Reference) else Task)
+    assert isinstance(task, Task)
+    return task
+
+
 def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: Strings) -> None:
-    task = settings(None, gin_file, gin_param).make(Task)
+    task = task_of(settings(None, gin_file, gin_param))
     prepared = prepare(task, data_dir, rebuild=rebuild, report=tell)
-    rows = [
-        (name, *dataclasses.astuple(split.counts), f"{split.fill:.1%}")
-        for name, split in prepared.splits.items()
-    ]
-    print_table(["split", "lines", "words", "bytes", "tokens", "rows", "fill"], rows)
+    numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
+    print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
+    print_parts(prepared.splits)
     tell(f"content hash {prepared.manifest['content_hash']}")
+
+
+def print_parts(splits: Mapping[str, Rows]) -> None:
+    """What each part of a mixture gave to a split, and which pairs are in no row."""
+    parts = [(s, p) for s, rows in splits.items() if isinstance(rows, PairRows) for p in rows.parts]
+    if len(parts) > len(splits):
+        found = [(split, p.name, p.counts.lines, p.counts.rows) for split, p in parts]
+        print_table(["split", "part", "pairs", "rows"], found)
+    lost = [
+        (
+            split,
+            part.name,
+            why,
+            pairs,
+            f"{pairs / (part.counts.lines + sum(part.dropped.values())):.2%}",
+        )
+        for split, part in parts
+        for why, pairs in part.dropped.items()
+    ]
+    if lost:
+        print_table(["split", "part", "not in the rows", "pairs", "share"], lost)
 
 
 def evaluate_model(

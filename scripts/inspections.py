@@ -10,11 +10,9 @@ from configs.errors import UserError
 from configs.load import Config
 from configs.read import Reference
 from configs.spec import SPECS
-from data.cache import prepare
-from data.order import row_ids
+from data.cache import Prepared, prepare
+from data.order import rows_of_step
 from data.rows import Rows
-from data.task import Task
-from data.vocab import Vocab
 from layouts.axes import BY_LETTER
 from layouts.layout import Layout
 from layouts.lint import lint, report, table
@@ -22,7 +20,7 @@ from layouts.mesh import mesh_sizes
 from layouts.record import record
 from models.api import ModelSpec
 from models.spec import Transformer
-from scripts.commands import Strings, only, set_where, settings, write_json
+from scripts.commands import Strings, only, set_where, settings, task_of, write_json
 from scripts.terminal import print_table, tell
 from trainer.checkpoint import Checkpoints
 from trainer.checks import layout_name, record_loss, sources
@@ -51,20 +49,19 @@ def data(
 ) -> None:
     """Packed rows, decoded."""
     found = settings(model_dir, gin_file, gin_param)
-    prepared = prepare(found.make(Task), data_dir, report=tell)
+    prepared = prepare(task_of(found), data_dir, report=tell)
     if split not in prepared.splits:
         raise UserError(f"--split={split}: not there.  Legal: {', '.join(prepared.splits)}.")
     held = prepared.splits[split]
     if step is not None:
         run = found.make(Run)
-        ids = row_ids(run.seed, step - 1, run.batch_sequences, len(held)).tolist()
+        ids = rows_of_step(held, run.seed, step - 1, run.batch_sequences).tolist()
     else:
         ids = _numbers(rows, len(held))
-    segments = [segment for row in ids for segment in _segments(held, row, prepared.vocab)]
-    print_table(
-        ["row", "segment", "tokens", "text"],
-        [(s["row"], s["segment"], s["tokens"], s["text"]) for s in segments],
-    )
+    segments = [segment for row in ids for segment in _segments(prepared, held, row)]
+    shown = ["row", "segment", *([] if prepared.source_vocab is None else ["source"]), "tokens"]
+    shown.append("text")
+    print_table(shown, [[segment[name] for name in shown] for segment in segments])
     write_json(json_file, segments)
 
 
@@ -78,17 +75,21 @@ def _numbers(text: str, count: int) -> list[int]:
     return ids
 
 
-def _segments(rows: Rows, row: int, vocab: Vocab) -> list[dict[str, Any]]:
+def _segments(prepared: Prepared, rows: Rows, row: int) -> list[dict[str, Any]]:
     batch = rows.batch(np.array([row]))
-    targets, segments = batch["targets_BL"][0], batch["segments_BL"][0]
     found = []
-    for segment in range(1, int(segments.max()) + 1):
-        ids = targets[segments == segment]
-        pieces = " ".join(vocab.pieces(ids))
-        found.append(
-            {"row": row, "segment": segment, "tokens": len(ids), "text": vocab.decode(ids),
-             "pieces": pieces}
-        )  # fmt: skip
+    for segment in range(1, int(batch["segments_BL"].max()) + 1):
+        ids = batch["targets_BL"][batch["segments_BL"] == segment]
+        line: dict[str, Any] = {"row": row, "segment": segment}
+        if prepared.source_vocab is not None:
+            sources = batch["inputs_BM"][batch["segments_BM"] == segment]
+            line["source"] = prepared.source_vocab.decode(sources)
+            line["source_tokens"] = len(sources)
+            line["source_pieces"] = " ".join(prepared.source_vocab.pieces(sources))
+        line["tokens"] = len(ids)
+        line["text"] = prepared.vocab.decode(ids)
+        line["pieces"] = " ".join(prepared.vocab.pieces(ids))
+        found.append(line)
     return found
 
 
