@@ -28,6 +28,10 @@ class Prepared:
     splits: dict[str, Rows]
     manifest: dict[str, Any]
 
+    @property
+    def vocabs(self) -> Vocabs:
+        return Vocabs(self.vocab, self.source_vocab)
+
 
 def prepare(
     task: Task,

@@ -1,13 +1,15 @@
 """The kinds of pairs that a task file can name."""
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from configs.errors import UserError, listed
-from configs.spec import CountOrZero, Positive, spec
-from data import pair_files, text_files
+from configs.spec import Count, CountOrZero, Positive, spec
+from data import pair_files, text_files, tfds_lines
 from data.mix import Mix
 from data.pairs import Pair, Pairs
 from data.source import SPLITS, Files, HeldOut, is_held_out
@@ -123,6 +125,72 @@ class Jsonl(FilePairs):
         paths = self.expanded(split, self.files(split)[split])
         fields = (self.source_field, self.target_field)
         return pair_files.records(paths, f"Jsonl.{split}", *fields, errors)
+
+
+@spec
+class TfdsPairs(Pairs):
+    """A TFDS data set of translations, made by its own builder as ArrayRecord files."""
+
+    name: str
+    """Such as "wmt14_translate/de-en"."""
+    source_field: str
+    """The feature to translate; TFDS names features by language, such as "en"."""
+    target_field: str
+    train: str = "train"
+    """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
+    validation: str | None = "validation"
+    test: str | None = "test"
+    folder: str | None = None
+    """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
+    archives: str | None = None
+    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if getattr(self, s) is not None)
+
+    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        fields = {"source_field": self.source_field, "target_field": self.target_field}
+        place = (self.name, self.folder, self.archives)
+        for texts in tfds_lines.texts("TfdsPairs", *place, getattr(self, split), fields):
+            yield Pair(*(text.decode("utf-8", errors) for text in texts))
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        return tfds_lines.stamps("TfdsPairs", self.name, self.folder)
+
+
+@spec
+class Phrases(Pairs):
+    """Dates, numbers, names and the like in two languages, made from locale data by a seed."""
+
+    language: str = "de"
+    target_language: str = "en"
+    train: Count = 40_000
+    """Pairs to train on."""
+    held_out: Count = 1_000
+    """Pairs in validation and in test, each; they share no source with training."""
+    seed: int = 0
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        made = _phrases(self.language, self.target_language, self.seed, self.train, self.held_out)
+        return itertools.starmap(Pair, made[split])
+
+    def fingerprint(self) -> dict[str, str]:
+        from data import phrases
+
+        return phrases.versions()
+
+
+@functools.lru_cache(maxsize=32)
+def _phrases(
+    language: str, target: str, seed: int, train: int, held_out: int
+) -> dict[str, list[tuple[str, str]]]:
+    """Keeps what was made: a corpus is read for each vocab and split, and takes 4 s to make."""
+    from data import phrases  # costs 0.2 s, which other sources need not pay
+
+    return phrases.corpus(language, target, seed, train, held_out)
 
 
 @spec

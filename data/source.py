@@ -114,4 +114,4 @@ class Tfds(Source):
         )
 
     def fingerprint(self) -> dict[str, Any] | None:
-        return tfds_lines.stamps(self.name, self.folder)
+        return tfds_lines.stamps("Tfds", self.name, self.folder)

@@ -2,10 +2,11 @@
 
 import contextlib
 import glob
+import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.errors import UserError, did_you_mean
@@ -17,71 +18,112 @@ def lines(
     name: str, folder: str | None, archives: str | None, split: str, feature: str
 ) -> Iterator[str]:
     """Yields one text feature of a split; line breaks inside it become spaces."""
-    builder = prepared(name, folder, archives)
-    _check_feature(builder, feature)
+    for [text] in texts("Tfds", name, folder, archives, split, {"feature": feature}):
+        line = text.decode("utf-8").replace("\n", " ")
+        if line and not line.isspace():
+            yield line
+
+
+def texts(
+    kind: str,
+    name: str,
+    folder: str | None,
+    archives: str | None,
+    split: str,
+    features: Mapping[str, str],
+) -> Iterator[list[bytes]]:
+    """Yields some text features of each record of a split.
+
+    kind is the spec that names the data set, and features names them by its parameters.
+    """
+    builder = prepared(kind, name, folder, archives)
+    _check_features(kind, builder, features)
     try:
         records = builder.as_data_source(split=split)
     except ValueError as error:
         legal = ", ".join(builder.info.splits)
-        raise UserError(f"Tfds: split {split!r} of {name}: {error}  Its splits: {legal}.") from None
+        raise UserError(
+            f"{kind}: split {split!r} of {name}: {error}  Its splits: {legal}."
+        ) from None
     for start in range(0, len(records), _RECORDS_A_READ):
         stop = min(start + _RECORDS_A_READ, len(records))
         for record in records.__getitems__(range(start, stop)):
-            line = record[feature].decode("utf-8").replace("\n", " ")
-            if line and not line.isspace():
-                yield line
+            yield [record[feature] for feature in features.values()]
 
 
-def stamps(name: str, folder: str | None) -> dict[str, Any] | None:
+def stamps(kind: str, name: str, folder: str | None) -> dict[str, Any] | None:
     """Names the version of a data set and the records of its splits; None before it is made."""
-    info = _builder(name, folder).info
+    info = _builder(kind, name, folder).info
     splits = {split: list(found.shard_lengths) for split, found in info.splits.items()}
     return {"name": info.full_name, **splits} if splits else None
 
 
-def prepared(name: str, folder: str | None, archives: str | None) -> Any:
+def prepared(kind: str, name: str, folder: str | None, archives: str | None) -> Any:
     """Returns TFDS's builder of a data set, downloaded and written as ArrayRecord files."""
     import tensorflow_datasets as tfds  # costs 0.8 s, which other sources need not pay
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
-    builder = _builder(name, folder)
+    builder = _builder(kind, name, folder)
     tfds.disable_progress_bar()  # it redraws over the caller's own
     config = tfds.download.DownloadConfig(manual_dir=archives)
     try:
         with _files_without_tensorflow(builder):
             builder.download_and_prepare(download_config=config)
     except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
-        raise UserError(_not_prepared(builder, error)) from error
+        raise UserError(_not_prepared(kind, builder, error)) from error
     return builder
 
 
-def _builder(name: str, folder: str | None) -> Any:
+def _builder(kind: str, name: str, folder: str | None) -> Any:
     import tensorflow_datasets as tfds
 
+    _import_builder(name)
     try:
         return tfds.builder(name, data_dir=folder, file_format="array_record")
-    except tfds.core.DatasetNotFoundError:
-        hint = did_you_mean(name, tfds.list_builders(with_community_datasets=False))
-        raise UserError(f"Tfds.name = {name!r}: TFDS has no such data set.{hint}") from None
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        raise UserError(f"{kind}.name = {name!r}: {_why_not(name, error)}") from None
 
 
-def _not_prepared(builder: Any, error: Exception) -> str:
+def _why_not(name: str, error: Exception) -> str:
+    import tensorflow_datasets as tfds
+
+    data_set = name.partition("/")[0]
+    try:
+        legal = tfds.builder_cls(data_set).builder_configs
+    except (tfds.core.DatasetNotFoundError, ValueError):
+        known = tfds.list_builders(with_community_datasets=False)
+        return f"TFDS has no such data set.{did_you_mean(name, known)}"
+    first_line = str(error).partition("\n")[0]
+    return f"{first_line}  The configurations of {data_set}: {', '.join(legal) or 'none'}."
+
+
+def _import_builder(name: str) -> None:
+    """Makes known a builder that TFDS does not import by itself, such as those of WMT."""
+    stem = name.partition("/")[0].removesuffix("_translate")
+    for package in ("translate", "text"):
+        module = f"tensorflow_datasets.{package}.{stem}"
+        if stem.isidentifier() and importlib.util.find_spec(module):
+            importlib.import_module(module)
+
+
+def _not_prepared(kind: str, builder: Any, error: Exception) -> str:
     files = ", ".join(info.filename for info in builder.url_infos.values() if info.filename)
     first_line = str(error).partition("\n")[0]
     return (
-        f"Tfds.name = {builder.name!r}: could not be downloaded or written to {builder.data_dir} "
+        f"{kind}.name = {builder.name!r}: could not be downloaded or written to {builder.data_dir} "
         f"({first_line}).  Where there is no network, copy its archives ({files}) into a folder "
-        "and set Tfds.archives to that folder."
+        f"and set {kind}.archives to that folder."
     )
 
 
-def _check_feature(builder: Any, feature: str) -> None:
+def _check_features(kind: str, builder: Any, features: Mapping[str, str]) -> None:
     legal = sorted(builder.info.features)
-    if feature not in legal:
-        raise UserError(
-            f"Tfds.feature = {feature!r}: {builder.name} has no such feature.  "
-            f"Its features: {', '.join(legal)}."
-        )
+    for parameter, feature in features.items():
+        if feature not in legal:
+            raise UserError(
+                f"{kind}.{parameter} = {feature!r}: {builder.name} has no such feature.  "
+                f"Its features: {', '.join(legal)}."
+            )
 
 
 @contextlib.contextmanager

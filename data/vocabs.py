@@ -32,10 +32,16 @@ class Vocabs(NamedTuple):
         found = {"vocab_hash": self.target.hash}
         return found if self.source is None else {**found, "source_vocab_hash": self.source.hash}
 
+    def files(self) -> dict[str, bytes]:
+        """Names the files that keep them, with their content."""
+        found = {TARGET_FILE: self.target.model}
+        if self.source is not None and self.source.hash != self.target.hash:
+            found[SOURCE_FILE] = self.source.model
+        return found
+
     def save(self, folder: Path) -> None:
-        self.target.save(folder / TARGET_FILE)
-        if self.source is not None and self.source is not self.target:
-            self.source.save(folder / SOURCE_FILE)
+        for name, model in self.files().items():
+            (folder / name).write_bytes(model)
 
     @classmethod
     def load(cls, folder: Path, task: Task) -> "Vocabs":

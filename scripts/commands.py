@@ -25,7 +25,7 @@ from layouts.mesh import make_mesh
 from models.sampling import Sampling
 from models.spec import Transformer
 from scripts.terminal import Bar, Terminal, print_table, tell
-from trainer.checks import check_layout, check_length, check_vocab, step_flops
+from trainer.checks import check_layout, check_length, check_sides, check_vocabs, step_flops
 from trainer.decode import decode_lines
 from trainer.evaluate import evaluate
 from trainer.loop import Clock
@@ -67,12 +67,13 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
+    check_sides(run)
     check_length(run)
     for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
     prepared = prepare(run.task, data_dir, report=tell)
-    check_vocab(run, prepared.vocab)
-    Workspace(model_dir).save(config, run, prepared.vocab)
+    check_vocabs(run, prepared.vocabs)
+    Workspace(model_dir).save(config, run, prepared.vocabs)
     clock = Clock(step_flops(run), peak_flops(mesh.devices.flat))
     with Terminal() as terminal:
         outcome = train_loop(run, layout, mesh, prepared.splits, model_dir, terminal, clock)
@@ -177,8 +178,10 @@ def evaluation_rows(
     task = models.run.task
     if text_file is not None:
         word_list = read_word_list(task.word_list)
-        return Rows.from_lines(read_lines(text_file), models.vocab, task.length, word_list)
-    splits = prepare(task, data_dir, vocab=models.vocab, report=tell).splits
+        return Rows.from_lines(read_lines(text_file), models.vocabs.target, task.length, word_list)
+    splits = prepare(
+        task, data_dir, vocab=models.vocabs.target, source_vocab=models.vocabs.source, report=tell
+    ).splits
     if split not in splits:
         raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
     return splits[split]
@@ -211,7 +214,7 @@ def continuations(
             trained.model,
             trained.params,
             prompts,
-            trained.vocab,
+            trained.vocabs.target,
             trained.mesh,
             Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
             seed=seed,
@@ -240,7 +243,7 @@ def score_file(
             trained.params,
             lines,
             trained.run.task,
-            trained.vocab,
+            trained.vocabs.target,
             trained.mesh,
             batch_of(trained, batch_sequences),
             bar.update,

@@ -1,30 +1,80 @@
-"""Tasks: what a name and a length may be."""
+"""Tasks: what a name and a length may be, and what a batch of each kind holds."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from configs.errors import UserError
 from configs.load import load
+from data.cache import prepare
+from data.pair_sources import Mixture, Phrases
 from data.source import Docstrings
-from data.task import Task
+from data.task import Task, Translation
 from data.vocab import SentencePiece
+from scripts.commands import task_of
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"
+NEEDED = {
+    "text": ["TextFiles.train='my/*.txt'"],
+    "pairs": ["ParallelFiles.train_source='my.en'", "ParallelFiles.train_target='my.de'"],
+}
+
+
+def translation(**changes):
+    settings = {"name": "x", "source": Phrases(), "vocab": SentencePiece(), "length": 9}
+    return Translation(**(settings | {"source_length": 7} | changes))
 
 
 @pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b", "a b"])
 def test_a_name_is_a_folder_name(name):
     with pytest.raises(UserError, match=r"Task.name = .*it names a folder of data_dir"):
         Task(name=name, source=Docstrings(), vocab=SentencePiece(), length=8)
+    with pytest.raises(UserError, match=r"Translation.name = .*it names a folder of data_dir"):
+        translation(name=name)
 
 
 def test_a_row_has_at_least_two_places():
     with pytest.raises(UserError, match=r"length = 1: legal: .* at least 2 and of at most 65536"):
         Task(name="x", source=Docstrings(), vocab=SentencePiece(), length=1)
+    with pytest.raises(UserError, match=r"Translation.source_length = 1: legal: .* at least 2"):
+        translation(source_length=1)
+
+
+def test_pairs_are_no_text_and_text_is_no_pairs():
+    with pytest.raises(UserError, match=r"Task.source = @Phrases\(\): .*Take @Translation\(\)"):
+        Task(name="x", source=Phrases(), vocab=SentencePiece(), length=8)
+    with pytest.raises(UserError, match=r"Translation.source = .*legal: .*@Phrases\(\)"):
+        translation(source=Docstrings())
+
+
+def test_a_translation_has_no_word_list():
+    with pytest.raises(UserError, match=r"Translation.word_list = 'words'"):
+        translation(word_list="words")
+
+
+def test_a_task_names_the_arrays_of_its_batches(tmp_path):
+    source = Phrases(train=60, held_out=2)
+    task = translation(source=source, vocab=SentencePiece(size=400), length=90, source_length=80)
+    batch = prepare(task, tmp_path).splits["train"].batch(np.arange(3))
+    assert {name: array.shape for name, array in batch.items()} == {
+        name: (3, length) for name, length in task.array_lengths.items()
+    }
+    text = Task(name="x", source=Docstrings(), vocab=SentencePiece(), length=8)
+    assert set(text.array_lengths) == {name for name in batch if name.endswith("_BL")}
+
+
+def test_a_task_knows_the_tags_of_its_parts():
+    parts = [Phrases(language="en", target_language=x, tag=f"2{x}") for x in ("de", "fr", "de")]
+    assert translation(source=Mixture(parts=parts)).tags == ("2de", "2fr")
+    assert translation().tags == ()
+    assert Task(name="x", source=Docstrings(), vocab=SentencePiece(), length=8).tags == ()
 
 
 @pytest.mark.parametrize("file", sorted(TASKS.glob("*.gin")), ids=lambda file: file.stem)
 def test_every_task_file_makes_a_task_of_its_name(file):
-    needed = ["TextFiles.train='my/*.txt'"] if file.stem == "text" else []
-    assert load([str(file)], needed).make(Task).name == file.stem
+    config = load([str(file)], NEEDED.get(file.stem, ()))
+    assert task_of(config).name == file.stem
+    assert config.unused(type(task_of(config))) == tuple(
+        binding for binding in config.bindings() if binding.name == "Run.task"
+    )
