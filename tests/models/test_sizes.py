@@ -7,19 +7,50 @@ import pytest
 
 from configs.load import load
 from layouts.record import record
+from models.spec import Transformer
 from scripts.inspections import model_of
 from tests.toys import ROOT
 
-# Shazeer et al. 2018, Table 2, in billions.
-PUBLISHED = ["0.14", "0.22", "0.37", "0.67", "1.28", "2.48", "4.90"]
+# Shazeer et al. 2018, Tables 2 and 3, in billions.
+LANGUAGE = ["0.14", "0.22", "0.37", "0.67", "1.28", "2.48", "4.90"]
+TRANSLATION = ["0.15", "0.24", "0.42", "0.77", "1.48", "2.89", "0.21"]
+# Vaswani et al. 2017, Table 3, in millions.
+ATTENTION = {"base": 65, "big": 213}
 
 
-@pytest.mark.parametrize("billions", PUBLISHED)
-def test_mesh_tensorflow_language_models_have_their_published_sizes(billions: str) -> None:
-    path = f"configs/models/mtf_lm_{billions}b.gin"
+def counted(name: str) -> tuple[Transformer, int]:
+    """A model's settings and its weights, as many as its file says."""
+    path = f"configs/models/{name}.gin"
     spec = model_of(load([path]))
-    assert spec.vocab == 32_768
+    assert isinstance(spec, Transformer)
     weights = record(lambda layout: spec.model(layout).init(jax.random.key(0))).weights
     found = sum(math.prod(weight.shape) for weight in weights)
+    assert f" {found:,} weights" in (ROOT / path).read_text()
+    return spec, found
+
+
+@pytest.mark.parametrize("billions", LANGUAGE)
+def test_mesh_tensorflow_language_models_have_their_published_sizes(billions: str) -> None:
+    spec, found = counted(f"mtf_lm_{billions}b")
+    assert spec.vocab == 32_768 and not spec.reads_source
     assert f"{found / 1e9:.2f}" == billions
-    assert f"{found:,} weights" in (ROOT / path).read_text()
+
+
+@pytest.mark.parametrize("billions", TRANSLATION)
+def test_mesh_tensorflow_translation_models_have_their_published_sizes(billions: str) -> None:
+    spec, found = counted(f"mtf_wmt_{billions}b")
+    assert spec.vocab == 32_640 and spec.source_vocab is None
+    assert spec.tied == (billions == "0.21")
+    assert f"{found / 1e9:.2f}" == billions
+
+
+@pytest.mark.parametrize("size", ATTENTION)
+def test_attention_is_all_you_need_has_about_its_published_sizes(size: str) -> None:
+    spec, found = counted(f"attention_is_all_you_need_{size}")
+    assert spec.tied and spec.source_vocab is None
+    # Theirs have offsets, and a vocabulary that the paper rounds.
+    assert found == pytest.approx(ATTENTION[size] * 1e6, rel=0.04)
+
+
+def test_transformer_tiny_has_its_published_size() -> None:
+    assert f"{counted('transformer_tiny')[1] / 1e6:.1f}" == "2.6"
