@@ -67,10 +67,12 @@ def _build_split(
         }
         for part in _parts(task, split, vocabs, digest):
             own = _write_part(part, arrays, _progress(report, split, counts.lines))
-            if not own.lines:
-                raise UserError(_no_lines(task, split, part, own))
+            if not own.lines and split == "train":
+                raise UserError(_no_lines(task, f"{split!r} of {part.name}", own, part.dropped))
             counts, dropped = counts + own, dropped + part.dropped
             parts.append({"name": part.name, "dropped": dict(part.dropped)} | own.written())
+    if not counts.lines:
+        raise UserError(_no_lines(task, repr(split), counts, dropped))
     report(f"{split}: {_summary(task, counts, dropped)}")
     entry = {**counts.written(), **_fills(task, counts), "content_hash": digest.hexdigest()}
     if isinstance(task, Translation):
@@ -97,7 +99,7 @@ def _parts(task: Task, split: str, vocabs: Vocabs, digest: "hashlib._Hash") -> I
         packed: Iterator[tuple[Packed, Counts]] = packed_lines(
             lines, vocabs.target, task.length, words, packs=task.packs, digest=digest
         )
-        yield _Part("lines", packed, Counter())
+        yield _Part(type(task.source).__name__, packed, Counter())
         return
     for name, source in task.source.parts_of(split).items():
         dropped = Counter[str]()
@@ -173,11 +175,7 @@ def _losses(counts: Counts, dropped: Counter[str]) -> str:
     return f"; not taken: {', '.join(found)}" if found else ""
 
 
-def _no_lines(task: Task, split: str, part: _Part, counts: Counts) -> str:
-    what = f"the split {split!r}"
-    if not isinstance(task, Translation):
-        return f"{task.name}: {what} has no lines.  Give it files of its own, or more text."
-    return (
-        f"{task.name}: {what} of {part.name} has no pairs{_losses(counts, part.dropped)}.  "
-        "Give it files of its own, or more text."
-    )
+def _no_lines(task: Task, split: str, counts: Counts, dropped: Counter[str]) -> str:
+    lost = _losses(counts, dropped)
+    remedy = "longer rows, a milder Clean" if lost else "files of its own"
+    return f"{task.name}: the split {split} has no lines{lost}.  Give it {remedy}, or more text."

@@ -12,8 +12,11 @@ import pytest
 
 from configs.errors import RunError, UserError
 from data.cache import prepare
+from data.clean import Clean
+from data.order import batches, rows_of_step
+from data.pair_sources import Mixture, ParallelFiles, Phrases, Tsv
 from data.source import TextFiles
-from data.task import Task
+from data.task import Task, Translation
 from data.vocab import SentencePiece, make
 
 TEXT = [f"the row number {i} of this text has words and a number {i * i % 97}" for i in range(400)]
@@ -204,8 +207,241 @@ def test_a_kill_leaves_nothing_that_looks_like_a_cache(text, data_dir):
     assert _left(data_dir) == ["mine"]
 
 
+SOURCES = [f"die Zeile {i} dieses Textes hat {'viele ' * (i % 5)}Worte" for i in range(400)]
+PAIRS = list(zip(SOURCES, TEXT, strict=True))
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return write_pairs(tmp_path / "pairs.tsv", PAIRS)
+
+
+@pytest.fixture
+def others(tmp_path):
+    """Fewer pairs, none of which is among the others."""
+    return write_pairs(tmp_path / "others.tsv", [(t, s) for s, t in PAIRS[:60]])
+
+
+def write_pairs(path, pairs):
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    return path
+
+
+def translation_of(*sources, source_size=None, name="pair", **changes):
+    settings = {
+        "source": sources[0] if len(sources) == 1 else Mixture(parts=sources),
+        "vocab": SentencePiece(size=340),
+        "source_vocab": None if source_size is None else SentencePiece(size=source_size),
+        "length": 96, "source_length": 80,
+    }  # fmt: skip
+    return Translation(name=name, **(settings | changes))
+
+
+def decoded_pairs(prepared, split, ids=None):
+    rows, found = prepared.splits[split], []
+    batch = rows.batch(np.arange(len(rows)) if ids is None else np.array(ids))
+    for row in range(len(batch["segments_BL"])):
+        for segment in range(1, batch["segments_BL"][row].max() + 1):
+            source = batch["inputs_BM"][row][batch["segments_BM"][row] == segment]
+            target = batch["targets_BL"][row][batch["segments_BL"][row] == segment]
+            found.append((prepared.source_vocab.decode(source), prepared.vocab.decode(target)))
+    return found
+
+
+@pytest.mark.parametrize("source_size", [None, 310])
+def test_the_rows_hold_the_pairs(pairs, data_dir, source_size):
+    task = translation_of(Tsv(train=str(pairs), validation_fraction=0.1), source_size=source_size)
+    for prepared in (prepare(task, data_dir), prepare(task, data_dir)):
+        found = [decoded_pairs(prepared, split) for split in ("train", "validation")]
+        assert sorted(found[0] + found[1]) == sorted(PAIRS)
+        assert (prepared.source_vocab is prepared.vocab) == (source_size is None)
+    assert prepared.splits["train"].fill > 0.8
+    assert (data_dir / "pair" / "source_vocab.model").exists() == (source_size is not None)
+
+
+def test_a_language_model_has_no_source(text, data_dir):
+    assert prepare(task_of(text), data_dir).source_vocab is None
+
+
+def test_other_settings_of_a_translation_are_named(pairs, data_dir):
+    source = Tsv(train=str(pairs))
+    prepare(translation_of(source, source_size=310), data_dir)
+    changed = translation_of(
+        Tsv(train=str(pairs), source_column=1, tag="2en"), source_size=320, source_length=44,
+        clean=Clean(max_ratio=3),
+    )  # fmt: skip
+    with pytest.raises(UserError) as error:
+        prepare(changed, data_dir)
+    message = str(error.value)
+    for line in (
+        "source_vocab/SentencePiece.size: 310 in the cache, 320 now.",
+        "Tsv.source_column: 0 in the cache, 1 now.",
+        "Tsv.tag: None in the cache, '2en' now.",
+        "Translation.source_length: 80 in the cache, 44 now.",
+        "Clean.max_ratio: None in the cache, 3.0 now.",
+    ):
+        assert line in message
+    assert message.count("in the cache") == 5
+
+
+def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(pairs, others, data_dir):
+    parts = [Tsv(train=str(pairs)), Tsv(train=str(others), validation=str(others))]
+    first = prepare(translation_of(*parts), data_dir).splits["train"]
+    for rates in ({"rates": (1, 3)}, {"temperature": 5}):
+        found = prepare(translation_of(Mixture(parts=parts, **rates)), data_dir).splits["train"]
+        assert (found.targets_BL == first.targets_BL).all()
+        assert found.mix.rates != first.mix.rates
+    parts[1] = Tsv(train=str(others), validation=str(others), tag="2de")
+    parts[0] = Tsv(train=str(pairs), tag="2en")
+    with pytest.raises(UserError, match=r"parts_2/Tsv.tag: None in the cache, '2de' now\."):
+        prepare(translation_of(*parts), data_dir)
+    parts = [Tsv(train=str(pairs)), Phrases()]
+    with pytest.raises(UserError, match=r"Mixture.parts: \['@Tsv\(\)', '@Tsv\(\)'\] in the cache"):
+        prepare(translation_of(*parts), data_dir)
+
+
+def test_the_parts_of_a_mixture_are_packed_apart_and_come_at_their_rates(pairs, others, data_dir):
+    parts = {"2en": Tsv(train=str(pairs), tag="2en"), "2de": Tsv(train=str(others), tag="2de")}
+    prepared = prepare(translation_of(Mixture(parts=[*parts.values()], rates=(1, 3))), data_dir)
+    train = prepared.splits["train"]
+    assert [part.name for part in train.parts] == list(parts)
+    assert [*train.parts[0].rows, *train.parts[1].rows] == list(range(len(train)))
+    for part in train.parts:
+        found = decoded_pairs(prepared, "train", part.rows)
+        assert sorted(found) == sorted(parts[part.name].pairs("train"))
+        assert part.counts.lines == part.read == len(found)
+    ids = np.concatenate([rows_of_step(train, 3, step, 64) for step in range(64)])
+    assert (ids < train.parts[0].rows.stop).mean() == 0.25
+    assert prepared.splits["validation"].parts[0].counts.lines > 0
+    batch = next(batches(train, 3, 64, 0))[1]
+    assert (batch["targets_BL"] == train.targets_BL[ids[:64]]).all()
+    assert prepared.splits["validation"].mix is None
+
+
+def test_rates_by_size_and_by_temperature_are_of_rows(pairs, others, data_dir):
+    parts = [Tsv(train=str(pairs)), Tsv(train=str(others))]
+    for temperature in (1, 5):
+        mixture = Mixture(parts=parts, temperature=temperature)
+        train = prepare(translation_of(mixture), data_dir).splits["train"]
+        wanted = np.array([len(part.rows) for part in train.parts]) ** (1 / temperature)
+        np.testing.assert_allclose(train.mix.rates, wanted / wanted.sum(), atol=1 / 4096)
+
+
+def test_what_was_dropped_is_told_and_kept_in_the_manifest(pairs, data_dir):
+    with pairs.open("a") as file:
+        file.write(f"{SOURCES[0]}\t{TEXT[0]}\nleer\t\nlang {'x' * 90}\tlong\n")
+    source = Tsv(train=str(pairs), validation=str(pairs))
+    said, task = [], translation_of(source, clean=Clean(drops_duplicates=True))
+    prepared = prepare(task, data_dir, report=said.append)
+    [train] = prepared.splits["train"].parts
+    assert train.dropped == {"an empty side": 1, "a repeat": 1, "longer than a row": 1}
+    assert (train.counts.lines, train.counts.left_out, train.read) == (400, 1, 403)
+    [line] = [line for line in said if line.startswith("train: ")]
+    assert line.endswith("; not taken: 1 (a repeat), 1 (an empty side), 1 (longer than a row)")
+    entry = prepared.manifest["splits"]["train"]
+    assert entry["dropped"] == {"an empty side": 1, "a repeat": 1}
+    assert (entry["left_out"], entry["parts"][0]["left_out"]) == (1, 1)
+    assert entry["source_words"] == sum(len(source.split()) for source in SOURCES)
+    assert entry["words"] == sum(len(target.split()) for target in TEXT)
+    [validation] = prepared.splits["validation"].parts
+    assert validation.dropped == {"longer than a row": 1}
+
+
+def test_given_vocabs_are_used_and_others_refused(pairs, data_dir):
+    given, other = (make(SentencePiece(size=n), iter(TEXT + SOURCES)) for n in (300, 310))
+    joint = translation_of(Tsv(train=str(pairs)))
+    prepared = prepare(joint, data_dir, vocab=given)
+    assert prepared.source_vocab.hash == given.hash
+    with pytest.raises(UserError, match=r"  vocab: '.*' in the cache, '.*' now"):
+        prepare(joint, data_dir, vocab=other)
+    with pytest.raises(UserError, match=r"  source_vocab: '.*' in the cache, '.*' now"):
+        prepare(joint, data_dir, source_vocab=other)
+    separate = translation_of(Tsv(train=str(pairs)), source_size=320, name="two")
+    prepared = prepare(separate, data_dir, source_vocab=given)
+    assert (prepared.source_vocab.hash, prepared.vocab.size) == (given.hash, 340)
+    with pytest.raises(UserError, match=r"source_vocab: '.*' in the cache, '.*' now"):
+        prepare(separate, data_dir, source_vocab=other)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.sources.npy", "validation.source_segments.npy", "source_vocab.model"]
+)
+def test_a_damaged_file_of_the_source_side_is_named(pairs, data_dir, name):
+    task = translation_of(Tsv(train=str(pairs)), source_size=310)
+    prepare(task, data_dir)
+    path = data_dir / "pair" / name
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=rf"{name}.*damaged.*meshloom prepare --rebuild"):
+        prepare(task, data_dir)
+
+
+def test_another_vocab_of_the_same_size_on_disk_is_refused(pairs, data_dir):
+    task = translation_of(Tsv(train=str(pairs)), source_size=310)
+    prepare(task, data_dir)
+    path = data_dir / "pair" / "source_vocab.model"
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"e", len(raw) // 2)
+    raw[at : at + 1] = b"o"
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=r"source_vocab.model: (the file is damaged|is not a S)"):
+        prepare(task, data_dir)
+
+
+def test_bad_pairs_leave_nothing(pairs, data_dir, tmp_path):
+    short = tmp_path / "short"
+    short.write_text("one\ntwo\n")
+    files = ParallelFiles(train_source=str(pairs), train_target=str(short))
+    with pytest.raises(UserError, match=r"pairs.tsv has 400 lines and .*short has 2\."):
+        prepare(translation_of(files), data_dir)
+    pairs.write_bytes(pairs.read_bytes() + b"bad \xff\tline\n")
+    with pytest.raises(UserError, match=r"pairs\.tsv, line 401: byte 5 is 0xff, not UTF-8"):
+        prepare(translation_of(Tsv(train=str(pairs))), data_dir)
+    assert _left(data_dir) == []
+
+
+def test_bytes_that_are_not_utf8_are_dropped_on_request_and_the_text_is_known_again(
+    pairs, data_dir
+):
+    pairs.write_bytes(pairs.read_bytes() + b"bad \xff\tline\n")
+    task = translation_of(Tsv(train=str(pairs)), clean=Clean(drops_invalid_utf8=True))
+    prepared = prepare(task, data_dir)
+    assert sum(s["dropped"].get("not UTF-8", 0)
+               for s in prepared.manifest["splits"].values()) == 1  # fmt: skip
+    os.utime(pairs, (1, 1))
+    said = []
+    prepare(task, data_dir, report=said.append)
+    assert "comparing the text" in said[0]
+    pairs.write_bytes(pairs.read_bytes().replace(b"\xff", b"\xfe"))
+    with pytest.raises(UserError, match=r"text: '.*' in the cache"):
+        prepare(task, data_dir)
+
+
+def test_a_part_without_pairs_is_named_with_the_reason(pairs, others, data_dir):
+    others.write_text("zu kurz\t" + "much too long " * 20 + "\n")
+    parts = [Tsv(train=str(pairs)), Tsv(train=str(others), validation=str(pairs))]
+    with pytest.raises(UserError) as error:
+        prepare(translation_of(*parts), data_dir)
+    assert str(error.value) == (
+        "pair: the split 'train' of Tsv_2 has no lines; not taken: 1 (longer than a row).  "
+        "Give it longer rows, a milder Clean, or more text."
+    )
+    assert _left(data_dir) == []
+
+
+def test_a_manifest_of_before_translation_still_serves(text, data_dir):
+    """Its counts lack the numbers of sources; a language model has none."""
+    first = prepare(task_of(text), data_dir)
+    path = data_dir / "mine" / "manifest.json"
+    old = json.loads(path.read_text())
+    for split in old["splits"].values():
+        for name in ("source_words", "source_bytes", "source_tokens", "left_out"):
+            del split[name]
+    path.write_text(json.dumps(old))
+    assert prepare(task_of(text), data_dir).splits["train"].counts == first.splits["train"].counts
+
+
 def _left(data_dir):
-    return [p.name for p in data_dir.iterdir() if p.name != ".mine.lock"]
+    return [p.name for p in data_dir.iterdir() if p.suffix != ".lock"]
 
 
 def _contents(folder):

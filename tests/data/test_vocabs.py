@@ -1,0 +1,101 @@
+"""Vocabs: one for both sides or one for each, given or trained, and every tag one sub-word."""
+
+import itertools
+import random
+
+import pytest
+
+from configs.errors import UserError
+from data.clean import Clean
+from data.pair_sources import Mixture, Tsv
+from data.task import Translation
+from data.vocab import SentencePiece, make
+from data.vocabs import Vocabs, make_vocabs
+
+SYLLABLES = [a + b for a, b in itertools.product("bdgklmnprst", "aeiou")]
+
+
+def words(count, letters):
+    chosen = random.Random(0)
+    return [" ".join("".join(chosen.choices(letters, k=2)) for _ in range(6)) for _ in range(count)]
+
+
+SOURCES, TARGETS = words(300, SYLLABLES[:25]), words(300, SYLLABLES[30:])
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    lines = zip(SOURCES, TARGETS, strict=True)
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in lines))
+    return Tsv(train=str(path), validation=str(path))
+
+
+def task_of(source, *, source_size=None, **changes):
+    source_vocab = None if source_size is None else SentencePiece(size=source_size)
+    return Translation(
+        name="x", source=source, vocab=SentencePiece(size=320), length=30, source_length=30,
+        source_vocab=source_vocab, **changes,
+    )  # fmt: skip
+
+
+def made(task, vocab=None, source_vocab=None):
+    said = []
+    return make_vocabs(task, vocab, source_vocab, said.append), said
+
+
+def test_a_joint_vocab_is_trained_on_both_sides(source):
+    vocabs, said = made(task_of(source))
+    assert vocabs.source is vocabs.target
+    assert said == ["x: vocab of 320 sub-words"]
+    lengths = [len(ids) for ids in vocabs.target.encode([SOURCES[0], TARGETS[0]])]
+    assert max(lengths) < 0.8 * len(SOURCES[0])  # characters: both sides have sub-words
+
+
+def test_separate_vocabs_are_trained_on_a_side_each(source):
+    vocabs, said = made(task_of(source, source_size=310))
+    assert (vocabs.source.size, vocabs.target.size) == (310, 320)
+    assert said == ["x: source vocab of 310 sub-words", "x: target vocab of 320 sub-words"]
+    own, other = (len(vocabs.source.encode([side[0]])[0]) for side in (SOURCES, TARGETS))
+    assert own < other / 1.5
+
+
+def test_given_vocabs_are_taken_and_a_missing_one_trained(source):
+    given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
+    assert made(task_of(source), given) == (Vocabs(given, given), [])
+    vocabs, said = made(task_of(source, source_size=310), None, given)
+    assert vocabs.source is given and len(said) == 1
+    vocabs, said = made(task_of(source, source_size=310), given, None)
+    assert vocabs.target is given and len(said) == 1
+
+
+def test_dropped_pairs_train_no_vocab(source):
+    with pytest.raises(UserError, match="no text to train on"):
+        made(task_of(source, clean=Clean(max_characters=5)))
+
+
+def test_saved_vocabs_come_back(source, tmp_path):
+    for size, files in ((None, ["vocab.model"]), (310, ["source_vocab.model", "vocab.model"])):
+        task, folder = task_of(source, source_size=size), tmp_path / str(size)
+        folder.mkdir()
+        vocabs, _ = made(task)
+        vocabs.save(folder)
+        assert sorted(path.name for path in folder.iterdir()) == files
+        assert Vocabs.load(folder, task).hashes() == vocabs.hashes()
+
+
+def test_every_tag_is_one_subword_of_the_source_vocab(source):
+    parts = [Tsv(train=source.train, tag=tag) for tag in ("2de", "2fr")]
+    for size in (None, 310):
+        vocabs, _ = made(task_of(Mixture(parts=parts), source_size=size))
+        for tag in ("<2de>", "<2fr>"):
+            [line, alone] = vocabs.source.encode([f"{tag} {SOURCES[0]}", tag])
+            assert len(alone) == 1 and line[0] == alone[0]
+            assert vocabs.source.decode(line) == f"{tag} {SOURCES[0]}"
+
+
+def test_a_vocab_without_the_tags_is_refused(source):
+    given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
+    task = task_of(Tsv(train=source.train, tag="2de"))
+    with pytest.raises(UserError, match=r"x: its source vocab spells the tag '2de' with \d+ sub"):
+        made(task, given)
