@@ -1,0 +1,344 @@
+"""How good translations are: BLEU, chrF and TER by sacrebleu, with its signatures."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sacrebleu.metrics.base import Metric, Score, Signature
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF, CHRFScore
+from sacrebleu.metrics.ter import TER, TERScore
+from sacrebleu.significance import PairedTest, Result
+from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+from sacrebleu.utils import SACREBLEU_DIR
+
+from configs.errors import UserError, did_you_mean
+
+References = Sequence[Sequence[str]]  # one or more whole references, each with a text a sentence
+RESAMPLES = 1000
+# sacrebleu holds all resamples at once: per sentence 8 bytes of index and, for chrF, 18 counts.
+SENTENCE_BYTES = 8 + 18 * 4
+MOST_BYTES = 2 << 30
+SEED = "SACREBLEU_SEED"
+DIGITS = 12  # of an interval's ends, which sacrebleu hands out as text
+
+
+class Chrf(CHRF):
+    """chrF in Python's own numbers.
+
+    sacrebleu's bootstrap fails where some resamples score a float32 and others, without a match,
+    a float.
+    """
+
+    def _compute_score_from_stats(self, stats: Sequence[Any]) -> CHRFScore:
+        return super()._compute_score_from_stats(np.asarray(stats).tolist())
+
+
+class Ter(TER):
+    """TER in Python's own numbers, for the same reason."""
+
+    def _compute_score_from_stats(self, stats: Sequence[Any]) -> TERScore:
+        return super()._compute_score_from_stats(np.asarray(stats).tolist())
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One metric in percent, with sacrebleu's full signature.
+
+    `low` and `high` are the ends of sacrebleu's 95 % interval, None without resamples: the mean of
+    the resamples, less and plus half the width of their middle 95 %.
+    """
+
+    name: str
+    score: float
+    low: float | None
+    high: float | None
+    signature: str
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.name} {self.score:.2f}{interval}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bleu(Measure):
+    """BLEU with what it is made of; lengths are in words of the tokenizer."""
+
+    ref_len: int
+    sys_len: int
+    bp: float
+    precisions: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How good some hypotheses are.  Of TER, the least is best; it is None where not wanted.
+
+    A hash is the SHA-256 of the texts, each with a "\\n" at its end: what `sha256sum` says of a
+    plain file, and of several references one after the other.
+    """
+
+    bleu: Bleu
+    chrf: Measure
+    ter: Measure | None
+    sentences: int
+    hypotheses_hash: str
+    references_hash: str
+
+    @property
+    def measures(self) -> list[Measure]:
+        return [self.bleu, self.chrf] + ([] if self.ter is None else [self.ter])
+
+    def __str__(self) -> str:
+        scores = ", ".join(map(str, self.measures))
+        signatures = "  ".join(f"{measure.name}|{measure.signature}" for measure in self.measures)
+        return f"{scores} on {self.sentences:,} sentences\n{signatures}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and numbers for JSON; the names are always the same, whatever was measured."""
+        return {
+            **_named("bleu", self.bleu),
+            **_named("chrf", self.chrf),
+            **_named("ter", self.ter),
+            "sentences": self.sentences,
+            "hypotheses_hash": self.hypotheses_hash,
+            "references_hash": self.references_hash,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedSystem:
+    """One of several systems; a p-value tells it from the baseline, which has none."""
+
+    system: str
+    bleu: float
+    bleu_p: float | None
+    chrf: float
+    chrf_p: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """Systems in the order given, the baseline first, all on the same resamples."""
+
+    baseline: str
+    systems: tuple[PairedSystem, ...]
+    bleu_signature: str
+    chrf_signature: str
+
+    HEADERS = ("system", "BLEU", "p", "chrF2", "p")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row under `HEADERS` for each system."""
+        return [
+            (s.system, f"{s.bleu:.2f}", _shown(s.bleu_p), f"{s.chrf:.2f}", _shown(s.chrf_p))
+            for s in self.systems
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and numbers for JSON."""
+        return dataclasses.asdict(self)
+
+
+def quality(
+    hypotheses: Sequence[str],
+    references: References,
+    *,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    resamples: int = RESAMPLES,
+    ter: bool = True,
+    test_set: str | None = None,
+    languages: str | None = None,
+    where: str = "hypotheses",
+) -> Quality:
+    """Measures raw, detokenised hypotheses against one or more references.
+
+    `tokenize` is a tokenizer of sacrebleu's for BLEU; None takes 13a, or what sacrebleu takes for
+    the target language where `languages`, such as en-zh, is given.  `lowercase` is for BLEU and
+    chrF; TER has no case.  With fewer than 2 resamples there is no interval; where more would take
+    too much memory, there are fewer, as the signatures say.  `test_set` and `languages` go into
+    the signatures, `where` into messages.  TER takes several seconds for 3,000 sentences, and
+    minutes for sentences with their words in a wrong order.
+    """
+    check_texts({where: hypotheses}, references)
+    check_settings(tokenize, languages)
+    held = _held_resamples(resamples, len(hypotheses))
+    metrics: list[Metric] = [
+        _bleu(tokenize, lowercase, languages),
+        Chrf(lowercase=lowercase),
+        *([Ter()] if ter else []),
+    ]
+    scores = [metric.corpus_score(hypotheses, references, held) for metric in metrics]
+    measures = [
+        _measured(score, _signature(metric, test_set, languages), resampled=held > 1)
+        for score, metric in zip(scores, metrics, strict=True)
+    ]
+    return Quality(
+        bleu=Bleu(
+            **dataclasses.asdict(measures[0]),
+            ref_len=scores[0].ref_len,
+            sys_len=scores[0].sys_len,
+            bp=scores[0].bp,
+            precisions=tuple(scores[0].precisions),
+        ),
+        chrf=measures[1],
+        ter=measures[2] if ter else None,
+        sentences=len(hypotheses),
+        hypotheses_hash=text_hash([hypotheses]),
+        references_hash=text_hash(references),
+    )
+
+
+def paired(
+    references: References,
+    systems: Mapping[str, Sequence[str]],
+    *,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    resamples: int = RESAMPLES,
+    test_set: str | None = None,
+    languages: str | None = None,
+) -> Paired:
+    """Holds systems against the first of them by sacrebleu's paired bootstrap resampling.
+
+    A p-value says how often a difference of this size comes by chance: Philipp Koehn,
+    Statistical Significance Tests for Machine Translation Evaluation, 2004.
+    """
+    if len(systems) < 2:
+        raise UserError(f"Paired resampling compares 2 or more systems; found {len(systems)}.")
+    check_texts(systems, references)
+    check_settings(tokenize, languages)
+    if resamples < 2:
+        raise UserError(f"resamples = {resamples}: paired resampling takes at least 2.")
+    metrics = {"BLEU": _bleu(tokenize, lowercase, languages), "chrF2": Chrf(lowercase=lowercase)}
+    held = max(2, _held_resamples(resamples, len(references[0])))
+    test = PairedTest([*systems.items()], metrics, references, "bs", n_samples=held)
+    signatures, results = test()
+    for signature in signatures.values():
+        _name_test_set(signature, test_set, languages)
+    bleu, chrf = (
+        _scores_and_ps([found for found in results[name] if isinstance(found, Result)])
+        for name in metrics
+    )
+    return Paired(
+        baseline=next(iter(systems)),
+        systems=tuple(
+            PairedSystem(name, *scores, *others)
+            for name, scores, others in zip(systems, bleu, chrf, strict=True)
+        ),
+        bleu_signature=str(signatures["BLEU"]),
+        chrf_signature=str(signatures["chrF2"]),
+    )
+
+
+def _scores_and_ps(results: Sequence[Result]) -> list[tuple[float, float | None]]:
+    """The score of each system with its p-value; the baseline's is None.
+
+    sacrebleu calls a difference of exactly nothing significant, because its test counts only what
+    is larger; each resample is as large, so p is 1.
+    """
+    baseline, *rivals = results
+    return [(baseline.score, None)] + [
+        (rival.score, 1.0 if rival.score == baseline.score else rival.p_value) for rival in rivals
+    ]
+
+
+def check_texts(systems: Mapping[str, Sequence[str]], references: References) -> None:
+    """Refuses texts that do not belong together; the keys of `systems` name them in messages."""
+    if not references or not any(text.strip() for texts in references for text in texts):
+        raise UserError("Nothing to score: the references hold no text.")
+    for name, texts in systems.items():
+        for number, reference in enumerate(references, 1):
+            if len(texts) != len(reference):
+                which = f"reference {number} of {len(references)}" if number > 1 else "reference"
+                raise UserError(
+                    f"{name}: {len(texts)} sentences, but the {which} has {len(reference)}.  "
+                    "Give one text a reference, in the same order."
+                )
+
+
+def check_settings(tokenize: str | None = None, languages: str | None = None) -> None:
+    """Refuses what would fail after all sentences were decoded: a tokenizer, a bad seed."""
+    seed = os.environ.get(SEED)
+    if seed is not None and not (seed.isdecimal() and int(seed) > 0):
+        # sacrebleu itself takes "none", and 0 for some tests, as no seed at all.
+        raise UserError(f"{SEED}={seed}: legal is a whole number from 1 on, or leave it unset.")
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        raise UserError(
+            f"tokenize = {tokenize}: no tokenizer of sacrebleu's."
+            f"{did_you_mean(tokenize, BLEU.TOKENIZERS)}  Legal: {', '.join(BLEU.TOKENIZERS)}."
+        )
+    if tokenize in SPM_MODELS:
+        file = os.path.basename(SPM_MODELS[tokenize]["url"])
+        path = os.path.join(SACREBLEU_DIR, "models", file)
+        if not os.path.exists(path):
+            raise UserError(
+                f"tokenize = {tokenize}: its vocabulary is not at {path}.  Where there is a "
+                f"network, fetch it with: echo a | sacrebleu <(echo a) --tokenize {tokenize}."
+            )
+    try:
+        _bleu(tokenize, False, languages)
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"tokenize = {tokenize}, languages = {languages}: {' '.join(str(error).split())}"
+        ) from None
+
+
+def text_hash(texts: References) -> str:
+    """The SHA-256 of texts, each with a line's end, in hexadecimal digits.
+
+    >>> text_hash([["one", "two"]])[:8]
+    'c3f9c8c2'
+    """
+    whole = hashlib.sha256()
+    for part in texts:
+        for text in part:
+            whole.update(text.encode() + b"\n")
+    return whole.hexdigest()
+
+
+def _bleu(tokenize: str | None, lowercase: bool, languages: str | None) -> BLEU:
+    target = (languages or "").rpartition("-")[2]
+    return BLEU(lowercase=lowercase, tokenize=tokenize, trg_lang=target)
+
+
+def _held_resamples(resamples: int, sentences: int) -> int:
+    return min(resamples, max(1, MOST_BYTES // (SENTENCE_BYTES * sentences)))
+
+
+def _signature(metric: Metric, test_set: str | None, languages: str | None) -> str:
+    signature = metric.get_signature()
+    _name_test_set(signature, test_set, languages)
+    return str(signature)
+
+
+def _name_test_set(signature: Signature, test_set: str | None, languages: str | None) -> None:
+    signature.update("test", test_set)
+    signature.update("lang", languages)
+
+
+def _measured(score: Score, signature: str, *, resampled: bool) -> Measure:
+    low = high = None
+    if resampled:
+        found = json.loads(score.format(width=DIGITS, signature=signature, is_json=True))
+        # sacrebleu names no interval where every resample is 0.
+        mean, half = found.get("confidence_mean", 0.0), found.get("confidence_var", 0.0)
+        low, high = mean - half, mean + half
+    return Measure(score.name, score.score, low, high, signature)
+
+
+def _named(prefix: str, measure: Measure | None) -> dict[str, Any]:
+    """The fields of a measure as prefix, prefix_low and so on; all None where it is absent."""
+    fields = dataclasses.fields(Measure if measure is None else measure)
+    values = {field.name: getattr(measure, field.name, None) for field in fields}
+    del values["name"]
+    return {prefix: values.pop("score")} | {f"{prefix}_{name}": v for name, v in values.items()}
+
+
+def _shown(p: float | None) -> str:
+    return "baseline" if p is None else f"{p:.4f}"
