@@ -12,7 +12,7 @@ from data.mix import Mix
 from data.source import Source
 
 _NAME = r"^[A-Za-z0-9_-]+$"
-_BREAKS = re.compile(r"[\t\n]")
+_BREAKS = re.compile(r"[\t\n\r]")
 
 
 class Pair(NamedTuple):

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,16 +22,13 @@ from data.text_files import read_lines
 from layouts.cost import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.sampling import Sampling
 from models.spec import Transformer
 from scripts.terminal import Bar, Terminal, print_table, tell
 from trainer.checks import check_layout, check_length, check_sides, check_vocabs, step_flops
-from trainer.decode import decode_lines
 from trainer.evaluate import evaluate
 from trainer.loop import Clock
 from trainer.loop import train as train_loop
 from trainer.run import Run
-from trainer.score import score_lines
 from trainer.trained import Trained, TrainedModels, chosen_steps
 from trainer.workspace import Workspace
 
@@ -149,6 +146,7 @@ def evaluate_model(
     text_file: str | None = None,
     logit_scale: float = 1.0,
 ) -> list[dict[str, Any]]:
+    """Loss and perplexities of some checkpoints."""
     found = []
     with trained_models(model_dir, gin_file, gin_param) as models:
         steps = chosen_steps(models.checkpoints, checkpoint)
@@ -167,7 +165,7 @@ def evaluate_model(
                 )
             found.append({"step": trained.step, **dataclasses.asdict(result)})
     print_table(list(found[0]), [list(map(short, line.values())) for line in found])
-    write_json(json_file, found[0] if checkpoint != "all" else found)
+    write_json(json_file, found if len(steps) > 1 else found[0])
     return found
 
 
@@ -185,72 +183,6 @@ def evaluation_rows(
     if split not in splits:
         raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
     return splits[split]
-
-
-def decode_file(input: str, output: str, **flags: Any) -> None:
-    texts = continuations(list(read_input(input)), **flags)
-    with open_output(output) as file:
-        file.writelines(text.replace("\n", " ") + "\n" for text in texts)
-
-
-def continuations(
-    prompts: Sequence[str],
-    model_dir: Path,
-    gin_file: Strings = (),
-    gin_param: Strings = (),
-    checkpoint: str = "latest",
-    average: int | None = None,
-    batch_sequences: int | None = None,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    max_tokens: int | None = None,
-) -> list[str]:
-    """Each prompt with what the model says next."""
-    with trained_models(model_dir, gin_file, gin_param) as models, Bar("decode") as bar:
-        trained = models.open(only(chosen_steps(models.checkpoints, checkpoint)), average)
-        return decode_lines(
-            trained.model,
-            trained.params,
-            prompts,
-            trained.vocabs.target,
-            trained.mesh,
-            Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
-            seed=seed,
-            batch_sequences=batch_of(trained, batch_sequences or min(32, max(1, len(prompts)))),
-            new_tokens=max_tokens or trained.run.task.length // 2,
-            most_places=trained.run.model.most_places,
-            report=bar.update,
-        )
-
-
-def score_file(
-    model_dir: Path,
-    gin_file: Strings,
-    gin_param: Strings,
-    checkpoint: str,
-    average: int | None,
-    input: str,
-    output: str,
-    batch_sequences: int | None,
-) -> None:
-    lines = list(read_input(input))
-    with trained_models(model_dir, gin_file, gin_param) as models, Bar("score") as bar:
-        trained = models.open(only(chosen_steps(models.checkpoints, checkpoint)), average)
-        scores = score_lines(
-            trained.model,
-            trained.params,
-            lines,
-            trained.run.task,
-            trained.vocabs.target,
-            trained.mesh,
-            batch_of(trained, batch_sequences),
-            bar.update,
-        )
-    with open_output(output) as file:
-        file.write("log_likelihood\twords\ttokens\n")
-        file.writelines(f"{s.log_likelihood:.6f}\t{s.words}\t{s.tokens}\n" for s in scores)
 
 
 def only(steps: list[int | None]) -> int | None:

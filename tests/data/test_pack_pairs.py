@@ -1,5 +1,7 @@
 """Packing of pairs: both halves stay together, and no pair is lost but those that do not fit."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,3 +98,13 @@ def test_a_pair_with_one_long_half_is_left_out_and_counted_in_the_numbers(side):
     halves = [[short, long[side], short], [short, long[1 - side], short]]
     packed = pack_pairs(*halves, 8, 8)
     assert sorted(unpack_pairs(packed)) == [0, 2]
+
+
+def test_unpacking_would_see_halves_that_changed_places():
+    """What the law of the inverse compares tells two pairs of one row apart."""
+    pairs = [(np.array([5], np.uint16), np.array([6], np.uint16)),
+             (np.array([7], np.uint16), np.array([8], np.uint16))]  # fmt: skip
+    packed = pack_pairs(*sides(pairs), 9, 9)
+    swapped = np.array([0, 2, 1], np.uint16)[packed.source_segments_BM]
+    found = unpack_pairs(dataclasses.replace(packed, source_segments_BM=swapped))
+    assert [source.tolist() for source, _ in found.values()] == [[7, EOS], [5, EOS]]

@@ -86,9 +86,7 @@ def test_columns_are_chosen_by_number(many):
 
 def test_a_line_with_too_few_columns_is_named(tmp_path):
     path = write(tmp_path / "x.tsv", ["a\tb", "", "c"])
-    with pytest.raises(
-        UserError, match=r"x\.tsv, line 3: 1 columns, and Tsv.train asks .* 0 and 1"
-    ):
+    with pytest.raises(UserError, match=r"x\.tsv, line 3: 1 columns, and Tsv.train .* 0 and 1"):
         list(Tsv(train=path, validation=path).pairs("train"))
 
 

@@ -14,7 +14,7 @@ class ThreePairs(Pairs):
     """Pairs whose halves hold what no line may hold."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        yield from [Pair("ein\tTag", "one\nday"), Pair("zwei", "two"), Pair("", "")]
+        yield from [Pair("ein\tTag", "one\rday"), Pair("zwei", "two"), Pair("", "")]
 
 
 def test_no_half_of_a_pair_holds_a_tab_or_a_line_break():
