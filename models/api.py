@@ -42,6 +42,11 @@ class ModelSpec:
         return None
 
     @property
+    def source_rows(self) -> int | None:
+        """Rows of the source's own embedding, where it has one."""
+        return None
+
+    @property
     def reads_source(self) -> bool:
         """Whether there is a source side, as in translation."""
         return False
@@ -51,11 +56,20 @@ class ModelSpec:
         raise NotImplementedError
 
 
-class Model(Protocol):
-    """A frozen, hashable description of a network: static settings and a layout, no weights."""
+class Decodes(Protocol):
+    """What decoding needs of a model.  Frozen and hashable, as all models."""
 
     @property
     def layout(self) -> Layout: ...
+
+    def start(
+        self, params: Any, source: Batch | None, batch_sequences: int, places: int
+    ) -> tuple[Step, Cache]:
+        """Reads the sources, where there are any, and makes an empty cache with so many places."""
+
+
+class Model(Decodes, Protocol):
+    """A frozen, hashable description of a network: static settings and a layout, no weights."""
 
     def init(self, key: Array) -> Params:
         """New weights, placed as the layout says."""
@@ -67,11 +81,6 @@ class Model(Protocol):
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
         """Negative log-likelihood of each target, 0 where there is none."""
-
-    def start(
-        self, params: Params, source: Batch | None, batch_sequences: int, places: int
-    ) -> tuple[Step, Cache]:
-        """Reads the sources, where there are any, and makes an empty cache with so many places."""
 
 
 def step_layout(layout: Layout) -> Layout:

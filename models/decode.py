@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
-from models.api import Batch, Cache, Model, Params, Step, step_layout
+from models.api import Batch, Cache, Decodes, Step, step_layout
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids that every vocabulary of `data.vocab` has
@@ -66,10 +66,10 @@ class Search(Protocol):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def generate(
-    model: Model,
+    model: Decodes,
     search: Search,
     new_tokens: int,
-    params: Params,
+    params: Any,
     source: Batch | None,
     asked: Asked,
 ) -> Found:

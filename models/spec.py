@@ -65,6 +65,11 @@ class Transformer(ModelSpec):
                 f"Transformer.heads = {self.heads} is no multiple of kv_heads = {self.kv_heads}."
                 "  Legal: kv_heads that divide heads."
             )
+        if self.source_vocab is not None and not self.encoder_layers:
+            raise UserError(
+                f"Transformer.source_vocab = {self.source_vocab}: the model has no encoder.  "
+                "Set Transformer.encoder_layers, or leave source_vocab away."
+            )
         if self.positions == "rotary" and self.d_kv % 2:
             raise UserError(f"Transformer.d_kv = {self.d_kv}: rotary positions need an even width.")
         if self.positions == "sinusoidal" and self.d_model % 2:
@@ -78,6 +83,10 @@ class Transformer(ModelSpec):
     @property
     def most_places(self) -> int | None:
         return self.length if self.positions == "learned" else None
+
+    @property
+    def source_rows(self) -> int | None:
+        return self.source_vocab
 
     @property
     def reads_source(self) -> bool:

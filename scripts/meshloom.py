@@ -62,7 +62,7 @@ FLAGS: dict[str, Callable[[Command], Command]] = {
         "--checkpoint",
         default="latest",
         show_default=True,
-        metavar="latest|best|all|STEP",
+        metavar="latest|best|all|STEP,…",
         help="Which weights.",
     ),
     "average": click.option(
@@ -76,6 +76,55 @@ FLAGS: dict[str, Callable[[Command], Command]] = {
     "batch_sequences": click.option(
         "--batch_sequences", type=click.IntRange(1), help="Rows at a time; the run's where absent."
     ),
+    "beam": click.option("--beam", type=click.IntRange(1), metavar="N", help="Hypotheses a line."),
+    "alpha": click.option(
+        "--alpha", default=0.6, show_default=True, help="Exponent of the length penalty."
+    ),
+    "length_penalty": click.option(
+        "--length_penalty",
+        default="gnmt",
+        show_default=True,
+        type=click.Choice(["gnmt", "power"]),
+        help="Of n tokens: ((5 + n) / 6)^alpha, or n^alpha.",
+    ),
+    "flat": click.option(
+        "--flat/--apart",
+        default=True,
+        show_default=True,
+        help="All hypotheses of a line in one cache, or each in its own; the same results.",
+    ),
+    "temperature": click.option(
+        "--temperature", type=click.FloatRange(0), help="Draw at this temperature; 0 is greedy."
+    ),
+    "top_k": click.option(
+        "--top_k", type=click.IntRange(1), help="Draw from the k likeliest tokens."
+    ),
+    "top_p": click.option(
+        "--top_p", type=click.FloatRange(0, 1), help="Draw from the likeliest p of the mass."
+    ),
+    "samples": click.option(
+        "--samples", type=click.IntRange(1), metavar="N", help="Draw N texts a line."
+    ),
+    "consensus": click.option(
+        "--consensus", is_flag=True, help="Take the sample that is most like all (MBR by chrF)."
+    ),
+    "seed": click.option("--seed", default=0, show_default=True, help="Of the random choices."),
+    "max_tokens": click.option(
+        "--max_tokens",
+        type=click.IntRange(1),
+        help="Most new tokens; else half a row, or of a translation what the next two say.",
+    ),
+    "min_tokens": click.option(
+        "--min_tokens", default=0, type=click.IntRange(0), help="Fewest new tokens."
+    ),
+    "length_factor": click.option(
+        "--length_factor", default=1.5, show_default=True, help="New tokens a source token, ..."
+    ),
+    "length_extra": click.option(
+        "--length_extra", default=10, show_default=True, help="... and these."
+    ),
+    "prefix": click.option("--prefix", metavar="TEXT", help="What each translation begins with."),
+    "tag": click.option("--tag", help="Language tag, where the task has several."),
     "simulate_devices": click.option(
         "--simulate_devices", type=click.IntRange(1), metavar="N", help="N virtual CPU devices."
     ),
@@ -153,30 +202,53 @@ def evaluate(**flags: Any) -> None:
 @cli.command()
 @options(
     "model_dir", "gin_file", "gin_param", "checkpoint", "average", "input", "output",
-    "batch_sequences",
+    "batch_sequences", "beam", "alpha", "length_penalty", "flat", "temperature", "top_k", "top_p",
+    "samples", "consensus", "seed", "max_tokens", "min_tokens", "length_factor", "length_extra",
+    "prefix", "tag",
 )  # fmt: skip
-@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top_k", type=click.IntRange(1), help="Only the k likeliest tokens.")
-@click.option("--top_p", type=click.FloatRange(0, 1), help="Only the likeliest p of the mass.")
-@click.option("--seed", default=0, show_default=True, help="Of the random choices.")
-@click.option("--max_tokens", type=click.IntRange(1), help="New tokens; a row's length if absent.")
+@click.option("--nbest", type=click.IntRange(1), metavar="N", help="The N best texts of each line.")
+@click.option(
+    "--format", default="text", show_default=True, type=click.Choice(["text", "tsv", "jsonl"]),
+    help="Texts alone; or line, rank, score, log-probability, text; or JSON objects.",
+)  # fmt: skip
 def decode(**flags: Any) -> None:
-    """Continue prompts, one a line."""
-    from scripts import commands
+    """Translate sources, or continue prompts, one a line.
 
-    commands.decode_file(**flags)
+    A translation is by beam search of 4, a continuation greedy, unless --beam, --temperature or
+    --samples says otherwise.  Several checkpoints with commas decode together as an ensemble.  A
+    decoding that was broken off goes on where it stopped when it is called again.
+    """
+    from scripts import decoding
+
+    decoding.decode_file(**flags)
 
 
 @cli.command()
 @options(
     "model_dir", "gin_file", "gin_param", "checkpoint", "average", "input", "output",
-    "batch_sequences",
+    "batch_sequences", "tag",
 )  # fmt: skip
 def score(**flags: Any) -> None:
-    """Log-likelihood, words and tokens of each line, tab-separated."""
-    from scripts import commands
+    """Log-likelihood, words and tokens of each line, tab-separated.
 
-    commands.score_file(**flags)
+    A line for a translation model is a source, a tab and the target that is scored.
+    """
+    from scripts import decoding
+
+    decoding.score_file(**flags)
+
+
+@cli.command()
+@options(
+    "model_dir", "gin_file", "gin_param", "checkpoint", "average", "input", "output",
+    "batch_sequences", "alpha", "tag",
+)  # fmt: skip
+@click.option("--weight", default=1.0, show_default=True, help="Of this model's log-likelihood.")
+def rescore(**flags: Any) -> None:
+    """Rank an n-best list (decode --format=jsonl) again, with the say of another model."""
+    from scripts import decoding
+
+    decoding.rescore_file(**flags)
 
 
 @cli.group()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scripts import commands
+from scripts import commands, decoding
 from scripts.meshloom import DATA_DIR, exits, start_devices
 
 MODEL_DIR = Path("runs/quickstart")
@@ -15,7 +15,7 @@ def main() -> None:
     start_devices()
     commands.train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
     result = commands.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
-    texts = commands.continuations(PROMPTS, MODEL_DIR, temperature=0.7, max_tokens=30, seed=1)
+    texts = decoding.continuations(PROMPTS, MODEL_DIR, temperature=0.7, max_tokens=30, seed=1)
     say = f"""
 Per-word perplexity on the test split: {result["perplexity_per_word"]:.1f}
 ({result["words"]:,} words, one end of line each; {result["bits_per_byte"]:.3f} bits a byte)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError
-from data.vocab import Vocab
+from data.task import Translation
+from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.lint import check
 from layouts.record import Record, record
@@ -21,9 +22,11 @@ def record_loss(run: Run) -> Record:
         model = run.model.model(layout)
         params = model.init(jax.random.key(0))
         rows = run.batch_sequences // run.microbatches
-        row_BL = jnp.zeros((rows, run.task.length), jnp.int32)
-        names = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
-        model.loss(params, dict.fromkeys(names, row_BL), run.criterion, jax.random.key(0))
+        batch = {
+            name: jnp.zeros((rows, length), jnp.int32)
+            for name, length in run.task.array_lengths.items()
+        }
+        model.loss(params, batch, run.criterion, jax.random.key(0))
         return params
 
     return record(trace)
@@ -47,24 +50,54 @@ def sources(where: Mapping[str, str]) -> dict[str, str]:
     return {"batch": "Run.batch_sequences", "length": "Task.length", **where}
 
 
-def check_vocab(run: Run, vocab: Vocab) -> None:
-    """Refuses a vocabulary with more tokens than the model has rows, and rows too long for it."""
-    if vocab.size > run.model.vocab:
+def check_sides(run: Run) -> None:
+    """Refuses a model and a task of which only one has a source side."""
+    kind = type(run.task).__name__
+    if run.model.reads_source and not isinstance(run.task, Translation):
         raise UserError(
-            f"Transformer.vocab = {run.model.vocab}: the vocabulary of task {run.task.name} has "
-            f"{vocab.size} tokens.  Set Transformer.vocab to at least that (a multiple of 128 "
-            "splits well), or SentencePiece.size lower."
+            f"Run.task = @{kind}(): the model has an encoder (Transformer.encoder_layers), and the "
+            "task has no sources.  Take @Translation(), or encoder_layers = 0."
+        )
+    if isinstance(run.task, Translation) and not run.model.reads_source:
+        raise UserError(
+            f"Run.task = @{kind}(): the model has no encoder to read sources.  "
+            "Set Transformer.encoder_layers."
+        )
+
+
+def check_vocabs(run: Run, vocabs: Vocabs) -> None:
+    """Refuses a vocabulary with more tokens than the model has rows for it."""
+    sides = [("vocab", vocabs.target, run.model.vocab)]
+    own = run.model.source_rows
+    if vocabs.source is not None:
+        sides.append(("source_vocab", vocabs.source, own or run.model.vocab))
+    for name, vocab, rows in sides:
+        if vocab.size > rows:
+            raise UserError(
+                f"Transformer.{name} = {rows}: the vocabulary of task {run.task.name} has "
+                f"{vocab.size} tokens.  Set Transformer.{name} to at least that (a multiple of "
+                "128 splits well), or SentencePiece.size lower."
+            )
+    if vocabs.source is not None and vocabs.source.hash != vocabs.target.hash and own is None:
+        raise UserError(
+            f"Transformer.source_vocab = None: task {run.task.name} has a vocabulary of its own "
+            f"for the source.  Set Transformer.source_vocab to at least {vocabs.source.size}."
         )
 
 
 def check_length(run: Run) -> None:
     """Refuses rows that are longer than the model can read."""
     most = run.model.most_places
-    if most is not None and run.task.length > most:
-        raise UserError(
-            f"Task.length = {run.task.length}: the model has learned positions for {most} tokens.  "
-            "Set Transformer.length to at least Task.length, or choose other positions."
-        )
+    lengths = {"length": run.task.length}
+    if isinstance(run.task, Translation):
+        lengths["source_length"] = run.task.source_length
+    for name, length in lengths.items():
+        if most is not None and length > most:
+            raise UserError(
+                f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
+                f"{most} tokens.  Set Transformer.length to at least that, or choose other "
+                "positions."
+            )
 
 
 def step_flops(run: Run) -> float:

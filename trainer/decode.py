@@ -1,100 +1,148 @@
-"""Continues lines of text: prompts to batches of few shapes, samples back to text in order."""
+"""Decodes many requests: batches of few shapes, the longest together, each answer as it comes."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from configs.errors import UserError
-from data.vocab import Vocab
-from models.api import Model, Params
-from models.decode import Asked, generate
-from models.sampling import Sampling
+from data.vocab import EOS
+from models.api import Decodes
+from models.decode import Asked, Search, generate
 
-SHORTEST = 8  # prompt lengths are rounded up to powers of two from here: few shapes to compile
+SHORTEST = 8
+Ids = Sequence[int] | np.ndarray
+
+
+class Request(NamedTuple):
+    """What one line asks for, in tokens."""
+
+    prompt: Ids
+    """What the text begins with."""
+    most: int
+    """New tokens after which it is cut, its end counted."""
+    seed: int = 0
+    least: int = 1
+    """New tokens before which it may not end, its end counted."""
+    source: Ids | None = None
+    """What is translated, with its end."""
+
+
+class Answer(NamedTuple):
+    """One text that decoding found."""
+
+    tokens: list[int]
+    """New tokens, without the end."""
+    score: float
+    log_probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A model with weights and a way to search."""
+
+    model: Decodes
+    params: Any
+    mesh: Mesh
+    search: Search
+    batch_sequences: int
+
+    def answers(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, list[Answer]]]]:
+        """Yields, batch by batch, which requests are answered and how, each with the best first.
+
+        What a request gets follows from itself alone, not from its batch.
+        """
+        order = sorted(range(len(requests)), key=lambda i: (shape_of(requests[i]), i), reverse=True)
+        while order:
+            shape = shape_of(requests[order[0]])
+            batch = order[: self.batch_sequences]
+            batch = [i for i in batch if shape_of(requests[i])[:2] == shape[:2]]
+            order = order[len(batch) :]
+            yield list(zip(batch, self._decode([requests[i] for i in batch], shape), strict=True))
+
+    def _decode(
+        self, batch: Sequence[Request], shape: tuple[int, int, int]
+    ) -> Iterator[list[Answer]]:
+        """Answers one batch; it is filled up with requests for a single token."""
+        source, prompt, new_tokens = shape
+        filled = [*batch, *[Request([], 1)] * (self.batch_sequences - len(batch))]
+        prompts = [request.prompt for request in filled]
+        least = max(request.least for request in filled)
+        least_B = np.array([request.least for request in filled], np.int32)
+        asked = Asked(
+            prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
+            lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
+            seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
+            most_B=self._put(np.array([r.most for r in filled], np.int32), "B"),
+            least_B=self._put(least_B, "B") if least > 1 else None,
+        )
+        with jax.set_mesh(self.mesh):
+            found = generate(
+                self.model,
+                self.search,
+                new_tokens,
+                self.params,
+                self._sources(filled, source) if source else None,
+                asked,
+            )
+        found = jax.device_get(found)
+        for tokens, scores, log_p in zip(*found, strict=True):
+            yield [
+                Answer(until_end(row), float(score), float(own))
+                for row, score, own in zip(tokens, scores, log_p, strict=True)
+                if np.isfinite(score)
+            ]
+
+    def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
+        sources = [[EOS] if request.source is None else request.source for request in batch]
+        inputs_BM = rows_of(sources, length)
+        place_BM = np.tile(np.arange(length, dtype=np.int32), (len(batch), 1))
+        inside_BM = place_BM < np.array([len(source) for source in sources])[:, None]
+        arrays = {
+            "inputs_BM": inputs_BM,
+            "segments_BM": inside_BM.astype(np.int32),
+            "positions_BM": place_BM,
+        }
+        return {name: self._put(array, "BM") for name, array in arrays.items()}
+
+    def _put(self, array: np.ndarray, axes: str) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
 
 
 def padded(length: int) -> int:
-    """The shape that a prompt of this length is decoded in.
+    """The length that a row of so many tokens is decoded in: 8, 12, 16, 24, 32, 48 and so on.
 
-    >>> padded(3), padded(8), padded(9)
-    (8, 8, 16)
+    >>> padded(3), padded(9), padded(13), padded(17)
+    (8, 12, 16, 24)
     """
-    return max(SHORTEST, 1 << (length - 1).bit_length()) if length else SHORTEST
+    if length <= SHORTEST:
+        return SHORTEST
+    power = 1 << (length - 1).bit_length()
+    return power * 3 // 4 if length <= power * 3 // 4 else power
 
 
-def decode_lines(
-    model: Model,
-    params: Params,
-    prompts: Sequence[str],
-    vocab: Vocab,
-    mesh: Mesh,
-    sampling: Sampling,
-    *,
-    seed: int,
-    batch_sequences: int,
-    new_tokens: int,
-    most_places: int | None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> list[str]:
-    """The continuation of each prompt, in order.
-
-    What a prompt gets depends on the prompt, the seed and its line, not on its batch.
-    """
-    ids = vocab.encode(prompts)
-    for line, prompt in enumerate(ids, 1):
-        if most_places is not None and len(prompt) + 1 + new_tokens > most_places:
-            raise UserError(
-                f"line {line}: {len(prompt)} prompt tokens and {new_tokens} new ones do not fit in "
-                f"the model's {most_places} learned positions.  Shorten it, or lower --max_tokens."
-            )
-    order = sorted(range(len(ids)), key=lambda line: (padded(len(ids[line])), line))
-    texts = [""] * len(ids)
-    done = 0
-    while done < len(order):
-        shape = padded(len(ids[order[done]]))
-        batch = [
-            line for line in order[done : done + batch_sequences] if padded(len(ids[line])) == shape
-        ]
-        tokens = _sample(
-            model, params, mesh, sampling, new_tokens, seed, batch, ids, (batch_sequences, shape)
-        )
-        for line, row in zip(batch, tokens, strict=False):
-            texts[line] = vocab.decode([*map(int, ids[line]), *row])
-        done += len(batch)
-        report(done, len(order))
-    return texts
+def shape_of(request: Request) -> tuple[int, int, int]:
+    """Padded lengths of source, prompt and new tokens; 0 where there is none."""
+    source = 0 if request.source is None else padded(len(request.source))
+    prompt = padded(len(request.prompt)) if len(request.prompt) else 0
+    return source, prompt, padded(request.most)
 
 
-def _sample(
-    model: Model,
-    params: Params,
-    mesh: Mesh,
-    sampling: Sampling,
-    new_tokens: int,
-    seed: int,
-    batch: Sequence[int],
-    ids: Sequence[np.ndarray],
-    shape: tuple[int, int],
-) -> np.ndarray:
-    """New tokens for some lines; the batch is filled up with empty prompts."""
-    prompts_BL = np.zeros(shape, np.int32)
-    lengths_B, seeds_B = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.uint32)
-    for row, line in enumerate(batch):
-        prompts_BL[row, : len(ids[line])] = ids[line]
-        lengths_B[row] = len(ids[line])
-        seeds_B[row] = np.random.SeedSequence([seed, line]).generate_state(1)[0]
+def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
+    """Tokens as rows, zeros behind."""
+    rows = np.zeros((len(lists), length), np.int32)
+    for row, ids in zip(rows, lists, strict=True):
+        row[: len(ids)] = ids
+    return rows
 
-    def put(array: np.ndarray, axes: str) -> jax.Array:
-        return jax.device_put(array, NamedSharding(mesh, model.layout.place(axes)))
 
-    asked = Asked(
-        prompts_BL=put(prompts_BL, "Bl"),
-        lengths_B=put(lengths_B, "B"),
-        seeds_B=put(seeds_B, "B"),
-        most_B=put(np.full(shape[0], new_tokens, np.int32), "B"),
-    )
-    with jax.set_mesh(mesh):
-        found = generate(model, sampling, new_tokens, params, None, asked)
-    return np.asarray(found.tokens_BWT)[:, 0]
+def until_end(tokens: np.ndarray) -> list[int]:
+    """The tokens before the end, or before the zeros behind a text that was cut."""
+    kept = [int(token) for token in tokens]
+    if EOS in kept:
+        return kept[: kept.index(EOS)]
+    while kept and kept[-1] == 0:
+        kept.pop()
+    return kept

@@ -13,12 +13,14 @@ from jax.sharding import Mesh
 
 from data.rows import Rows
 from layouts.layout import Layout
+from models.api import Params
 from trainer.checkpoint import Checkpoints
-from trainer.evaluate import Evaluation, evaluate
+from trainer.evaluate import evaluate
 from trainer.feed import feed, placement
 from trainer.guard import StopSignal, check_finite
 from trainer.metrics import Line, Writers
 from trainer.processes import connect
+from trainer.quality import Quality
 from trainer.run import Run
 from trainer.step import Metrics, Program, State, abstract_state, init_state, train_step
 
@@ -95,8 +97,13 @@ def train(
     model_dir: Path,
     watcher: Watcher,
     clock: Clock,
+    translated: Callable[[Params], Quality] | None = None,
 ) -> Outcome:
-    """Trains from the newest checkpoint of the model directory, or from the start, to the end."""
+    """Trains from the newest checkpoint of the model directory, or from the start, to the end.
+
+    `translated` says how good the model's translations are, of the sentences that the run measures
+    BLEU on.
+    """
     program = program_of(run, layout)
     connect(mesh)
     with ExitStack() as stack:
@@ -106,6 +113,7 @@ def train(
                 model_dir,
                 keep_last=run.keep_last,
                 keep_best=run.keep_best,
+                higher_is_better=run.best_by == "bleu",
                 report=watcher.say,
             )
         )
@@ -139,8 +147,8 @@ def train(
             if due(pending.step + 1, run.log_every, run.steps):
                 writers.train(line)
 
-        def check(done: int, state: State) -> Evaluation | None:
-            """Evaluates on the validation split, where there is one."""
+        def check(done: int, state: State) -> float | None:
+            """Evaluates on the validation split, where there is one; the measure of the best."""
             if not len(splits.get("validation", ())):
                 return None
             found = evaluate(
@@ -151,9 +159,15 @@ def train(
                 batch_sequences=run.batch_sequences,
                 batches=run.evaluate_batches if done < run.steps else None,
             )
-            writers.evaluation({"step": done, **dataclasses.asdict(found)})
+            line: Line = {"step": done, **dataclasses.asdict(found)}
             watcher.say(f"Step {done}: validation {found}.")
-            return found
+            if translated is not None:
+                good = translated(state["params"])
+                line |= {"bleu": good.bleu.score, "chrf": good.chrf.score,
+                         "bleu_sentences": good.sentences}  # fmt: skip
+                watcher.say(f"Step {done}: of {good.sentences} validation sentences, {good.bleu}.")
+            writers.evaluation(line)
+            return line["bleu" if run.best_by == "bleu" else "loss"]
 
         pending, stopped, done = None, False, first_step
         while done < run.steps and not stopped:
@@ -170,8 +184,7 @@ def train(
             if stopped or evaluates or due(done, run.checkpoint_every, run.steps):
                 read(pending)  # nothing is saved before its loss was seen to be a number
                 pending = None
-                found = check(done, state) if evaluates else None
-                checkpoints.save(done, state, None if found is None else found.loss)
+                checkpoints.save(done, state, check(done, state) if evaluates else None)
                 clock.last = time.perf_counter()
         checkpoints.wait()
     step_s = clock.total_s / (clock.steps - 1) if clock.steps > 1 else None

@@ -1,8 +1,10 @@
 """What one run is: a model, a task and how long and how often."""
 
+from typing import Literal
+
 from configs.errors import UserError
-from configs.spec import Count, Fraction, NotNegative, spec
-from data.task import Task
+from configs.spec import Count, CountOrZero, Fraction, NotNegative, spec
+from data.task import Task, Translation
 from models.api import ModelSpec
 from models.loss import Criterion
 from trainer.optimizer import Adafactor, AdamW
@@ -30,13 +32,24 @@ class Run:
     keep_last: Count = 3
     """Newest checkpoints that are kept."""
     keep_best: bool = True
-    """Keep the checkpoint of the lowest validation loss as well."""
+    """Keep the best checkpoint as well, by the measure below on the validation split."""
+    best_by: Literal["loss", "bleu"] = "loss"
     evaluate_every: Count | None = None
     """Steps between evaluations on the validation split; only at the end where it is None."""
     evaluate_batches: Count | None = None
     """Batches in an evaluation during training; the whole split where it is None."""
 
+    bleu_sentences: CountOrZero = 0
+    """Sentences of the validation split that each of these evaluations translates for BLEU."""
+
     def __post_init__(self) -> None:
+        if self.best_by == "bleu" and not self.bleu_sentences:
+            raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
+        if self.bleu_sentences and not isinstance(self.task, Translation):
+            raise UserError(
+                f"Run.bleu_sentences = {self.bleu_sentences}: the task is no translation.  "
+                "Leave it away, or take @Translation()."
+            )
         if self.batch_sequences % self.microbatches:
             raise UserError(
                 f"Run.batch_sequences = {self.batch_sequences} does not divide into "

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from configs.errors import UserError
-from data.vocab import Vocab
+from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Model, Params
@@ -27,13 +27,13 @@ class Trained:
     model: Model
     params: Params
     run: Run
-    vocab: Vocab
+    vocabs: Vocabs
     mesh: Mesh
     step: int
 
 
 def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
-    """The steps that "latest", "best", "all" or a number stand for; None: the newest whole."""
+    """The steps that "latest", "best", "all" or numbers stand for; None: the newest whole."""
     found = checkpoints.steps()
     if which == "all":
         return [*found]
@@ -41,11 +41,12 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
         return [None]
     if which == "best":
         return [checkpoints.best]
-    if which.isdecimal() and int(which) in found:
-        return [int(which)]
+    wanted = which.split(",")
+    if all(step.isdecimal() and int(step) in found for step in wanted):
+        return [int(step) for step in wanted]
     raise UserError(
-        f"--checkpoint={which}: not there.  Legal: latest, best, all, or one of "
-        f"{', '.join(map(str, found))}."
+        f"--checkpoint={which}: not there.  Legal: latest, best, all, or of these, one or several "
+        f"with commas: {', '.join(map(str, found))}."
     )
 
 
@@ -54,7 +55,7 @@ class TrainedModels:
 
     def __init__(self, model_dir: Path, run: Run, layout: Layout, report: Callable[[str], None]):
         self.run = run
-        self.vocab = Workspace(model_dir).vocab()
+        self.vocabs = Workspace(model_dir).vocabs(run.task)
         self.mesh = make_mesh(layout)
         connect(self.mesh)
         self.program = program_of(run, layout)
@@ -76,7 +77,7 @@ class TrainedModels:
             else:
                 state, step = self.checkpoints.restore({"params": wanted}, step)
                 params = state["params"]
-        return Trained(self.program.model, params, self.run, self.vocab, self.mesh, step)
+        return Trained(self.program.model, params, self.run, self.vocabs, self.mesh, step)
 
     def __enter__(self) -> "TrainedModels":
         return self

@@ -2,6 +2,7 @@
 
 config.gin         model, task and all settings of the run, self-contained; never a layout
 vocab.model        the vocabulary
+source_vocab.model that of the source, where it has its own
 checkpoints/       weights, slots and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 from configs.errors import UserError
 from configs.load import Config, load
 from configs.write import diff
-from data.vocab import Vocab
+from data.task import Task
+from data.vocabs import Vocabs
 from trainer.run import Run
 
 # What may differ between a saved run and the one that continues it.
@@ -26,7 +28,6 @@ class Workspace:
     def __init__(self, model_dir: Path):
         self.model_dir = model_dir
         self.config_file = model_dir / "config.gin"
-        self.vocab_file = model_dir / "vocab.model"
 
     def has_run(self) -> bool:
         return self.config_file.exists()
@@ -40,16 +41,17 @@ class Workspace:
             )
         return load([str(self.config_file), *gin_files], gin_params)
 
-    def save(self, config: Config, run: Run, vocab: Vocab) -> None:
-        """Keeps settings and vocabulary; refuses to continue a run of another model or task."""
+    def save(self, config: Config, run: Run, vocabs: Vocabs) -> None:
+        """Keeps settings and vocabularies; refuses to continue a run of another model or task."""
         if self.has_run():
             self._check_same(run)
         self.model_dir.mkdir(parents=True, exist_ok=True)
         _write(self.config_file, config.dump([run]).encode())
-        _write(self.vocab_file, vocab.model)
+        for name, model in vocabs.files().items():
+            _write(self.model_dir / name, model)
 
-    def vocab(self) -> Vocab:
-        return Vocab.load(self.vocab_file)
+    def vocabs(self, task: Task) -> Vocabs:
+        return Vocabs.load(self.model_dir, task)
 
     def _check_same(self, run: Run) -> None:
         saved = load([str(self.config_file)]).make(Run)

@@ -1,0 +1,47 @@
+"""Several sets of weights of one model that decode together."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from models.api import Batch, Cache, Decodes, Params, Step
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """Decodes with the mean of the members' probabilities.  Its params are a tuple of theirs."""
+
+    model: Decodes
+
+    @property
+    def layout(self) -> Layout:
+        return self.model.layout
+
+    def start(
+        self, params: tuple[Params, ...], source: Batch | None, batch_sequences: int, places: int
+    ) -> tuple[Step, Cache]:
+        started = [self.model.start(own, source, batch_sequences, places) for own in params]
+
+        def step(
+            cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
+        ) -> tuple[Cache, Array]:
+            fed = [
+                feed(own, tokens_BL, positions_BL, seen_BLM, place)
+                for (feed, _), own in zip(started, cache["members"], strict=True)
+            ]
+            total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in fed))
+            return {"members": [own for own, _ in fed]}, jnp.log(total_BLV / len(fed))
+
+        return step, {"members": [cache for _, cache in started]}
+
+
+def together(model: Decodes, params: Sequence[Params]) -> tuple[Decodes, Any]:
+    """The model with its weights, or several weights of it as an ensemble."""
+    return (model, params[0]) if len(params) == 1 else (Ensemble(model), tuple(params))
