@@ -23,7 +23,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
 from models.spec import Transformer
-from scripts.commands import Strings, only, trained_models, warn_unused
+from scripts.commands import Strings, only, trained_models
 from scripts.terminal import tell
 from trainer import t5
 from trainer.checkpoint import Checkpoints
@@ -59,7 +59,6 @@ def import_t5(
     config = config_of(run_of(spec, model_dir), gin_file, gin_param)
     run = config.make(Run)
     check_run(run, spec, vocabs, model_dir)
-    warn_unused(config, Run, Layout)
     save_weights(model_dir, run, t5.params_of(spec, tensors))
     Workspace(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     for name in found.keys() - tensors.keys():
@@ -204,11 +203,15 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
 
 
 def config_of(run: Run, gin_file: Strings, gin_param: Strings) -> Config:
-    """The settings of a run, under the given ones."""
+    """The settings of a run, under the given ones; tells of those that nothing uses."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "t5.gin"
         own.write_text(dump([run]))
-        return load([str(own), *gin_file], gin_param)
+        config = load([str(own), *gin_file], gin_param)
+    for binding in config.unused(Run, Layout):
+        if not binding.where.startswith(str(own)):
+            tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
+    return config
 
 
 def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> None:
