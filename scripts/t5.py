@@ -61,7 +61,7 @@ def import_t5(
     check_run(run, spec, vocabs, model_dir)
     save_weights(model_dir, run, t5.params_of(spec, tensors))
     Workspace(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
-    for name in found.keys() - tensors.keys():
+    for name in sorted(found.keys() - tensors.keys()):
         tell(f"Left out: {name}, which repeats {t5.SHARED} or which T5 does not read.")
     types = sorted({tensor.dtype.name for tensor in tensors.values()})
     if len(types) > 1:

@@ -8,7 +8,7 @@ import functools
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from models.decode import Asked, generate
 from models.sampling import Sampling
 from models.spec import Transformer
 from models.transformer import TransformerModel
-from scripts import commands, t5
+from scripts import t5
+from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from trainer.checkpoint import Checkpoints
 from trainer.metrics import read_lines
@@ -109,9 +110,9 @@ def golden(version: str) -> Path:
 
 
 @functools.cache
-def spiece() -> bytes:
-    settings = SentencePiece(size=40, byte_fallback=False)
-    return make(settings, iter(["eins zwei drei vier", "one two three four five"] * 9)).model
+def spiece(size: int = SIZES["vocab_size"]) -> bytes:
+    text = ["eins zwei drei vier", "one two three four five", "sechs sieben acht six seven"]
+    return make(SentencePiece(size=size, byte_fallback=False), iter(text * 9)).model
 
 
 # What comes out here
@@ -369,34 +370,33 @@ def test_an_old_file_without_the_newer_settings_is_read_as_hugging_face_reads_it
 # A run like any other
 
 
-def test_an_imported_t5_is_trained_on_and_exported(tied: Path, tmp_path: Path) -> None:
-    model_dir, out = tmp_path / "run", tmp_path / "out"
-    (tmp_path / "pairs.tsv").write_text("eins zwei\tone two\ndrei vier\tthree four\n" * 20)
-    t5.import_t5(
-        tied,
-        model_dir,
-        gin_param=(
-            *ADAMW, "Run.task = @Translation()", "Translation.source = @Tsv()", "Run.steps = 2",
-            f"Tsv.train = '{tmp_path / 'pairs.tsv'}'", f"Tsv.test = '{tmp_path / 'pairs.tsv'}'",
-            f"Tsv.validation = '{tmp_path / 'pairs.tsv'}'", "Run.batch_sequences = 2",
-            "Translation.length = 24", "Translation.source_length = 32",
-        ),
+def test_every_command_takes_an_imported_t5(tied: Path, tmp_path: Path) -> None:
+    run, out, pairs = tmp_path / "run", tmp_path / "out", tmp_path / "pairs.tsv"
+    pairs.write_text("eins zwei\tone two\ndrei vier\tthree four\n" * 4)
+    (tmp_path / "lines").write_text("eins zwei\n\nsieben\n")
+    settings = (
+        *ADAMW, "Run.task = @Translation()", "Translation.source = @Tsv()", "Run.steps = 2",
+        f"Tsv.train = '{pairs}'", f"Tsv.validation = '{pairs}'", "Run.batch_sequences = 2",
+        "Translation.length = 24", "Translation.source_length = 32",
     )  # fmt: skip
-    gin = ("layouts/whole.gin",)
-    with commands.trained_models(model_dir, gin, ()) as models:
-        assert models.open(0).step == 0
-    layout = ("Layout.mesh = 'data:1'",)
-    commands.train(model_dir, tmp_path / "data", (), layout)
-    lines = read_lines(model_dir / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [1, 2]
-    t5.export_t5(model_dir, out, checkpoint="latest")
-    before, after = (load_file(place / "model.safetensors") for place in (tied, out))
+    t5.import_t5(tied, run, gin_param=settings)
+    flags = (f"--model_dir={run}", "--gin_param=Layout.mesh = 'data:1'")
+    lines, texts = f"--input={tmp_path / 'lines'}", f"--output={tmp_path / 'texts'}"
+    assert call("decode", *flags, lines, texts, "--beam=1", "--max_tokens=4") == 0
+    assert len((tmp_path / "texts").read_text().split("\n")) == 4
+    assert call("score", *flags, f"--input={pairs}", f"--output={tmp_path / 'scores'}") == 0
+    assert len((tmp_path / "scores").read_text().splitlines()) == 9
+    assert call("inspect", "params", *flags) == 0
+    assert call("train", *flags, f"--data_dir={tmp_path / 'data'}") == 0
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2]
+
+    t5.export_t5(run, out)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tied, out))
     assert before.keys() == after.keys()
     assert all((before[name] != after[name]).any() for name in before if "bias" not in name)
-    t5.export_t5(model_dir, tmp_path / "again", checkpoint="0")
-    assert file_bytes(tmp_path / "again" / "model.safetensors") == file_bytes(
-        tied / "model.safetensors"
-    )
+    t5.export_t5(run, tmp_path / "again", checkpoint="0")
+    again = file_bytes(tmp_path / "again" / "model.safetensors")
+    assert again == file_bytes(tied / "model.safetensors")
 
 
 # What is refused
@@ -410,14 +410,12 @@ def change(**settings: Any) -> Callable[[Path], None]:
     return apply
 
 
-def replace(**tensors: np.ndarray | None) -> Callable[[Path], None]:
-    """Tensors by name, with _ for the dots of a name; None takes one away."""
+def replace(name: str, tensor: np.ndarray | None) -> Callable[[Path], None]:
+    """Another tensor of this name, or none."""
 
     def apply(folder: Path) -> None:
-        found: Mapping[str, Any] = load_file(folder / "model.safetensors")
-        names = {name.replace("_", "").replace(".", ""): name for name in found}
-        new = {names.get(n.replace("_", ""), n): x for n, x in tensors.items()}
-        kept = {name: x for name, x in {**found, **new}.items() if x is not None}
+        tensors = {**load_file(folder / "model.safetensors"), name: tensor}
+        kept = {name: x for name, x in tensors.items() if x is not None}
         save_file(kept, folder / "model.safetensors")
 
     return apply
@@ -427,8 +425,8 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def write(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(content) and None
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 def other_index(folder: Path) -> None:
@@ -474,15 +472,15 @@ def other_index(folder: Path) -> None:
         (change(feed_forward_proj="gated-gelu"), ["missing", "wi_0", "unexpected", "wi.weight"]),
         (change(tie_word_embeddings=False), ["1 missing", "lm_head.weight"]),
         (
-            replace(shared_weight=np.ones((50, 10), np.int32)),
+            replace("shared.weight", np.ones((50, 10), np.int32)),
             ["shared.weight", "int32", "float32"],
         ),
-        (replace(shared_weight=None), ["1 missing", "shared.weight"]),
-        (replace(extra=np.ones(3, np.float32)), ["1 unexpected", "extra"]),
+        (replace("shared.weight", None), ["1 missing", "shared.weight"]),
+        (replace("extra", np.ones(3, np.float32)), ["1 unexpected", "extra"]),
     ],
 )
 def test_an_import_is_refused_and_leaves_nothing(
-    tied: Path, tmp_path: Path, damage: Callable[[Path], None], wanted: list[str]
+    tied: Path, tmp_path: Path, damage: Callable[[Path], object], wanted: list[str]
 ) -> None:
     damage(tied)
     with pytest.raises(UserError) as error:
@@ -513,11 +511,9 @@ def test_settings_that_are_not_the_t5s_are_refused(
 
 
 def test_a_vocabulary_beyond_the_embedding_is_refused(tied: Path, tmp_path: Path) -> None:
-    settings = SentencePiece(size=60, byte_fallback=False)
-    text = ["eins zwei drei vier", "one two three four five", "sechs sieben acht six seven"]
-    (tied / "spiece.model").write_bytes(make(settings, iter(text * 9)).model)
+    (tied / "spiece.model").write_bytes(spiece(60))
     with pytest.raises(UserError, match=r"Transformer\.vocab = 50.*60 tokens"):
-        t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+        t5.import_t5(tied, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
