@@ -1,10 +1,11 @@
-# make quickstart   a trained language model in minutes
-# make test         lint, types and all tests
+# make quickstart             a trained language model in minutes
+# make quickstart-translate   a trained translation model, and its BLEU
+# make test                   lint, types and all tests
 PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint lock
+.PHONY: help install quickstart quickstart-translate test lint lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -22,6 +23,9 @@ install: .venv/installed
 
 quickstart: install
 	$(BIN)/python -m scripts.quickstart
+
+quickstart-translate: install
+	$(BIN)/python -m scripts.quickstart_translate
 
 test: install lint
 	$(BIN)/python -m pytest

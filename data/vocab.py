@@ -67,13 +67,16 @@ class Vocab:
         return [np.asarray(i, self.dtype) for i in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids up to the first EOS; padding has no text."""
+        """Returns the text of ids up to the first EOS; padding has no text.
+
+        A model may have more rows than the vocab has ids: those beyond read as UNK.
+        """
         kept: list[int] = []
         for i in ids:
             if i == EOS:
                 break
             if i != PAD:
-                kept.append(int(i))
+                kept.append(int(i) if i < self.size else UNK)
         return str(self._processor.decode(kept))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:

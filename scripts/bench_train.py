@@ -9,18 +9,14 @@ model has 4 layers, d_model 256, d_ff 1024, 4 heads, 8,192 tied words; a batch h
 float32 weights and AdamW; without dropout.  On a GPU both compute in bfloat16.
 """
 
-import json
-import os
-import resource
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import click
 import numpy as np
+
+from scripts.bench import Worker, cores, matrix_rate, ratio, rounds, serve, show
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 256, 1024, 4, 8192
 ROWS, LENGTH = 16, 256
@@ -158,7 +154,7 @@ def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
             return functional.cross_entropy(logits.view(TOKENS, VOCAB).float(), targets.view(-1))
 
     torch.manual_seed(0)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores())
     model = Model().to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
@@ -183,69 +179,19 @@ def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
     )
 
 
-def matrix_rate(product: Callable[[], object]) -> float:
-    """FLOP/s of 2048 x 2048 products in float32, the best of a few."""
-    product()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        product()
-        times.append(time.perf_counter() - start)
-    return 2 * 2048**3 / min(times)
-
-
 def work(system: str) -> None:
-    """A worker: answers each line of its input, steps to run or "matrix", with one of numbers."""
+    """Answers steps to run with seconds a step, and "matrix" with FLOP/s."""
     run, rate, about = {"meshloom": meshloom, "torch": torch}[system]()
     run(WARMUP_STEPS)
-    print(json.dumps(about), flush=True)
-    for line in sys.stdin:
-        if line.strip() == "matrix":
-            answer = rate()
-        elif line.strip() == "memory":
-            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        else:
-            start = time.perf_counter()
-            run(int(line))
-            answer = (time.perf_counter() - start) / int(line)
-        print(answer, flush=True)
 
+    def answer(question: str) -> float:
+        if question == "matrix":
+            return rate()
+        start = time.perf_counter()
+        run(int(question))
+        return (time.perf_counter() - start) / int(question)
 
-class Worker:
-    """One system in a process of its own."""
-
-    def __init__(self, system: str):
-        command = [sys.executable, "-m", "scripts.bench_train", f"--worker={system}"]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-        self.about = json.loads(self._read())
-
-    def ask(self, question: str | int) -> float:
-        assert self._process.stdin is not None
-        print(question, file=self._process.stdin, flush=True)
-        return float(self._read())
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"a worker ended: exit code {self._process.wait()}")
-        return line
-
-    def close(self) -> None:
-        self._process.kill()
-
-
-def rounds(workers: dict[str, Worker], count: int, steps: int) -> Iterator[dict[str, float]]:
-    """Seconds a step of each system, in turn."""
-    for number in range(count):
-        order = list(workers) if number % 2 == 0 else list(reversed(workers))
-        yield {name: workers[name].ask(steps) for name in order}
+    serve(about, answer)
 
 
 @click.command()
@@ -257,8 +203,8 @@ def main(worker: str | None, count: int, steps: int, json_file: str | None) -> N
     """Compares training speed with PyTorch."""
     if worker is not None:
         return work(worker)
-    workers = {name: Worker(name) for name in ("meshloom", "torch")}
-    seconds = list(rounds(workers, count, steps))
+    workers = {name: Worker("scripts.bench_train", name) for name in ("meshloom", "torch")}
+    seconds = list(rounds(workers, dict.fromkeys(workers, steps), count))
     rate = max(worker.ask("matrix") for worker in workers.values())
     result: dict[str, object] = {}
     for name, worker_ in workers.items():
@@ -271,20 +217,15 @@ def main(worker: str | None, count: int, steps: int, json_file: str | None) -> N
             **worker_.about,
         }
         worker_.close()
-    ratios = [turn["torch"] / turn["meshloom"] for turn in seconds]
     best = statistics.median(turn["meshloom"] for turn in seconds)
     result |= {
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
+        **ratio(seconds, "meshloom", "torch"),
         "matrix_flops_per_s": rate,
         "share_of_matrix_rate": STEP_FLOPS / best / rate,
         "rounds": count,
         "steps_a_round": steps,
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if json_file:
-        Path(json_file).write_text(text + "\n")
+    show(result, json_file)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
+
+from jax.sharding import Mesh
 
 from configs.errors import UserError
 from configs.load import Config, load
@@ -16,23 +18,30 @@ from configs.read import Reference
 from configs.spec import SPECS
 from data.cache import prepare
 from data.pair_rows import PairRows
-from data.rows import Rows, read_word_list
-from data.task import Task
+from data.rows import Rows
+from data.task import Task, Translation
 from data.text_files import read_lines
+from data.vocabs import Vocabs
 from layouts.cost import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.api import Params
+from models.sampling import Sampling
 from models.spec import Transformer
-from scripts.terminal import Bar, Terminal, print_table, tell
+from scripts.terminal import Terminal, print_table, tell
 from trainer.checks import check_layout, check_length, check_sides, check_vocabs, step_flops
-from trainer.evaluate import evaluate
+from trainer.decode import Decoder
 from trainer.loop import Clock
 from trainer.loop import train as train_loop
+from trainer.quality import Quality
 from trainer.run import Run
-from trainer.trained import Trained, TrainedModels, chosen_steps
+from trainer.text import Options
+from trainer.trained import Trained, TrainedModels
+from trainer.translate import held_out, subset, translate
 from trainer.workspace import Workspace
 
 Strings = tuple[str, ...]
+BLEU_BATCH = 64  # sentences at a time, in the evaluations during training
 # What gin files may name without an import, beside what these are made of.
 BUILT_IN = (Run, Layout, Transformer)
 
@@ -72,13 +81,37 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
     check_vocabs(run, prepared.vocabs)
     Workspace(model_dir).save(config, run, prepared.vocabs)
     clock = Clock(step_flops(run), peak_flops(mesh.devices.flat))
+    translated = translator(run, layout, mesh, prepared.vocabs)
     with Terminal() as terminal:
-        outcome = train_loop(run, layout, mesh, prepared.splits, model_dir, terminal, clock)
+        outcome = train_loop(
+            run, layout, mesh, prepared.splits, model_dir, terminal, clock, translated
+        )
     how = "Stopped" if outcome.stopped else "Finished"
     tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data {outcome.data_wait:.1%}"
          " of the time.")  # fmt: skip
     if outcome.stopped:
         tell(f"Continue with: meshloom train --model_dir={model_dir}")
+
+
+def translator(
+    run: Run, layout: Layout, mesh: Mesh, vocabs: Vocabs
+) -> Callable[[Params], Quality] | None:
+    """Measures, during training, some translations of the validation split."""
+    task = run.task
+    if not run.bleu_sentences or not isinstance(task, Translation):
+        return None
+    parts = subset(held_out(task, "validation"), run.bleu_sentences)
+    model, places = run.model.model(layout), run.model.most_places
+    rows = -(-BLEU_BATCH // batch_pieces(layout, mesh.shape)) * batch_pieces(layout, mesh.shape)
+
+    def translated(params: Params) -> Quality:
+        decoder = Decoder(model, params, mesh, Sampling(temperature=0), rows)
+        found = translate(
+            decoder, parts, task, vocabs, Options(), places, say=tell, resamples=0, ter=False
+        )
+        return found[0].quality
+
+    return translated
 
 
 def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> TrainedModels:
@@ -131,58 +164,6 @@ def print_parts(splits: Mapping[str, Rows]) -> None:
     ]
     if lost:
         print_table(["split", "part", "not in the rows", "pairs", "share"], lost)
-
-
-def evaluate_model(
-    model_dir: Path,
-    data_dir: Path,
-    gin_file: Strings = (),
-    gin_param: Strings = (),
-    checkpoint: str = "latest",
-    average: int | None = None,
-    json_file: str | None = None,
-    batch_sequences: int | None = None,
-    split: str = "validation",
-    text_file: str | None = None,
-    logit_scale: float = 1.0,
-) -> list[dict[str, Any]]:
-    """Loss and perplexities of some checkpoints."""
-    found = []
-    with trained_models(model_dir, gin_file, gin_param) as models:
-        steps = chosen_steps(models.checkpoints, checkpoint)
-        rows = evaluation_rows(models, data_dir, split, text_file)
-        for step in steps:
-            trained = models.open(step, average)
-            with Bar("evaluate") as bar:
-                result = evaluate(
-                    trained.model,
-                    trained.params,
-                    rows,
-                    trained.mesh,
-                    batch_sequences=batch_of(trained, batch_sequences),
-                    logit_scale=logit_scale,
-                    report=bar.update,
-                )
-            found.append({"step": trained.step, **dataclasses.asdict(result)})
-    print_table(list(found[0]), [list(map(short, line.values())) for line in found])
-    write_json(json_file, found if len(steps) > 1 else found[0])
-    return found
-
-
-def evaluation_rows(
-    models: TrainedModels, data_dir: Path, split: str, text_file: str | None
-) -> Rows:
-    """The rows of a split of the model's task, or of a text file, with the model's vocabulary."""
-    task = models.run.task
-    if text_file is not None:
-        word_list = read_word_list(task.word_list)
-        return Rows.from_lines(read_lines(text_file), models.vocabs.target, task.length, word_list)
-    splits = prepare(
-        task, data_dir, vocab=models.vocabs.target, source_vocab=models.vocabs.source, report=tell
-    ).splits
-    if split not in splits:
-        raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
-    return splits[split]
 
 
 def only(steps: list[int | None]) -> int | None:

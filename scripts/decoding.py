@@ -57,7 +57,7 @@ class Wishes:
 
     def search(self, task: Task) -> Search:
         """Sampling where a temperature or samples are asked for; otherwise a beam, or greedy."""
-        draws = bool(self.temperature) or self.samples is not None
+        draws = self.temperature is not None or self.samples is not None
         if draws and self.beam is not None:
             raise UserError("--beam with --temperature or --samples: choose one way to search.")
         if draws:
@@ -165,10 +165,11 @@ def decode_file(
         if done:
             tell(f"Continuing after {len(done):,} of {len(lines):,} lines.")
         left = [line for line in range(len(lines)) if line not in done]
-        for batch in decoded(left):
-            journal.add((line, [list(one) for one in own]) for line, own in batch)
-            done.update(batch)
-        journal.finish(lambda file: write(file, done))
+        with journal:
+            for batch in decoded(left):
+                journal.add((line, [list(one) for one in own]) for line, own in batch)
+                done.update(batch)
+            journal.finish(lambda file: write(file, done))
         say_throughput(len(left), start)
 
 

@@ -125,6 +125,28 @@ FLAGS: dict[str, Callable[[Command], Command]] = {
     ),
     "prefix": click.option("--prefix", metavar="TEXT", help="What each translation begins with."),
     "tag": click.option("--tag", help="Language tag, where the task has several."),
+    "references": click.option(
+        "--references", multiple=True, metavar="FILE", help="Line by line; repeat it for several."
+    ),
+    "test_set": click.option(
+        "--test_set", metavar="NAME", help="By sacrebleu's name, such as wmt14/full, in its cache."
+    ),
+    "languages": click.option(
+        "--languages", metavar="SRC-TGT", help="Of the test set, such as en-de."
+    ),
+    "tokenize": click.option(
+        "--tokenize", metavar="NAME", help="sacrebleu's tokenizer for BLEU, such as 13a or intl."
+    ),
+    "resamples": click.option(
+        "--resamples",
+        default=1000,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Of the bootstrap; 0 gives no intervals.",
+    ),
+    "ter": click.option(
+        "--ter/--no_ter", default=True, show_default=True, help="TER is the slow one."
+    ),
     "simulate_devices": click.option(
         "--simulate_devices", type=click.IntRange(1), metavar="N", help="N virtual CPU devices."
     ),
@@ -187,16 +209,25 @@ def prepare(data_dir: Path, rebuild: bool, **settings: tuple[str, ...]) -> None:
 @cli.command()
 @options(
     "model_dir", "data_dir", "gin_file", "gin_param", "checkpoint", "average", "json",
-    "batch_sequences",
+    "batch_sequences", "beam", "alpha", "length_penalty", "tag", "references", "test_set",
+    "languages", "tokenize", "resamples", "ter",
 )  # fmt: skip
 @click.option("--split", default="validation", show_default=True, help="Which part of the task.")
-@click.option("--input", "text_file", metavar="FILE", help="Evaluate this text file instead.")
+@click.option("--input", "text_file", metavar="FILE", help="Evaluate this text instead.")
 @click.option("--logit_scale", default=1.0, show_default=True, help="Multiplies every logit.")
+@click.option(
+    "--sentences", type=click.IntRange(0), metavar="N",
+    help="Translate only so many, evenly spread; 0 measures the loss alone.",
+)  # fmt: skip
+@click.option("--hypotheses", metavar="FILE", help="Write the translations there.")
 def evaluate(**flags: Any) -> None:
-    """Loss and perplexities, per token, per counted word and per byte."""
-    from scripts import commands
+    """Loss and perplexities, per token, per counted word and per byte; of translations, BLEU.
 
-    commands.evaluate_model(**flags)
+    BLEU, chrF and TER are sacrebleu's, on raw text, with signatures and bootstrap intervals.
+    """
+    from scripts import evaluating
+
+    evaluating.evaluate_model(**flags)
 
 
 @cli.command()
@@ -249,6 +280,23 @@ def rescore(**flags: Any) -> None:
     from scripts import decoding
 
     decoding.rescore_file(**flags)
+
+
+@cli.command()
+@click.option(
+    "--system", multiple=True, required=True, metavar="FILE",
+    help="Translations, one a line; the first is the baseline.",
+)  # fmt: skip
+@click.option("--lowercase", is_flag=True, help="Ignore case in BLEU and chrF.")
+@options("references", "test_set", "languages", "tokenize", "resamples", "ter", "json")
+def compare(**flags: Any) -> None:
+    """Measure translations by BLEU, chrF and TER; several against the first.
+
+    Differences come with p-values by paired bootstrap resampling.
+    """
+    from scripts import compare as comparison
+
+    comparison.compare(**flags)
 
 
 @cli.group()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scripts import commands, decoding
+from scripts import commands, decoding, evaluating
 from scripts.meshloom import DATA_DIR, exits, start_devices
 
 MODEL_DIR = Path("runs/quickstart")
@@ -14,7 +14,7 @@ def main() -> None:
     """Trains (or goes on where it was stopped), evaluates on the test split, prints samples."""
     start_devices()
     commands.train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
-    result = commands.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
+    result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
     texts = decoding.continuations(PROMPTS, MODEL_DIR, temperature=0.7, max_tokens=30, seed=1)
     say = f"""
 Per-word perplexity on the test split: {result["perplexity_per_word"]:.1f}

@@ -1,7 +1,9 @@
 """Toy models and batches.  All sizes differ, so that a swapped axis cannot pass."""
 
+import contextlib
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -51,11 +53,16 @@ def packed_rows(segment_lengths: list[list[int]], length: int, vocab: int, seed:
 
 
 def pair_rows(
-    target_lengths: list[list[int]], source_lengths: list[list[int]], length: int, vocab: int
+    target_lengths: list[list[int]],
+    source_lengths: list[list[int]],
+    length: int,
+    vocab: int,
+    seed: int = 0,
+    source_length: int = 6,
 ) -> Batch:
-    """Rows of pairs: the targets as above, and sources of these lengths in rows of 6."""
-    sources = packed_rows(source_lengths, 6, vocab, seed=1)
-    return packed_rows(target_lengths, length, vocab) | {
+    """Rows of pairs: the targets as above, and sources of these lengths beside them."""
+    sources = packed_rows(source_lengths, source_length, vocab, seed + 1)
+    return packed_rows(target_lengths, length, vocab, seed) | {
         "inputs_BM": sources["targets_BL"],
         "segments_BM": sources["segments_BL"],
         "positions_BM": sources["positions_BL"],
@@ -69,3 +76,10 @@ def on_mesh(layout: Layout, batch: Batch) -> tuple[jax.sharding.Mesh, Batch]:
         name: jax.device_put(array, NamedSharding(mesh, layout.place(letters_of(name))))
         for name, array in batch.items()
     }
+
+
+@contextlib.contextmanager
+def optax_promotion() -> Iterator[None]:
+    """optax raises float decays to int32 step counts, which strict promotion forbids."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

@@ -87,7 +87,7 @@ class Decoder:
                 self._sources(filled, source) if source else None,
                 asked,
             )
-        found = jax.device_get(found)
+        found = [array[: len(batch)] for array in jax.device_get(found)]
         for tokens, scores, log_p in zip(*found, strict=True):
             yield [
                 Answer(until_end(row), float(score), float(own))

@@ -62,6 +62,13 @@ class Journal:
             raise UserError(f"{self.output}: cannot be written: {error.strerror}.") from None
         return done
 
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
     def add(self, entries: Iterable[tuple[int, Hypotheses]]) -> None:
         """Keeps some lines; after this no crash loses them."""
         assert self._file is not None

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from data.pairs import Pair
 from data.task import Translation
 from data.vocabs import Vocabs
 from trainer.decode import Decoder
@@ -15,11 +14,18 @@ Report = Callable[[int, int], None]
 
 
 class HeldOut(NamedTuple):
-    """The pairs of one part of a task, as they stand in its files."""
+    """Sources of one part of a task and their references, as they stand in its files."""
 
     name: str
     tag: str | None
-    pairs: list[Pair]
+    sources: list[str]
+    references: list[list[str]]
+    """One or more whole references, each with a text for every source."""
+
+    def some(self, places: Sequence[int]) -> "HeldOut":
+        """Only those sentences."""
+        references = [[whole[i] for i in places] for whole in self.references]
+        return self._replace(sources=[self.sources[i] for i in places], references=references)
 
 
 class Translated(NamedTuple):
@@ -30,25 +36,27 @@ class Translated(NamedTuple):
     quality: Quality
 
 
-def held_out(task: Translation, split: str, sentences: int | None = None) -> list[HeldOut]:
-    """The pairs of a split, part by part, or so many of them, evenly spread over the whole."""
-    parts = [
-        HeldOut(name, part.tag, list(part.untagged(split, task.clean.errors)))
-        for name, part in task.source.parts_of(split).items()
-    ]
-    total = sum(len(part.pairs) for part in parts)
-    if sentences is None or sentences >= total:
-        return parts
-    place, kept = 0, []
+def held_out(task: Translation, split: str) -> list[HeldOut]:
+    """The pairs of a split, part by part."""
+    found = []
+    for name, part in task.source.parts_of(split).items():
+        pairs = list(part.untagged(split, task.clean.errors))
+        found.append(
+            HeldOut(name, part.tag, [p.source for p in pairs], [[p.target for p in pairs]])
+        )
+    return found
+
+
+def subset(parts: Sequence[HeldOut], sentences: int) -> list[HeldOut]:
+    """So many sentences, evenly spread over all parts."""
+    total = sum(len(part.sources) for part in parts)
+    sentences, place, kept = min(sentences, total), 0, []
     for part in parts:
-        chosen = [
-            pair
-            for i, pair in enumerate(part.pairs, place)
-            if i * sentences // total != (i + 1) * sentences // total
-        ]
-        place += len(part.pairs)
-        kept.append(part._replace(pairs=chosen))
-    return [part for part in kept if part.pairs]
+        span = range(place, place + len(part.sources))
+        chosen = [i for i in span if i * sentences // total != (i + 1) * sentences // total]
+        kept.append(part.some([i - place for i in chosen]))
+        place += len(part.sources)
+    return [part for part in kept if part.sources]
 
 
 def translate(
@@ -62,35 +70,30 @@ def translate(
     say: Say,
     tokenize: str | None = None,
     resamples: int = 1000,
+    ter: bool = True,
     report: Report = lambda done, total: None,
 ) -> list[Translated]:
-    """Each part with its translations; where there are several, all of them together come last."""
-    total, before, found = sum(len(part.pairs) for part in parts), 0, []
+    """Each part with its translations; where there are several, all of them together come first."""
+    total, before, found = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
-        sources = [pair.source for pair in part.pairs]
         own = dataclasses.replace(options, tag=part.tag)
-        requests = requests_of(sources, task, vocabs, own, most_places, say)
+        requests = requests_of(part.sources, task, vocabs, own, most_places, say)
 
         def shown(done: int, _: int, before: int = before) -> None:
             report(before + done, total)
 
-        texts = texts_of(decoder, requests, vocabs, own, shown)
-        before += len(sources)
-        found.append((part, texts))
+        found.append((part, texts_of(decoder, requests, vocabs, own, shown)))
+        before += len(part.sources)
     if len(found) > 1:
-        everything = HeldOut("all", None, [pair for part in parts for pair in part.pairs])
-        found.append((everything, [text for _, texts in found for text in texts]))
+        sources = [source for part, _ in found for source in part.sources]
+        references = [text for part, _ in found for text in part.references[0]]
+        texts = [text for _, own_texts in found for text in own_texts]
+        found = [(HeldOut("all", None, sources, [references]), texts), *found]
     return [
         Translated(
             part,
             texts,
-            quality(
-                texts,
-                [[pair.target for pair in part.pairs]],
-                tokenize=tokenize,
-                resamples=resamples,
-                ter=resamples > 0,
-            ),
+            quality(texts, part.references, tokenize=tokenize, resamples=resamples, ter=ter),
         )
         for part, texts in found
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import meshloom
+from tests.toys import optax_promotion
 from tests.trainer.command import settings, write_text
 from tests.trainer.conftest import optax_types  # noqa: F401
 
@@ -69,5 +70,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A model of four steps with checkpoints at two and four; tests may read it."""
     folder = tmp_path_factory.mktemp("trained")
     place = Place(folder, write_text(folder / "text.txt"))
-    assert call("train", place.model_dir, *place.flags()) == 0
+    with optax_promotion():
+        assert call("train", place.model_dir, *place.flags()) == 0
     return place

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from data.rows import Rows
+from data.vocab import Vocab
 from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics import read_lines
-from trainer.workspace import Workspace
 
 
 def read_json(path: Path) -> Any:
@@ -56,7 +56,7 @@ def test_scores_add_up_to_the_loss(run: Meshloom, trained: Place, tmp_path: Path
     assert len(rows) == 3
     numbers = [[float(x) for x in row.split("\t")] for row in rows]
     assert [words for _, words, _ in numbers] == [3 + 1, 1, 2 + 1]  # and an end of each line
-    vocab = Workspace(trained.folder / "run").vocab()
+    vocab = Vocab.load(trained.folder / "run" / "vocab.model")
     counted = Rows.from_lines(["kara lost nevo", "mitu mitu"], vocab, 24).counts.tokens
     assert numbers[0][2] + numbers[2][2] == counted
     assert run("evaluate", trained.model_dir, flags[0], f"--json={tmp_path / 'j'}").code == 0

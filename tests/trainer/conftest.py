@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator
 
-import jax
 import pytest
 
+from tests.toys import optax_promotion
 from tests.trainer.command import Command
 
 
 @pytest.fixture(scope="module", autouse=True)
 def optax_types() -> Iterator[None]:
-    """optax raises float decays to int32 step counts, which strict promotion forbids."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with optax_promotion():
         yield
 
 

@@ -18,7 +18,7 @@ from models.api import Batch, Params
 from models.loss import Criterion, Sums
 from models.spec import Transformer
 from models.transformer import TransformerModel
-from tests.toys import ROOT, SPLITTABLE, packed_rows
+from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
 from trainer.optimizer import Adafactor, AdamW
 from trainer.schedule import Constant
@@ -94,9 +94,13 @@ DONE: dict[str, Trained] = {}
 
 
 def batches() -> Iterable[dict[str, np.ndarray]]:
+    """Rows of two segments each; a model without an encoder does not look at their sources."""
     rng = np.random.default_rng(0)
     for step in range(STEPS):
-        yield packed_rows(rng.integers(3, 13, (ROWS, 2)).tolist(), SPEC.length, SPEC.vocab, step)
+        yield pair_rows(
+            rng.integers(3, 13, (ROWS, 2)).tolist(), rng.integers(2, 9, (ROWS, 2)).tolist(),
+            SPEC.length, SPEC.vocab, seed=step, source_length=16,
+        )  # fmt: skip
 
 
 def by_path(tree: Any) -> dict[str, Any]:
@@ -235,6 +239,19 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     )  # fmt: skip
     # AdamW divides each gradient by its own size: without a floor, one that is nothing but
     # round-off (here one weight of 2,304) would move its weight as far as any other.
+    floored = dataclasses.replace(ADAMW, epsilon=1e-5)
+    found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, spec)
+    assert_equal_to_round_off(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "name", ["model_parallel", "fsdp", "sequence_parallel", "two_dimensional", "three_dimensional"]
+)
+def test_translation_models_are_equal_too(name: str) -> None:
+    """An encoder, attention over the source, two embeddings of different sizes."""
+    spec = dataclasses.replace(
+        SPEC, positions="relative", encoder_layers=2, source_vocab=72, tied=False, shares_bias=True
+    )
     floored = dataclasses.replace(ADAMW, epsilon=1e-5)
     found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, spec)
     assert_equal_to_round_off(found, wanted)

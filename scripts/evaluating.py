@@ -1,0 +1,180 @@
+"""What `evaluate` does: loss and perplexities, and the quality of translations."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from data.cache import prepare
+from data.pair_rows import PairRows
+from data.pairs import Pair, chosen_tag, tagged
+from data.rows import Rows, read_word_list
+from data.task import Translation
+from data.text_files import read_lines
+from scripts.commands import Strings, batch_of, open_output, short, trained_models, write_json
+from scripts.decoding import Wishes, decoder_of
+from scripts.terminal import Bar, print_table, tell
+from trainer.evaluate import evaluate
+from trainer.quality import check_settings, check_texts
+from trainer.trained import Trained, TrainedModels, chosen_steps
+from trainer.translate import HeldOut, Translated, held_out, subset, translate
+from trainer.wmt import read_test_set
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+    """Which text is evaluated: a split of the task, files, or a test set by its name."""
+
+    split: str = "validation"
+    text_file: str | None = None
+    references: Strings = ()
+    test_set: str | None = None
+    languages: str | None = None
+    tag: str | None = None
+
+    def given(self, task: Translation) -> HeldOut | None:
+        """Sources and references that are not the task's own."""
+        if self.test_set is not None and self.languages is not None:
+            name, (sources, references) = (
+                f"{self.test_set} {self.languages}",
+                read_test_set(self.test_set, self.languages),
+            )
+        elif self.text_file is not None and self.references:
+            name, sources = self.text_file, list(read_lines(self.text_file))
+            references = [list(read_lines(path)) for path in self.references]
+        elif any((self.test_set, self.languages, self.text_file, self.references)):
+            raise UserError(
+                "A translation is evaluated on --input=SOURCES with --references=FILE, on "
+                "--test_set=NAME with --languages=SRC-TGT, or on --split."
+            )
+        else:
+            return None
+        check_texts({name: sources}, references)
+        return HeldOut(name, chosen_tag(self.tag, task.tags), sources, references)
+
+
+def evaluate_model(
+    model_dir: Path,
+    data_dir: Path,
+    gin_file: Strings = (),
+    gin_param: Strings = (),
+    checkpoint: str = "latest",
+    average: int | None = None,
+    json_file: str | None = None,
+    batch_sequences: int | None = None,
+    logit_scale: float = 1.0,
+    sentences: int | None = None,
+    tokenize: str | None = None,
+    resamples: int = 1000,
+    ter: bool = True,
+    hypotheses: str | None = None,
+    beam: int | None = None,
+    alpha: float = 0.6,
+    length_penalty: Any = "gnmt",
+    **text: Any,
+) -> list[dict[str, Any]]:
+    """Some checkpoints on a text; of a translation task, also what their translations are worth.
+
+    With sentences = 0 nothing is translated.
+    """
+    which, found = Text(**text), []
+    check_settings(tokenize, which.languages)
+    wishes = Wishes(beam=beam, alpha=alpha, length_penalty=length_penalty)
+    with trained_models(model_dir, gin_file, gin_param) as models:
+        steps = chosen_steps(models.checkpoints, checkpoint)
+        rows = evaluation_rows(models, data_dir, which)
+        parts = translation_parts(models, which, sentences)
+        for step in steps:
+            trained = models.open(step, average)
+            with Bar("evaluate") as bar:
+                result = evaluate(
+                    trained.model,
+                    trained.params,
+                    rows,
+                    trained.mesh,
+                    batch_sequences=batch_of(trained, batch_sequences),
+                    logit_scale=logit_scale,
+                    report=bar.update,
+                )
+            line = {"step": trained.step, **dataclasses.asdict(result)}
+            if parts:
+                made = translations(
+                    trained, parts, wishes, tokenize=tokenize, resamples=resamples, ter=ter
+                )
+                line |= as_dict(made, is_subset=sentences is not None)
+                show(made, is_subset=sentences is not None)
+                write_hypotheses(hypotheses, made)
+            found.append(line)
+    numbers = ["step", *(field.name for field in dataclasses.fields(result))]
+    print_table(numbers, [[short(line[name]) for name in numbers] for line in found])
+    write_json(json_file, found if len(steps) > 1 else found[0])
+    return found
+
+
+def translations(
+    trained: Trained, parts: list[HeldOut], wishes: Wishes, **metrics: Any
+) -> list[Translated]:
+    """What one checkpoint makes of the sources."""
+    task = trained.run.task
+    assert isinstance(task, Translation)
+    decoder = decoder_of([trained], wishes, None)
+    with Bar("translate") as bar:
+        return translate(
+            decoder, parts, task, trained.vocabs, wishes.options(), trained.run.model.most_places,
+            say=tell, report=bar.update, **metrics,
+        )  # fmt: skip
+
+
+def translation_parts(models: TrainedModels, text: Text, sentences: int | None) -> list[HeldOut]:
+    """The sentences to translate; none of a language model's."""
+    task = models.run.task
+    if sentences == 0 or not isinstance(task, Translation):
+        return []
+    given = text.given(task)
+    parts = held_out(task, text.split) if given is None else [given]
+    return parts if sentences is None else subset(parts, sentences)
+
+
+def evaluation_rows(models: TrainedModels, data_dir: Path, text: Text) -> Rows:
+    """The rows of a split of the model's task, or of files, with the model's vocabularies."""
+    task, (target, source) = models.run.task, models.vocabs
+    if isinstance(task, Translation) and (given := text.given(task)) is not None:
+        pairs = [
+            Pair(tagged(source, given.tag), target)
+            for source, target in zip(given.sources, given.references[0], strict=True)
+        ]
+        rows = PairRows.from_pairs(
+            pairs, models.vocabs.of_source, target, task.source_length, task.length
+        )
+        if rows.counts.left_out:
+            tell(f"{rows.counts.left_out} of {len(pairs)} pairs are longer than a row: no loss.")
+        return rows
+    if text.text_file is not None:
+        word_list = read_word_list(task.word_list)
+        return Rows.from_lines(read_lines(text.text_file), target, task.length, word_list)
+    splits = prepare(task, data_dir, vocab=target, source_vocab=source, report=tell).splits
+    if text.split not in splits:
+        raise UserError(
+            f"--split={text.split}: not in task {task.name}.  Legal: {', '.join(splits)}."
+        )
+    return splits[text.split]
+
+
+def as_dict(made: list[Translated], *, is_subset: bool) -> dict[str, Any]:
+    """The quality of all together, and of the parts where there are several."""
+    found = {**made[0].quality.as_dict(), "is_subset": is_subset}
+    if len(made) > 1:
+        found["parts"] = {one.part.name: one.quality.as_dict() for one in made[1:]}
+    return found
+
+
+def show(made: list[Translated], *, is_subset: bool) -> None:
+    for one in made:
+        subset_of = " (a subset)" if is_subset else ""
+        print(f"{one.part.name}{subset_of}: {one.quality}")
+
+
+def write_hypotheses(path: str | None, made: list[Translated]) -> None:
+    if path is not None:
+        with open_output(path) as file:
+            file.writelines(text.replace("\n", " ") + "\n" for text in made[0].texts)

@@ -1,0 +1,45 @@
+"""`make quickstart-translate`: trains a small translation model, measures it, shows what it says."""
+
+from pathlib import Path
+
+from data.task import Translation
+from scripts import commands, decoding, evaluating
+from scripts.meshloom import DATA_DIR, exits, start_devices
+from scripts.terminal import print_table
+from trainer.run import Run
+from trainer.translate import held_out, subset
+from trainer.workspace import Workspace
+
+MODEL_DIR = Path("runs/quickstart_translate")
+GIN_FILE = "configs/runs/quickstart_translate.gin"
+SHOWN = 10
+
+
+def main() -> None:
+    """Trains (or goes on where it was stopped), measures BLEU on the test split, shows examples."""
+    start_devices()
+    commands.train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
+    result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
+    task = Workspace(MODEL_DIR).load((), ()).make(Run).task
+    assert isinstance(task, Translation)
+    [shown] = subset(held_out(task, "test"), SHOWN)
+    texts = decoding.continuations(shown.sources, MODEL_DIR, batch_sequences=SHOWN)
+    rows = list(zip(shown.sources, texts, shown.references[0], strict=True))
+    print("\nTen sentences of the test split:")
+    print_table(["source", "translation", "reference"], rows)
+    print(f"""
+BLEU on the test split: {result["bleu"]:.1f}  ({result["sentences"]:,} sentences, beam 4)
+{result["bleu_signature"]}
+
+The curves:      {MODEL_DIR}/loss.png, or tensorboard --logdir={MODEL_DIR}/events
+To continue:
+  . .venv/bin/activate
+  meshloom train --model_dir={MODEL_DIR} --gin_param=Run.steps=2000
+  meshloom evaluate --model_dir={MODEL_DIR} --split=test
+  echo "{shown.sources[0]}" | meshloom decode --model_dir={MODEL_DIR} --input=-
+  meshloom train --model_dir=runs/french --gin_file={GIN_FILE} \\
+    --gin_param="Phrases.language='fr'" --gin_param="Translation.name='phrases_fr_en'\"""")
+
+
+if __name__ == "__main__":
+    exits(main)

@@ -1,0 +1,294 @@
+"""Translation through the command line: train, evaluate, decode, score, and what goes wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.scripts.conftest import Meshloom, Place, call
+from tests.toys import optax_promotion
+from trainer import decode
+from trainer.metrics import read_lines
+
+PAIRS = 60
+WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "st", "tu", "vo")]
+
+
+def sentences(rng: np.random.Generator, count: int) -> list[str]:
+    return [" ".join(rng.choice(WORDS, rng.integers(2, 7))) for _ in range(count)]
+
+
+def write_pairs(folder: Path) -> None:
+    """Made-up sentences, whose translation says the words backwards and in capitals."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", PAIRS), ("validation", 9), ("test", 7)):
+        source = sentences(rng, count)
+        target = [" ".join(line.upper().split()[::-1]) for line in source]
+        (folder / f"{split}.src").write_text("".join(f"{line}\n" for line in source))
+        (folder / f"{split}.tgt").write_text("".join(f"{line}\n" for line in target))
+
+
+def params(folder: Path) -> list[str]:
+    return [
+        "Run.model = @Transformer()", "Transformer.vocab = 320", "Transformer.layers = 2",
+        "Transformer.encoder_layers = 1", "Transformer.d_model = 20", "Transformer.d_ff = 28",
+        "Transformer.heads = 2", "Transformer.d_kv = 6", "Transformer.positions = 'sinusoidal'",
+        "Run.task = @Translation()", "Translation.name = 'toy'",
+        "Translation.source = @ParallelFiles()", "Translation.vocab = @SentencePiece()",
+        "SentencePiece.size = 300", "Translation.length = 32", "Translation.source_length = 24",
+        *(
+            f"ParallelFiles.{split}_{side} = '{folder / split}.{side[:1]}{end}'"
+            for split in ("train", "validation", "test")
+            for side, end in (("source", "rc"), ("target", "gt"))
+        ),
+        "Run.steps = 160", "Run.batch_sequences = 8", "Run.checkpoint_every = 80",
+        "Run.evaluate_every = 80", "Run.bleu_sentences = 3", "Run.best_by = 'bleu'",
+        "Run.optimizer = @AdamW()", "AdamW.schedule = @Constant()", "Constant.peak = 0.01",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A translation model of some steps, with a best by BLEU; tests may read it."""
+    folder = tmp_path_factory.mktemp("translation")
+    write_pairs(folder)
+    place = Place(folder, folder / "train.src")
+    flags = ["--gin_file=layouts/whole.gin", *(f"--gin_param={x}" for x in params(folder))]
+    with optax_promotion():
+        assert call("train", place.model_dir, data_dir(place), *flags) == 0
+    return place
+
+
+def data_dir(place: Place) -> str:
+    return f"--data_dir={place.folder / 'data'}"
+
+
+def test_training_measures_bleu_on_a_subset(place: Place) -> None:
+    lines = read_lines(place.folder / "run" / "evaluations.jsonl")
+    assert [line["step"] for line in lines] == [80, 160]
+    assert all(line["bleu_sentences"] == 3 and 0 <= line["bleu"] <= 100 for line in lines)
+
+
+def test_evaluate_reports_bleu_with_its_signature(
+    run: Meshloom, place: Place, tmp_path: Path
+) -> None:
+    json_file, texts = tmp_path / "found.json", tmp_path / "texts"
+    answer = run(
+        "evaluate", place.model_dir, data_dir(place), "--split=test", "--tokenize=intl",
+        f"--json={json_file}", f"--hypotheses={texts}", "--resamples=20",
+    )  # fmt: skip
+    assert answer.code == 0 and "tok:intl" in answer.out
+    found = json.loads(json_file.read_text())
+    assert {"loss", "accuracy", "bleu", "chrf", "ter", "bleu_low", "hypotheses_hash"} <= set(found)
+    assert found["sentences"] == 7 and not found["is_subset"] and "tok:intl" in found["ter_signature"] + found["bleu_signature"]  # fmt: skip  # noqa: E501
+    # The same numbers from the file of translations, by the command that compares.
+    again = tmp_path / "again.json"
+    flags = [f"--system={texts}", f"--references={place.folder / 'test.tgt'}"]
+    assert run("compare", *flags, "--tokenize=intl", f"--json={again}").code == 0
+    compared = json.loads(again.read_text())["systems"][0]
+    for name in ("bleu", "chrf", "ter", "hypotheses_hash", "references_hash"):
+        assert compared[name] == found[name]
+
+
+def test_evaluate_takes_files_and_subsets(run: Meshloom, place: Place, tmp_path: Path) -> None:
+    json_file = tmp_path / "found.json"
+    source, target = place.folder / "test.src", place.folder / "test.tgt"
+    flags = [place.model_dir, data_dir(place), "--resamples=0", "--no_ter", f"--json={json_file}"]
+    assert run("evaluate", *flags, "--split=test").code == 0
+    split = json.loads(json_file.read_text())
+    assert run("evaluate", *flags, f"--input={source}", f"--references={target}").code == 0
+    assert json.loads(json_file.read_text()) == split
+    answer = run("evaluate", *flags, "--split=test", "--sentences=3")
+    found = json.loads(json_file.read_text())
+    assert found["sentences"] == 3 and found["is_subset"] and "(a subset)" in answer.out
+    assert found["loss"] == split["loss"]
+    answer = run("evaluate", *flags, f"--input={source}")
+    assert answer.code == 2 and "--references" in answer.error
+
+
+def decoded(run: Meshloom, place: Place, *flags: str, lines: list[str] | None = None) -> list[str]:
+    file = place.folder / "in.src"
+    file.write_text("".join(f"{line}\n" for line in lines or SOURCES))
+    answer = run("decode", place.model_dir, f"--input={file}", *flags)
+    assert answer.code == 0, answer.error
+    return answer.out.splitlines()
+
+
+SOURCES = ["kara lost", "", "mitu nevo kara lost mitu nevo", "kara"]
+
+
+def test_decode_writes_a_line_for_each_line_in_order(run: Meshloom, place: Place) -> None:
+    together = decoded(run, place)
+    assert len(together) == 4 and together[1] == ""
+    assert together == decoded(run, place, "--apart")
+    for line, wanted in zip(SOURCES, together, strict=True):
+        assert decoded(run, place, lines=[line]) == [wanted]
+    greedy = decoded(run, place, "--beam=1")
+    assert greedy == decoded(run, place, "--temperature=0")
+    prefixed = decoded(run, place, "--prefix=KARA NEVO")
+    assert all(line.startswith("KARA NEVO") for line in (prefixed[0], *prefixed[2:]))
+    assert prefixed[1] == ""
+
+
+def test_samples_follow_their_seed_and_consensus_takes_one_of_them(
+    run: Meshloom, place: Place
+) -> None:
+    flags = ["--samples=3", "--temperature=1.5", "--seed=5"]
+    listed = decoded(run, place, *flags, "--nbest=3", "--format=tsv")
+    assert listed == decoded(run, place, *flags, "--nbest=3", "--format=tsv")
+    texts = {(row.split("\t")[0], row.split("\t")[4]) for row in listed}
+    chosen = decoded(run, place, *flags, "--consensus")
+    assert {(str(i), text) for i, text in enumerate(chosen, 1)} <= texts
+    answer = run("decode", place.model_dir, f"--input={place.folder / 'in.src'}", "--consensus")
+    assert answer.code == 2 and "--samples=16" in answer.error
+
+
+def test_n_best_lists_are_ranked_and_rescored(run: Meshloom, place: Place, tmp_path: Path) -> None:
+    rows = [row.split("\t") for row in decoded(run, place, "--nbest=4", "--format=tsv")]
+    assert [(row[0], row[1]) for row in rows[:5]] == [("1", str(i)) for i in (1, 2, 3, 4)] + [
+        ("2", "1")
+    ]
+    scores = [float(row[2]) for row in rows[:4]]
+    assert scores == sorted(scores, reverse=True)
+    entries = tmp_path / "n.jsonl"
+    entries.write_text("\n".join(decoded(run, place, "--nbest=4", "--format=jsonl")) + "\n")
+    # The model's own say, at weight 0, keeps the ranks; its log-likelihoods are decoding's.
+    answer = run("rescore", place.model_dir, f"--input={entries}", "--weight=0", "--alpha=0.6")
+    assert answer.code == 0, answer.error
+    for line in answer.out.splitlines():
+        entry = json.loads(line)
+        kept = [one["rescored"] for one in entry["hypotheses"]]
+        np.testing.assert_allclose(kept, [one["score"] for one in entry["hypotheses"]], rtol=1e-4)
+    (tmp_path / "bad").write_text("{}\n")
+    answer = run("rescore", place.model_dir, f"--input={tmp_path / 'bad'}")
+    assert answer.code == 2 and "line 1: no n-best entry" in answer.error
+
+
+def test_scores_of_pairs_add_up_to_the_loss(run: Meshloom, place: Place, tmp_path: Path) -> None:
+    source, target = (
+        (place.folder / f"test.{side}").read_text().splitlines() for side in ("src", "tgt")
+    )
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{s}\t{t}\n" for s, t in zip(source, target, strict=True)))
+    answer = run("score", place.model_dir, f"--input={pairs}")
+    rows = [[float(x) for x in row.split("\t")] for row in answer.out.splitlines()[1:]]
+    json_file = tmp_path / "found.json"
+    flags = ["--split=test", "--sentences=0", f"--json={json_file}"]
+    assert run("evaluate", place.model_dir, data_dir(place), *flags).code == 0
+    found = json.loads(json_file.read_text())
+    total, words, tokens = map(sum, zip(*rows, strict=True))
+    np.testing.assert_allclose(-total / tokens, found["loss"], rtol=1e-5)
+    assert (words, tokens) == (found["words"], found["tokens"]) and "bleu" not in found
+    pairs.write_text("no tab\n")
+    answer = run("score", place.model_dir, f"--input={pairs}")
+    assert answer.code == 2 and "line 1: 0 tabs" in answer.error
+
+
+def test_ensembles_and_averages_decode(run: Meshloom, place: Place) -> None:
+    one = decoded(run, place, "--checkpoint=160", "--nbest=1", "--format=tsv")
+    twice = decoded(run, place, "--checkpoint=160,160", "--nbest=1", "--format=tsv")
+    both = decoded(run, place, "--checkpoint=80,160", "--nbest=1", "--format=tsv")
+    assert [row.split("\t")[4] for row in one] == [row.split("\t")[4] for row in twice]
+    assert one != both
+    assert len(decoded(run, place, "--average=2")) == 4
+
+
+class Crash(BaseException):
+    """As if the power went."""
+
+
+def test_a_broken_off_decoding_goes_on_where_it_stopped(
+    run: Meshloom, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = place.folder / "test.src", tmp_path / "out.tgt"
+    flags = [place.model_dir, f"--input={source}", f"--output={output}", "--batch_sequences=2"]
+    assert run("decode", *flags[:2], "--batch_sequences=2").code == 0
+    wanted = run("decode", *flags[:2]).out
+    batches = []
+    real = decode.Decoder._decode
+
+    def counted(self, batch, shape):
+        if len(batches) == 2:
+            raise Crash
+        batches.append(len(batch))
+        return real(self, batch, shape)
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(decode.Decoder, "_decode", counted)
+        run("decode", *flags)
+    assert not output.exists()
+    part = tmp_path / "out.tgt.part"
+    part.write_text(part.read_text() + '{"line": 5, "hypo')  # a line that was cut
+    answer = run("decode", *flags)
+    assert answer.code == 0 and f"Continuing after {sum(batches)} of 7 lines." in answer.error
+    assert output.read_text() == wanted and not part.exists()
+    assert "lines/s" in answer.error
+    answer = run("decode", *flags)
+    assert answer.code == 0 and "is there already" in answer.error
+    answer = run("decode", *flags, "--beam=2")
+    assert answer.code == 2 and "made by other settings" in answer.error and "beam" in answer.error
+    assert output.read_text() == wanted
+    (tmp_path / "out.tgt.made").unlink()
+    assert run("decode", *flags).code == 2
+
+
+def test_long_lines_are_cut_and_counted(run: Meshloom, place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "long.src"
+    file.write_text("kara lost\n" + "kara lost mitu nevo " * 30 + "\n")
+    answer = run("decode", place.model_dir, f"--input={file}", "--beam=1")
+    assert answer.code == 0 and len(answer.out.splitlines()) == 2
+    assert "1 of 2 lines have more than 23 tokens" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--tag=2de"], "tag '2de'"),
+        (["--beam=2", "--temperature=1"], "choose one way to search"),
+        (["--nbest=9"], "--nbest=9: the search keeps 4"),
+        (["--top_k=3"], "--temperature=1"),
+        (["--checkpoint=3"], "--checkpoint=3: not there"),
+    ],
+)
+def test_bad_flags_say_what_is_legal(
+    run: Meshloom, place: Place, flags: list[str], error: str
+) -> None:
+    answer = run("decode", place.model_dir, f"--input={place.folder / 'test.src'}", *flags)
+    assert answer.code == 2 and error in answer.error
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (["Transformer.encoder_layers = 0"], "Set Transformer.encoder_layers"),
+        (["Transformer.vocab = 200"], "Transformer.vocab = 200"),
+        (["Translation.source_vocab = @SentencePiece()"], "Set Transformer.source_vocab"),
+        (["Transformer.positions = 'learned'", "Transformer.length = 24"], "Translation.length"),
+        (["Run.bleu_sentences = 0"], "Run.bleu_sentences"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_task_is_refused(
+    run: Meshloom, place: Place, tmp_path: Path, change: list[str], error: str
+) -> None:
+    given = [f"--gin_param={setting}" for setting in (*params(place.folder), *change)]
+    given.append("--gin_file=layouts/whole.gin")
+    given.append("--gin_param=Translation.name = 'other'" if "source_vocab" in change[0] else "--gin_param=Run.seed = 0")  # fmt: skip  # noqa: E501
+    answer = run("train", f"--model_dir={tmp_path / 'run'}", data_dir(place), *given)
+    assert answer.code == 2 and error in answer.error, answer.error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(
+    run: Meshloom, place: Place, tmp_path: Path
+) -> None:
+    model_dir = tmp_path / "run"
+    given = [f"--gin_param={setting}" for setting in params(place.folder)]
+    given.append("--gin_file=layouts/whole.gin")
+    (model_dir / "checkpoints").mkdir(parents=True)
+    (model_dir / "config.gin").write_text((place.folder / "run" / "config.gin").read_text())
+    answer = run(
+        "train", f"--model_dir={model_dir}", data_dir(place), *given,
+        "--gin_param=Transformer.vocab = 384",
+    )  # fmt: skip
+    assert answer.code == 2 and "Transformer.vocab: 320 there, 384 now" in answer.error
