@@ -41,8 +41,8 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
 class Worker:
     """One system of a benchmark, in a process of its own; "memory" asks for its peak in bytes."""
 
-    def __init__(self, module: str, system: str):
-        command = [sys.executable, "-m", module, f"--worker={system}"]
+    def __init__(self, module: str, system: str, *arguments: str):
+        command = [sys.executable, "-m", module, f"--worker={system}", *arguments]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -299,6 +299,42 @@ def compare(**flags: Any) -> None:
     comparison.compare(**flags)
 
 
+@cli.group("import")
+def import_() -> None:
+    """Make a model directory of a model that another library trained."""
+
+
+@import_.command("t5")
+@options("model_dir", "gin_file", "gin_param")
+@click.option(
+    "--input", required=True, type=click.Path(path_type=Path), metavar="DIR",
+    help="config.json, model.safetensors and spiece.model, as Hugging Face writes them.",
+)  # fmt: skip
+def import_t5(**flags: Any) -> None:
+    """A T5 of Hugging Face's; the settings choose its task and how to train it on."""
+    from scripts import t5
+
+    t5.import_t5(**flags)
+
+
+@cli.group()
+def export() -> None:
+    """Write a model for another library."""
+
+
+@export.command("t5")
+@options("model_dir", "gin_file", "gin_param", "checkpoint", "average")
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
+    help="A new folder, for Hugging Face to read.",
+)  # fmt: skip
+def export_t5(**flags: Any) -> None:
+    """As a T5 of Hugging Face's."""
+    from scripts import t5
+
+    t5.export_t5(**flags)
+
+
 @cli.group()
 def inspect() -> None:
     """Show settings, data, parameters, a checkpoint or a layout."""

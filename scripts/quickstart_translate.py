@@ -1,4 +1,4 @@
-"""`make quickstart-translate`: trains a small translation model, measures it, shows what it says."""
+"""`make quickstart-translate`: trains a small translation model, measures it, shows examples."""
 
 from pathlib import Path
 

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from data.vocab import EOS
 from models.api import Decodes
-from models.decode import Asked, Search, generate
+from models.decode import Asked, Found, Search, generate
 
 SHORTEST = 8
 Ids = Sequence[int] | np.ndarray
@@ -87,7 +88,7 @@ class Decoder:
                 self._sources(filled, source) if source else None,
                 asked,
             )
-        found = [array[: len(batch)] for array in jax.device_get(found)]
+        found = [array[: len(batch)] for array in fetched(found)]
         for tokens, scores, log_p in zip(*found, strict=True):
             yield [
                 Answer(until_end(row), float(score), float(own))
@@ -109,6 +110,13 @@ class Decoder:
 
     def _put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
+
+
+def fetched(found: Found) -> list[np.ndarray]:
+    """The whole arrays, on every host of the run."""
+    if jax.process_count() > 1:
+        found = multihost_utils.process_allgather(found, tiled=True)
+    return [np.asarray(array) for array in found]
 
 
 def padded(length: int) -> int:

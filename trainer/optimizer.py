@@ -12,6 +12,7 @@ from layouts.axes import axes_of_path
 from trainer.schedule import Constant, Cosine, InverseSqrt
 
 Tree = Any
+NO_STACK = "single"
 AnySchedule = InverseSqrt | Cosine | Constant
 
 
@@ -104,28 +105,33 @@ def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransfor
     Adafactor looks at a weight's two longest axes and at its root mean square: neither may mix
     layers, or the result would depend on how layers are stored.
     """
-    init_layers, update_layers = jax.vmap(transform.init), jax.vmap(transform.update)
+    by_layer = optax.GradientTransformation(jax.vmap(transform.init), jax.vmap(transform.update))
+
+    def of(stack: str) -> optax.GradientTransformation:
+        return transform if stack == NO_STACK else by_layer
 
     def init(params: Tree) -> Tree:
-        single, stacked = _split(params)
-        layers = init_layers(stacked) if stacked else {}
-        return {"single": transform.init(single), "stacked": layers}
+        return {stack: of(stack).init(weights) for stack, weights in _stacks(params).items()}
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        single, stacked = _split(updates)
-        single_params, stacked_params = _split(params)
-        single, single_state = transform.update(single, state["single"], single_params)
-        stacked_state = state["stacked"]
-        if stacked:
-            stacked, stacked_state = update_layers(stacked, stacked_state, stacked_params)
-        joined = traverse_util.unflatten_dict({**single, **stacked}, sep="/")
-        return joined, {"single": single_state, "stacked": stacked_state}
+        joined: dict[str, jax.Array] = {}
+        new_state, weights = {}, _stacks(params)
+        for stack, own in _stacks(updates).items():
+            own, new_state[stack] = of(stack).update(own, state[stack], weights[stack])
+            joined |= own
+        return traverse_util.unflatten_dict(joined, sep="/"), new_state
 
     return optax.GradientTransformation(init, update)
 
 
-def _split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Weights by path: those that are no stack, and those that are."""
-    flat = traverse_util.flatten_dict(tree, sep="/")
-    stacked = {path: leaf for path, leaf in flat.items() if axes_of_path(path).startswith("N")}
-    return {path: leaf for path, leaf in flat.items() if path not in stacked}, stacked
+def _stacks(tree: Tree) -> dict[str, dict[str, jax.Array]]:
+    """Weights by path, those of each stack of layers together.
+
+    >>> _stacks({"embed_VD": 0, "decoder": {"layers_N": {"wi_DF": 1}}})
+    {'single': {'embed_VD': 0}, 'decoder/layers_N': {'decoder/layers_N/wi_DF': 1}}
+    """
+    found: dict[str, dict[str, jax.Array]] = {}
+    for path, leaf in traverse_util.flatten_dict(tree, sep="/").items():
+        inside, stack, _ = path.partition("_N/")
+        found.setdefault(f"{inside}_N" if stack else NO_STACK, {})[path] = leaf
+    return found

@@ -1,0 +1,326 @@
+"""Translation speed beside Hugging Face and CTranslate2, interleaved in one run.
+
+    pip install torch transformers ctranslate2
+    python -m scripts.bench_decode --json=bench.json
+
+Beam search of width 5 with Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000
+tied words, random weights, float32) on 1,000 sources whose lengths are those of Multi30k's
+test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
+number of tokens of a sentence: its source's, rounded up to a multiple of 4.  Batches hold sentences
+of one such length, so no system does work that another is spared.  Each system has a process of its
+own and its best batch size out of a few; they take turns, and the ratio is the median over rounds
+of one round's rates.  Compiling is not counted, but told (warm_s).
+"""
+
+import importlib.util
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from scripts.bench import Worker, cores, ratio, rounds, serve, show
+
+# The model of configs/models/transformer_tiny.gin.
+LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 128, 256, 4, 10_000
+PAD, END, FIRST_WORD = 0, 1, 2
+WIDTH = 5
+# How many of test_2016_flickr's English sentences have 5, 6, ... of 10,000 joint sub-words.
+SENTENCES_BY_LENGTH = [
+    2, 3, 21, 37, 77, 81, 105, 115, 95, 91, 82, 62, 52, 36, 42, 16, 16, 13, 11, 12, 6, 3, 2, 5, 3,
+    5, 4, 1, 2,
+]  # fmt: skip
+SHORTEST = 5
+MULTIPLE = 4  # what a number of tokens is rounded up to
+SYSTEMS = ("meshloom", "meshloom_apart", "huggingface", "ctranslate2")
+
+
+class Batch(NamedTuple):
+    """Sources of about one length, END counted, and how many tokens each translation has."""
+
+    sources: list[np.ndarray]
+    tokens: int
+
+
+Translate = Callable[[Sequence[Batch]], int]  # returns how many tokens it made
+
+
+def sources(count: int = 1000, seed: int = 0) -> list[np.ndarray]:
+    """Random words with END, the shortest first; fewer than 1,000 are spread over all lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = np.repeat(np.arange(len(SENTENCES_BY_LENGTH)) + SHORTEST, SENTENCES_BY_LENGTH)
+    chosen = lengths[np.linspace(0, len(lengths) - 1, count).astype(int)]
+    return [np.append(rng.integers(FIRST_WORD, VOCAB, length), END) for length in chosen]
+
+
+def batches(texts: Sequence[np.ndarray], batch_sequences: int) -> list[Batch]:
+    """Batches of at most so many sources, about equally many in all batches of one length."""
+    found = []
+    for steps, group in itertools.groupby(texts, key=lambda text: -(-len(text) // MULTIPLE)):
+        same = list(group)
+        bounds = np.linspace(0, len(same), -(-len(same) // batch_sequences) + 1).astype(int)
+        for first, last in itertools.pairwise(bounds.tolist()):
+            found.append(Batch(same[first:last], steps * MULTIPLE))
+    return found
+
+
+def filled(texts: Sequence[np.ndarray], rows: int, length: int) -> np.ndarray:
+    """Sources as rows of one array, filled up at the end."""
+    array = np.full((rows, length), PAD)
+    for row, text in zip(array, texts, strict=False):
+        row[: len(text)] = text
+    return array
+
+
+def meshloom(*, flat: bool = True) -> tuple[Translate, dict[str, object]]:
+    """Meshloom's own decoding; one shape is compiled for each length."""
+    import jax
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from models.beam import Beam
+    from models.decode import Asked, generate
+    from models.spec import Transformer
+
+    spec = Transformer(
+        vocab=VOCAB,
+        layers=LAYERS,
+        encoder_layers=LAYERS,
+        d_model=D_MODEL,
+        d_ff=D_FF,
+        heads=HEADS,
+        d_kv=D_MODEL // HEADS,
+        positions="sinusoidal",
+        scan=False,
+    )
+    layout = Layout(mesh="data:1", rules="batch:data")
+    mesh, model, search = make_mesh(layout), spec.model(layout), Beam(width=WIDTH, flat=flat)
+    with jax.set_mesh(mesh):
+        params = jax.jit(model.init)(jax.random.key(0))
+
+    def put(array: np.ndarray, axes: str) -> jax.Array:
+        return jax.device_put(array, jax.NamedSharding(mesh, layout.place(axes)))
+
+    def translate_batch(batch: Batch, rows: int) -> int:
+        ids_BM = filled(batch.sources, rows, batch.tokens).astype(np.int32)
+        places_BM = np.tile(np.arange(batch.tokens, dtype=np.int32), (rows, 1))
+        source = {
+            "inputs_BM": put(ids_BM, "BM"),
+            "segments_BM": put((ids_BM != PAD).astype(np.int32), "BM"),
+            "positions_BM": put(places_BM, "BM"),
+        }
+        tokens_B = put(np.full(rows, batch.tokens, np.int32), "B")
+        asked = Asked(
+            prompts_BL=put(np.zeros((rows, 0), np.int32), "Bl"),
+            lengths_B=put(np.zeros(rows, np.int32), "B"),
+            seeds_B=put(np.zeros(rows, np.uint32), "B"),
+            most_B=tokens_B,
+            least_B=tokens_B,
+        )
+        with jax.set_mesh(mesh):
+            found = generate(model, search, batch.tokens, params, source, asked)
+        best_BT = np.asarray(found.tokens_BWT)[: len(batch.sources), 0]
+        ended_BT = np.cumsum(best_BT == END, axis=1)
+        return int(np.sum(ended_BT[:, :-1] == 0)) + len(best_BT)
+
+    def translate(todo: Sequence[Batch]) -> int:
+        rows: dict[int, int] = {}
+        for batch in todo:
+            rows[batch.tokens] = max(rows.get(batch.tokens, 0), len(batch.sources))
+        return sum(translate_batch(batch, rows[batch.tokens]) for batch in todo)
+
+    return translate, {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+
+
+def huggingface() -> tuple[Translate, dict[str, object]]:
+    """`generate` of Hugging Face's Marian model, with its key-value cache."""
+    import torch
+
+    transformers = importlib.import_module("transformers")  # unknown to mypy: no part of the lock
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(cores())
+    torch.manual_seed(0)
+    model = transformers.MarianMTModel(
+        transformers.MarianConfig(
+            vocab_size=VOCAB,
+            d_model=D_MODEL,
+            encoder_layers=LAYERS,
+            decoder_layers=LAYERS,
+            encoder_attention_heads=HEADS,
+            decoder_attention_heads=HEADS,
+            encoder_ffn_dim=D_FF,
+            decoder_ffn_dim=D_FF,
+            activation_function="relu",
+            scale_embedding=True,
+            init_std=D_MODEL**-0.5,
+            pad_token_id=PAD,
+            decoder_start_token_id=PAD,
+            eos_token_id=END,
+            forced_eos_token_id=END,
+        )
+    ).eval()
+
+    def translate_batch(batch: Batch) -> int:
+        longest = max(map(len, batch.sources))
+        ids = torch.from_numpy(filled(batch.sources, len(batch.sources), longest))
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=ids,
+                attention_mask=(ids != PAD).long(),
+                num_beams=WIDTH,
+                do_sample=False,
+                use_cache=True,
+                min_new_tokens=batch.tokens,
+                max_new_tokens=batch.tokens,
+            )
+        return found.shape[0] * (found.shape[1] - 1)  # the first is decoder_start_token_id
+
+    return lambda todo: sum(map(translate_batch, todo)), {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "attention": model.config._attn_implementation,
+    }
+
+
+def ctranslate2() -> tuple[Translate, dict[str, object]]:
+    """CTranslate2 in float32, one batch on each core."""
+    ctranslate2 = importlib.import_module("ctranslate2")
+    spec = ctranslate2.specs.TransformerSpec.from_config((LAYERS, LAYERS), HEADS)
+    fill(spec)
+    words = [f"w{number}" for number in range(VOCAB - 3)]
+    vocab = ["<s>", "</s>", *words, "<unk>"]
+    spec.register_source_vocabulary(vocab)
+    spec.register_target_vocabulary(vocab)
+    spec.validate()
+    with tempfile.TemporaryDirectory() as folder:
+        spec.save(folder)
+        translator = ctranslate2.Translator(
+            folder, "cpu", compute_type="float32", inter_threads=cores(), intra_threads=1
+        )
+
+    def start(batch: Batch) -> list[Any]:
+        return translator.translate_batch(
+            [[vocab[token] for token in text] for text in batch.sources],
+            beam_size=WIDTH,
+            min_decoding_length=batch.tokens,
+            max_decoding_length=batch.tokens,
+            asynchronous=True,
+        )
+
+    def translate(todo: Sequence[Batch]) -> int:
+        running = [start(batch) for batch in todo]
+        return sum(len(text.result().hypotheses[0]) for batch in running for text in batch)
+
+    return translate, {"ctranslate2": ctranslate2.__version__, "translators": cores()}
+
+
+def fill(spec: Any) -> None:
+    """Sets all weights of a CTranslate2 model at random."""
+    rng = np.random.default_rng(0)
+    rows = {
+        "self_attention/linear_0": 3 * D_MODEL,
+        "/attention/linear_1": 2 * D_MODEL,
+        "ffn/linear_0": D_FF,
+        "embeddings": VOCAB,
+        "projection": VOCAB,
+    }
+    for path in spec.variables():
+        *parents, name = path.split("/")
+        owner = spec
+        for part in parents:
+            # The parts of a list are called name_0, name_1, ...
+            head, _, number = part.rpartition("_")
+            owner = (
+                getattr(owner, part) if hasattr(owner, part) else getattr(owner, head)[int(number)]
+            )
+        if name in ("gamma", "beta"):
+            setattr(owner, name, np.full(D_MODEL, name == "gamma", np.float32))
+        elif name == "weight":
+            out = next((rows[part] for part in rows if part in path), D_MODEL)
+            into = D_FF if "ffn/linear_1" in path else D_MODEL
+            weight = into**-0.5 * rng.standard_normal((out, into), np.float32)
+            setattr(owner, name, weight)
+    spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = True
+
+
+def work(system: str, count: int) -> None:
+    """Answers "warm n" and "n", a batch size, with the seconds that it takes."""
+    build: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
+        "meshloom": meshloom,
+        "meshloom_apart": lambda: meshloom(flat=False),
+        "huggingface": huggingface,
+        "ctranslate2": ctranslate2,
+    }
+    translate, about = build[system]()
+    texts = sources(count)
+
+    def answer(question: str) -> float:
+        todo = batches(texts, int(question.split()[-1]))
+        if question.startswith("warm"):  # one batch of each length, the largest
+            longest_first = sorted(todo, key=lambda batch: -len(batch.sources))
+            todo = list({batch.tokens: batch for batch in reversed(longest_first)}.values())
+        start = time.perf_counter()
+        made = translate(todo)
+        seconds = time.perf_counter() - start
+        assert made == sum(batch.tokens * len(batch.sources) for batch in todo), made
+        return seconds
+
+    serve(about, answer)
+
+
+def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, object]]:
+    """The fastest batch size, and what was measured: seconds to compile and to translate."""
+    warm_s = {size: worker.ask(f"warm {size}") for size in sizes}
+    pass_s = {size: worker.ask(size) for size in sizes}
+    return min(pass_s, key=pass_s.__getitem__), {"warm_s": warm_s, "sweep_s": pass_s}
+
+
+@click.command()
+@click.option("--worker", hidden=True)
+@click.option("--rounds", "count", default=5, show_default=True, help="Turns of each system.")
+@click.option("--sentences", default=1000, show_default=True, help="Sources to translate.")
+@click.option("--batch_sizes", default="16,32,64,128", show_default=True, help="Sizes to try.")
+@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Whom to compare.")
+@click.option("--json", "json_file", help="Write the result here as well.")
+def main(
+    worker: str | None,
+    count: int,
+    sentences: int,
+    batch_sizes: str,
+    systems: str,
+    json_file: str | None,
+) -> None:
+    """Compares translation speed with Hugging Face and CTranslate2."""
+    if worker is not None:
+        return work(worker, sentences)
+    names = systems.split(",")
+    if importlib.util.find_spec("ctranslate2") is None and "ctranslate2" in names:
+        click.echo("ctranslate2 is not installed and left out: pip install ctranslate2", err=True)
+        names.remove("ctranslate2")
+    arguments = [f"--sentences={sentences}"]
+    workers = {name: Worker("scripts.bench_decode", name, *arguments) for name in names}
+    sizes, result = {}, dict[str, Any]()
+    for name, own in workers.items():
+        sizes[name], measured = best_size(own, [int(size) for size in batch_sizes.split(",")])
+        result[name] = {"batch_sequences": sizes[name], **measured, **own.about}
+    seconds = list(rounds(workers, sizes, count))
+    for name, own in workers.items():
+        pass_s = statistics.median(turn[name] for turn in seconds)
+        result[name] |= {
+            "sentences_per_s": sentences / pass_s,
+            "pass_s": pass_s,
+            "peak_memory_bytes": own.ask("memory"),
+        }
+        own.close()
+    for name in names[1:]:
+        result[f"to_{name}"] = ratio(seconds, names[0], name)
+    show(result | {"rounds": count, "sentences": sentences, "cores": cores()}, json_file)
+
+
+if __name__ == "__main__":
+    main()
