@@ -49,41 +49,22 @@ class Beam:
     def advance(
         self, layout: Layout, state: Beams, logits_BWV: Array, asked: Asked, step: Array
     ) -> tuple[Beams, Array, Array]:
-        tokens_BUT, score_BU, parent_BU = self.continuations(
-            layout, state, without_early_end(layout, logits_BWV, asked, step), step
-        )
+        logits_BWV = without_early_end(layout, logits_BWV, asked, step)
+        tokens_BUT, score_BU, parent_BU = self.continuations(layout, state, logits_BWV, step)
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
-        last_B1 = (step + 1 >= asked.most_B)[:, None]
-        ends_BU = (token_BU == END) | last_B1
-        done_B1 = self.done(state, asked, step)[:, None]
+        ends_BU = (token_BU == END) | (step + 1 >= asked.most_B)[:, None]
 
-        # The best of the others go on.
-        goes_on_BU = jnp.where(ends_BU, -jnp.inf, score_BU)
-        next_BW, at_BW = layout.top_k(goes_on_BU, self.width, "BU")
-        # Of those that end, the ones among the best `width` are kept if they are good enough.
+        # An END counts where it is among the best `width`.  The best of the others go on.
         rank_BU = layout.iota("BU", score_BU.shape, "U")
-        stops_BU = ends_BU & (rank_BU < self.width) & ~done_B1 & (score_BU > -jnp.inf)
+        done_B1 = self.done(state, asked, step)[:, None]
+        stops_BU = ends_BU & (rank_BU < self.width) & (score_BU > -jnp.inf) & ~done_B1
         final_BU = jnp.where(stops_BU, score_BU / self.divisor(step + 1), -jnp.inf)
-        ended = best(
-            layout,
-            Found(
-                *(
-                    jnp.concatenate([layout.to(old, axes), layout.to(new, axes)], axis=1)
-                    for old, new, axes in zip(
-                        state.ended,
-                        (tokens_BUT, final_BU, score_BU),
-                        ("BUT", "BU", "BU"),
-                        strict=True,
-                    )
-                )
-            ),
-            self.width,
-        )
+        next_BW, at_BW = layout.top_k(jnp.where(ends_BU, -jnp.inf, score_BU), self.width, "BU")
         beams = Beams(
             layout.select(tokens_BUT, at_BW, "BWT"),
             next_BW,
-            ended,
+            best(layout, state.ended, Found(tokens_BUT, final_BU, score_BU)),
             state.count_B + jnp.sum(stops_BU, axis=1),
         )
         return beams, layout.select(token_BU, at_BW, "BW"), layout.select(parent_BU, at_BW, "BW")
@@ -123,11 +104,17 @@ class Beam:
         return state.ended
 
 
-def best(layout: Layout, found: Found, width: int) -> Found:
-    """The best of some texts, in order."""
-    score_BW, at_BW = layout.top_k(found.score_BW, width, "BU")
+def best(layout: Layout, kept: Found, more: Found) -> Found:
+    """As many texts as were kept: the best of these and some more, in order."""
+
+    def joined(old: Array, new: Array, axes: str) -> Array:
+        return jnp.concatenate([layout.to(old, axes), layout.to(new, axes)], axis=1)
+
+    score_BU = joined(kept.score_BW, more.score_BW, "BU")
+    score_BW, at_BW = layout.top_k(score_BU, kept.score_BW.shape[1], "BU")
+    log_probability_BU = joined(kept.log_probability_BW, more.log_probability_BW, "BU")
     return Found(
-        layout.select(found.tokens_BWT, at_BW, "BUT"),
+        layout.select(joined(kept.tokens_BWT, more.tokens_BWT, "BUT"), at_BW, "BUT"),
         score_BW,
-        layout.select(found.log_probability_BW, at_BW, "BU"),
+        layout.select(log_probability_BU, at_BW, "BU"),
     )
