@@ -76,14 +76,19 @@ class Block(nnx.Module):
         cache: Cache | None = None,
         key: Array | None = None,
     ) -> tuple[Array, Cache | None]:
-        keys = [None] * 6 if key is None else list(jax.random.split(key, 6))
+        keys, source_keys = [None] * 4, [None] * 2
+        if key is not None:
+            keys = list(jax.random.split(key, 4))
+            source_keys = list(jax.random.split(jax.random.fold_in(key, 4)))
         y_BLD, cache = self.attention(self.attention_norm(x_BLD), view, cache, keys[0])
         x_BLD = x_BLD + self.drop(y_BLD, keys[1])
         if source is not None:
-            y_BLD, cache = self.source_attention(self.source_norm(x_BLD), source, cache, keys[2])
-            x_BLD = x_BLD + self.drop(y_BLD, keys[3])
-        y_BLD = self.mlp(self.mlp_norm(x_BLD), keys[4])
-        return x_BLD + self.drop(y_BLD, keys[5]), cache
+            y_BLD, cache = self.source_attention(
+                self.source_norm(x_BLD), source, cache, source_keys[0]
+            )
+            x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
+        y_BLD = self.mlp(self.mlp_norm(x_BLD), keys[2])
+        return x_BLD + self.drop(y_BLD, keys[3]), cache
 
     def drop(self, y_BLD: Array, key: Array | None) -> Array:
         return dropout(self.layout, key, self.spec.dropout, y_BLD, "BLD")

@@ -1,4 +1,4 @@
-"""Decodes many requests: batches of few shapes, the longest together, each answer as it comes."""
+"""Decodes many requests in batches of few shapes, sorted by length; answers as they come."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from data.vocab import EOS
 from models.api import Decodes
 from models.decode import Asked, Found, Search, generate
 
-SHORTEST = 8
+SHORTEST = 16
 Ids = Sequence[int] | np.ndarray
 
 
@@ -55,19 +55,21 @@ class Decoder:
 
         What a request gets follows from itself alone, not from its batch.
         """
-        order = sorted(range(len(requests)), key=lambda i: (shape_of(requests[i]), i), reverse=True)
-        while order:
-            shape = shape_of(requests[order[0]])
-            batch = order[: self.batch_sequences]
-            batch = [i for i in batch if shape_of(requests[i])[:2] == shape[:2]]
-            order = order[len(batch) :]
-            yield list(zip(batch, self._decode([requests[i] for i in batch], shape), strict=True))
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for i, request in enumerate(requests):
+            by_shape.setdefault(shape_of(request), []).append(i)
+        for shape, same in sorted(by_shape.items(), reverse=True):
+            new_tokens = padded(max(requests[i].most for i in same))
+            same.sort(key=lambda i: requests[i].most)
+            for start in range(0, len(same), self.batch_sequences):
+                batch = same[start : start + self.batch_sequences]
+                found = self._decode([requests[i] for i in batch], *shape, new_tokens)
+                yield list(zip(batch, found, strict=True))
 
     def _decode(
-        self, batch: Sequence[Request], shape: tuple[int, int, int]
+        self, batch: Sequence[Request], source: int, prompt: int, new_tokens: int
     ) -> Iterator[list[Answer]]:
-        """Answers one batch; it is filled up with requests for a single token."""
-        source, prompt, new_tokens = shape
+        """Answers one batch of these lengths; requests for a single token fill it up."""
         filled = [*batch, *[Request([], 1)] * (self.batch_sequences - len(batch))]
         prompts = [request.prompt for request in filled]
         least = max(request.least for request in filled)
@@ -120,22 +122,18 @@ def fetched(found: Found) -> list[np.ndarray]:
 
 
 def padded(length: int) -> int:
-    """The length that a row of so many tokens is decoded in: 8, 12, 16, 24, 32, 48 and so on.
+    """The length that rows of so many tokens are decoded in: powers of two, few to compile.
 
-    >>> padded(3), padded(9), padded(13), padded(17)
-    (8, 12, 16, 24)
+    >>> padded(3), padded(16), padded(17)
+    (16, 16, 32)
     """
-    if length <= SHORTEST:
-        return SHORTEST
-    power = 1 << (length - 1).bit_length()
-    return power * 3 // 4 if length <= power * 3 // 4 else power
+    return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
-def shape_of(request: Request) -> tuple[int, int, int]:
-    """Padded lengths of source, prompt and new tokens; 0 where there is none."""
+def shape_of(request: Request) -> tuple[int, int]:
+    """Padded lengths of source and prompt; 0 where there is none."""
     source = 0 if request.source is None else padded(len(request.source))
-    prompt = padded(len(request.prompt)) if len(request.prompt) else 0
-    return source, prompt, padded(request.most)
+    return source, padded(len(request.prompt)) if len(request.prompt) else 0
 
 
 def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:

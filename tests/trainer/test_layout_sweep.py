@@ -95,10 +95,10 @@ DONE: dict[str, Trained] = {}
 
 def batches() -> Iterable[dict[str, np.ndarray]]:
     """Rows of two segments each; a model without an encoder does not look at their sources."""
-    rng = np.random.default_rng(0)
+    rng, source_rng = np.random.default_rng(0), np.random.default_rng(1)
     for step in range(STEPS):
         yield pair_rows(
-            rng.integers(3, 13, (ROWS, 2)).tolist(), rng.integers(2, 9, (ROWS, 2)).tolist(),
+            rng.integers(3, 13, (ROWS, 2)).tolist(), source_rng.integers(2, 9, (ROWS, 2)).tolist(),
             SPEC.length, SPEC.vocab, seed=step, source_length=16,
         )  # fmt: skip
 
@@ -244,9 +244,7 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(found, wanted)
 
 
-@pytest.mark.parametrize(
-    "name", ["model_parallel", "fsdp", "sequence_parallel", "two_dimensional", "three_dimensional"]
-)
+@pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional"])
 def test_translation_models_are_equal_too(name: str) -> None:
     """An encoder, attention over the source, two embeddings of different sizes."""
     spec = dataclasses.replace(
