@@ -201,7 +201,7 @@ class Crash(BaseException):
 def test_a_broken_off_decoding_goes_on_where_it_stopped(
     run: Meshloom, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, output = place.folder / "test.src", tmp_path / "out.tgt"
+    source, output = place.folder / "train.src", tmp_path / "out.tgt"
     flags = [place.model_dir, f"--input={source}", f"--output={output}", "--batch_sequences=2"]
     assert run("decode", *flags[:2], "--batch_sequences=2").code == 0
     wanted = run("decode", *flags[:2]).out
@@ -219,9 +219,9 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
         run("decode", *flags)
     assert not output.exists()
     part = tmp_path / "out.tgt.part"
-    part.write_text(part.read_text() + '{"line": 5, "hypo')  # a line that was cut
+    part.write_text(part.read_text() + '{"line": 59, "hypo')  # a line that was cut
     answer = run("decode", *flags)
-    assert answer.code == 0 and f"Continuing after {sum(batches)} of 7 lines." in answer.error
+    assert answer.code == 0 and f"Continuing after {sum(batches)} of {PAIRS} lines." in answer.error
     assert output.read_text() == wanted and not part.exists()
     assert "lines/s" in answer.error
     answer = run("decode", *flags)
