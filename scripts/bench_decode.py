@@ -23,18 +23,11 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
+from scripts import bench_tiny as tiny
 from scripts.bench import Worker, cores, ratio, rounds, serve, show
+from scripts.bench_tiny import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 
-# The model of configs/models/transformer_tiny.gin.
-LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 128, 256, 4, 10_000
-PAD, END, FIRST_WORD = 0, 1, 2
 WIDTH = 5
-# How many of test_2016_flickr's English sentences have 5, 6, ... of 10,000 joint sub-words.
-SENTENCES_BY_LENGTH = [
-    2, 3, 21, 37, 77, 81, 105, 115, 95, 91, 82, 62, 52, 36, 42, 16, 16, 13, 11, 12, 6, 3, 2, 5, 3,
-    5, 4, 1, 2,
-]  # fmt: skip
-SHORTEST = 5
 MULTIPLE = 4  # what a number of tokens is rounded up to
 # PyTorch on all cores, and on one: with so small a model that can be faster, on a busy machine far.
 SYSTEMS = (
@@ -56,13 +49,10 @@ class Text(NamedTuple):
 Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how many tokens it made
 
 
-def sources(count: int, seed: int = 0) -> list[Text]:
-    """Random words, the shortest first; fewer than 1,000 are spread over all lengths."""
-    rng = np.random.default_rng(seed)
-    lengths = np.repeat(np.arange(len(SENTENCES_BY_LENGTH)) + SHORTEST, SENTENCES_BY_LENGTH)
-    chosen = lengths[np.linspace(0, len(lengths) - 1, count).astype(int)]
-    texts = [np.append(rng.integers(FIRST_WORD, VOCAB, length), END) for length in chosen]
-    return [Text(text, -(-len(text) // MULTIPLE) * MULTIPLE) for text in texts]
+def texts_of(count: int) -> list[Text]:
+    """So many sources, the shortest first."""
+    found = tiny.sources(count, np.random.default_rng(0))
+    return [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in found]
 
 
 def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
@@ -76,28 +66,18 @@ def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
 
 
 def meshloom(*, flat: bool = True) -> tuple[Translate, dict[str, object]]:
-    """Meshloom's own decoding, as `meshloom decode` runs it."""
+    """Meshloom's own decoding, as `meshloom decode --simulate_devices=2` runs it on two cores."""
     import jax
 
     from layouts.layout import Layout
-    from layouts.mesh import make_mesh
+    from layouts.mesh import make_mesh, simulate_devices
     from models.beam import Beam
-    from models.spec import Transformer
     from trainer.decode import Decoder, Request
 
-    spec = Transformer(
-        vocab=VOCAB,
-        layers=LAYERS,
-        encoder_layers=LAYERS,
-        d_model=D_MODEL,
-        d_ff=D_FF,
-        heads=HEADS,
-        d_kv=D_MODEL // HEADS,
-        positions="sinusoidal",
-        scan=False,
-    )
-    layout = Layout(mesh="data:1", rules="batch:data")
-    mesh, model = make_mesh(layout), spec.model(layout)
+    # The operations of one step are too small to be split: each core takes rows of its own.
+    simulate_devices(cores())
+    layout = Layout(mesh="data:-1", rules="batch:data")
+    mesh, model = make_mesh(layout), tiny.transformer().model(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(model.init)(jax.random.key(0))
 
@@ -109,45 +89,24 @@ def meshloom(*, flat: bool = True) -> tuple[Translate, dict[str, object]]:
         answered = itertools.chain.from_iterable(decoder.answers(requests))
         return sum(len(best.tokens) for _, (best, *_) in answered)
 
-    return translate, {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+    about = {"device": jax.devices()[0].device_kind, "devices": len(jax.devices())}
+    return translate, {"jax": jax.__version__, **about}
 
 
 def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
     """`generate` of Hugging Face's Marian model, with its key-value cache."""
     import torch
 
-    transformers = importlib.import_module("transformers")  # unknown to mypy: no part of the lock
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model = transformers.MarianMTModel(
-        transformers.MarianConfig(
-            vocab_size=VOCAB,
-            d_model=D_MODEL,
-            encoder_layers=LAYERS,
-            decoder_layers=LAYERS,
-            encoder_attention_heads=HEADS,
-            decoder_attention_heads=HEADS,
-            encoder_ffn_dim=D_FF,
-            decoder_ffn_dim=D_FF,
-            activation_function="relu",
-            scale_embedding=True,
-            init_std=D_MODEL**-0.5,
-            pad_token_id=PAD,
-            decoder_start_token_id=PAD,
-            eos_token_id=END,
-            forced_eos_token_id=END,
-        )
-    ).eval()
+    model, about = tiny.marian(threads)
+    model.eval()
 
     def translate_batch(texts: Sequence[Text]) -> int:
-        length, tokens = max(len(text.source) for text in texts), texts[0].tokens
-        padded = [np.pad(text.source, (0, length - len(text.source))) for text in texts]
-        ids = torch.from_numpy(np.stack(padded))
+        tokens = texts[0].tokens
+        ids = torch.from_numpy(tiny.padded([text.source for text in texts]))
         with torch.inference_mode():
             found = model.generate(
                 input_ids=ids,
-                attention_mask=(ids != PAD).long(),
+                attention_mask=(ids != tiny.PAD).long(),
                 num_beams=WIDTH,
                 do_sample=False,
                 use_cache=True,
@@ -159,12 +118,7 @@ def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
     def translate(texts: Sequence[Text], batch_sequences: int) -> int:
         return sum(map(translate_batch, batches(texts, batch_sequences)))
 
-    return translate, {
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "threads": threads,
-        "attention": model.config._attn_implementation,
-    }
+    return translate, about
 
 
 def ctranslate2() -> tuple[Translate, dict[str, object]]:
@@ -238,7 +192,7 @@ def work(system: str, count: int) -> None:
         "ctranslate2": ctranslate2,
     }
     translate, about = build[system]()
-    every = sources(count)
+    every = texts_of(count)
     one_of_each = list({text.tokens: text for text in every}.values())
 
     def answer(question: str) -> float:

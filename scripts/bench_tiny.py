@@ -1,0 +1,91 @@
+"""What the two translation benchmarks share: Transformer-Tiny, and sentences of Multi30k's lengths.
+
+The model is that of configs/models/transformer_tiny.gin, with 10,000 tied words and random weights.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from models.spec import Transformer
+
+LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 128, 256, 4, 10_000
+PAD, END, FIRST_WORD = 0, 1, 2
+# How many of test_2016_flickr's English sentences have 5, 6, ... of 10,000 joint sub-words.
+SENTENCES_BY_LENGTH = [
+    2, 3, 21, 37, 77, 81, 105, 115, 95, 91, 82, 62, 52, 36, 42, 16, 16, 13, 11, 12, 6, 3, 2, 5, 3,
+    5, 4, 1, 2,
+]  # fmt: skip
+SHORTEST = 5
+
+
+def sources(count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random words and END, the shortest first; any count is spread over all lengths."""
+    lengths = np.repeat(np.arange(len(SENTENCES_BY_LENGTH)) + SHORTEST, SENTENCES_BY_LENGTH)
+    chosen = lengths[np.linspace(0, len(lengths) - 1, count).astype(int)]
+    return [sentence(int(length), rng) for length in chosen]
+
+
+def sentence(words: int, rng: np.random.Generator) -> np.ndarray:
+    return np.append(rng.integers(FIRST_WORD, VOCAB, words), END)
+
+
+def transformer(**settings: Any) -> "Transformer":
+    """Meshloom's model."""
+    from models.spec import Transformer
+
+    return Transformer(
+        vocab=VOCAB,
+        layers=LAYERS,
+        encoder_layers=LAYERS,
+        d_model=D_MODEL,
+        d_ff=D_FF,
+        heads=HEADS,
+        d_kv=D_MODEL // HEADS,
+        positions="sinusoidal",
+        scan=False,
+        **settings,
+    )
+
+
+def marian(threads: int, **settings: Any) -> tuple[Any, dict[str, object]]:
+    """Hugging Face's model in PyTorch, and what it is."""
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")  # unknown to mypy: no part of the lock
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = transformers.MarianMTModel(
+        transformers.MarianConfig(
+            vocab_size=VOCAB,
+            d_model=D_MODEL,
+            encoder_layers=LAYERS,
+            decoder_layers=LAYERS,
+            encoder_attention_heads=HEADS,
+            decoder_attention_heads=HEADS,
+            encoder_ffn_dim=D_FF,
+            decoder_ffn_dim=D_FF,
+            activation_function="relu",
+            scale_embedding=True,
+            init_std=D_MODEL**-0.5,
+            pad_token_id=PAD,
+            decoder_start_token_id=PAD,
+            eos_token_id=END,
+            forced_eos_token_id=END,
+            **settings,
+        )
+    )
+    return model, {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "threads": threads,
+        "attention": model.config._attn_implementation,
+    }
+
+
+def padded(sentences: list[np.ndarray]) -> np.ndarray:
+    """One array of sentences, PAD after the end of the shorter ones."""
+    length = max(map(len, sentences))
+    return np.stack([np.pad(ids, (0, length - len(ids)), constant_values=PAD) for ids in sentences])
