@@ -25,6 +25,7 @@ AXES = (
     Axis("G", "groups", "token groups", meets="E"),
     Axis("S", "group_tokens", "position inside a group"),
     Axis("C", "capacity", "places per expert"),
+    Axis("I", "choices", "experts of a token"),
     Axis("N", "layers", "scan stack"),
     Axis("W", "beam", "hypotheses"),
     Axis("T", "new_tokens", "tokens that decoding adds"),

@@ -58,7 +58,10 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
-    """Rules by the letter they speak of.  "heads" means kv_heads unless its parts have rules."""
+    """Rules by the letter they speak of.
+
+    "heads" means kv_heads unless its parts have rules, "batch" also groups unless they have one.
+    """
     names = {rule.axis for rule in rules}
     wants: dict[str, tuple[Rule, ...]] = {}
     for rule in rules:
@@ -67,6 +70,8 @@ def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
         letters = BY_NAME[rule.axis].letter
         if rule.axis == "heads" and not names & {"kv_heads", "queries"}:
             letters += "J"
+        if rule.axis == "batch" and "groups" not in names:
+            letters += "G"
         for letter in letters:
             wants[letter] = (*wants.get(letter, ()), rule)
     return wants

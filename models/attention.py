@@ -33,6 +33,8 @@ class View:
     """The other side, where it is not the row itself."""
     place: Array | None = None
     """Where in the cache the row goes."""
+    real_BL: Array | None = None
+    """Which places of the row hold a token; in decoding all do."""
 
 
 def packed_view(
@@ -45,7 +47,7 @@ def packed_view(
     same_BLM = same_segment(layout, segments_BL, segments_BL)
     if causal:
         same_BLM &= layout.align(behind_LM >= 0, "LM", "BLM")
-    return View(same_BLM, causal, positions_BL, behind_LM)
+    return View(same_BLM, causal, positions_BL, behind_LM, real_BL=segments_BL > 0)
 
 
 def source_view(

@@ -8,11 +8,13 @@ from layouts.layout import Layout
 from models.api import Cache
 from models.attention import Attention, SourceAttention, View
 from models.dropout import dropout
-from models.spec import Transformer
+from models.feed_forward import Mlp
+from models.moe import MoeLayer
+from models.routing import Load
+from models.spec import BlockKind, Transformer
 from models.weights import Weights
 
 Array = jax.Array
-ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
 class Norm(nnx.Module):
@@ -29,35 +31,21 @@ class Norm(nnx.Module):
         return (wide_BLD * jax.lax.rsqrt(power_BL1 + 1e-6) * scale_11D).astype(x_BLD.dtype)
 
 
-class Mlp(nnx.Module):
-    """Feed-forward layer, plain or gated.  Vaswani et al. 2017, section 3.3; Shazeer 2020."""
-
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
-        self.spec = spec
-        self.layout = layout
-        self.wi_DF = weights.normal("DF", fan_in="D")
-        if spec.gated:
-            self.wg_DF = weights.normal("DF", fan_in="D")
-        self.wo_FD = weights.normal("FD", fan_in="F")
-
-    def __call__(self, x_BLD: Array, key: Array | None = None) -> Array:
-        einsum, activate = self.layout.einsum, ACTIVATIONS[self.spec.activation]
-        h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
-        if self.spec.gated:
-            h_BLF = activate(einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])) * h_BLF
-        else:
-            h_BLF = activate(h_BLF)
-        h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
-        return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...])
-
-
 class Block(nnx.Module):
-    """Attention, attention over a source where there is one, and feed-forward.
+    """Attention, attention over a source where there is one, and feed-forward or experts.
 
     Each is normed before and added to the residual after.
     """
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights, *, reads_source: bool):
+    def __init__(
+        self,
+        spec: Transformer,
+        layout: Layout,
+        weights: Weights,
+        *,
+        kind: BlockKind = "dense",
+        reads_source: bool,
+    ):
         self.spec = spec
         self.layout = layout
         self.attention_norm = Norm(layout, weights)
@@ -66,7 +54,9 @@ class Block(nnx.Module):
             self.source_norm = Norm(layout, weights)
             self.source_attention = SourceAttention(spec, layout, weights)
         self.mlp_norm = Norm(layout, weights)
-        self.mlp = Mlp(spec, layout, weights)
+        self.mlp = (
+            Mlp(spec, layout, weights) if kind == "dense" else MoeLayer(spec, layout, weights)
+        )
 
     def __call__(
         self,
@@ -75,7 +65,8 @@ class Block(nnx.Module):
         source: View | None = None,
         cache: Cache | None = None,
         key: Array | None = None,
-    ) -> tuple[Array, Cache | None]:
+    ) -> tuple[Array, Cache | None, Load | None]:
+        """The row after this block, the cache with it, and how experts were loaded."""
         keys, source_keys = [None] * 4, [None] * 2
         if key is not None:
             keys = list(jax.random.split(key, 4))
@@ -87,8 +78,49 @@ class Block(nnx.Module):
                 self.source_norm(x_BLD), source, cache, source_keys[0]
             )
             x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
-        y_BLD = self.mlp(self.mlp_norm(x_BLD), keys[2])
-        return x_BLD + self.drop(y_BLD, keys[3]), cache
+        x_norm_BLD, load = self.mlp_norm(x_BLD), None
+        if isinstance(self.mlp, MoeLayer):
+            y_BLD, load = self.mlp(x_norm_BLD, view.real_BL, keys[2])
+        else:
+            y_BLD = self.mlp(x_norm_BLD, keys[2])
+        return x_BLD + self.drop(y_BLD, keys[3]), cache, load
 
     def drop(self, y_BLD: Array, key: Array | None) -> Array:
         return dropout(self.layout, key, self.spec.dropout, y_BLD, "BLD")
+
+
+class Blocks(nnx.Module):
+    """One turn of a pattern of several blocks, called as one block."""
+
+    def __init__(
+        self,
+        spec: Transformer,
+        layout: Layout,
+        weights: Weights,
+        pattern: tuple[BlockKind, ...],
+        *,
+        reads_source: bool,
+    ):
+        self.names = tuple(f"block{i}" for i in range(len(pattern)))
+        for name, kind in zip(self.names, pattern, strict=True):
+            setattr(self, name, Block(spec, layout, weights, kind=kind, reads_source=reads_source))
+
+    def each(self) -> dict[str, Block]:
+        return {name: getattr(self, name) for name in self.names}
+
+    def __call__(
+        self,
+        x_BLD: Array,
+        view: View,
+        source: View | None = None,
+        cache: Cache | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, Cache | None, dict[str, Load | None]]:
+        """The row after all blocks; caches and loads by the name of each block."""
+        caches: Cache = {}
+        loads: dict[str, Load | None] = {}
+        for index, (name, block) in enumerate(self.each().items()):
+            own_key = None if key is None else jax.random.fold_in(key, index)
+            own = None if cache is None else cache[name]
+            x_BLD, caches[name], loads[name] = block(x_BLD, view, source, own, own_key)
+        return x_BLD, caches if cache is not None else None, loads

@@ -20,10 +20,11 @@ class Sums(NamedTuple):
     loss: Array  # plain cross entropy, natural logarithm
     correct: Array  # tokens whose target had the largest logit
     tokens: Array
+    loads: Any = ()  # of the experts, by stack; sums as well
 
     def __add__(self, other: object) -> "Sums":
         assert isinstance(other, Sums)
-        return Sums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return jax.tree.map(jnp.add, self, other)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +137,7 @@ def _in_slices(
         own, dx = part(index)
         return jax.tree.map(jnp.add, total, own), dx
 
-    none, zero_DV = Sums(*(jnp.zeros(()) for _ in Sums._fields)), None
+    none, zero_DV = Sums(*(jnp.zeros(()) for _ in range(4))), None
     if gradients:
         empty_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
         zero_DV = layout.to(empty_DV, "DV", stored=True)

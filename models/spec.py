@@ -6,10 +6,33 @@ from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, Positive, spec
 from layouts.layout import Layout
 from models.api import Model, ModelSpec
+from models.routing import Router, Top2
 from models.weights import Precision
 
 Activation = Literal["relu", "gelu", "silu"]
+BlockKind = Literal["dense", "moe"]
 Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
+
+
+@spec
+class Moe:
+    """Experts in place of one feed-forward layer.  Lepikhin et al. 2020 (GShard), section 2.2."""
+
+    experts: Count
+    router: Router = Top2()
+    dispatch: Literal["einsum", "gather", "dropless"] = "gather"
+    """How tokens get to their experts: products with masks (best on TPUs), by index, or by index
+    into blocks of which each expert has as many as it needs.  Same results, but that the last
+    drops nothing."""
+    group_tokens: Count | None = None
+    """Tokens that are routed together and share the experts' places; a row where it is None."""
+
+    def __post_init__(self) -> None:
+        if self.experts < self.router.choices:
+            raise UserError(
+                f"Moe.experts = {self.experts}: each token gets {self.router.choices}.  "
+                f"Legal: at least as many experts, or a router of fewer choices."
+            )
 
 
 @spec
@@ -57,6 +80,12 @@ class Transformer(ModelSpec):
     """Slices of queries; each leaves out the memory that lies ahead of it.  Same results."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are made, so that they never exist all at once."""
+    pattern: tuple[BlockKind, ...] = ("dense",)
+    """Kinds of layers, repeated through each stack: ("dense", "moe") has experts in every other."""
+    encoder_pattern: tuple[BlockKind, ...] | None = None
+    """The encoder's pattern, where it has another."""
+    moe: Moe | None = None
+    """The experts of all moe layers."""
     precision: Precision = Precision()
 
     def __post_init__(self) -> None:
@@ -74,6 +103,40 @@ class Transformer(ModelSpec):
             raise UserError(f"Transformer.d_kv = {self.d_kv}: rotary positions need an even width.")
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"Transformer.d_model = {self.d_model}: sinusoids need an even width.")
+
+        self._check_patterns()
+
+    def _check_patterns(self) -> None:
+        patterns = {"layers": self.pattern, "encoder_layers": self.pattern_of_encoder}
+        for name, pattern in patterns.items():
+            layers = getattr(self, name)
+            if not pattern or layers % len(pattern):
+                near = [n for n in (layers - layers % max(len(pattern), 1),) if n]
+                near.append((near or [0])[0] + len(pattern))
+                raise UserError(
+                    f"Transformer.{name} = {layers} is no multiple of the pattern {pattern}.  "
+                    f"Legal: {name} {' or '.join(map(str, near))}, or another pattern."
+                )
+        mixed = "moe" in self.pattern or (self.reads_source and "moe" in self.pattern_of_encoder)
+        if mixed and self.moe is None:
+            raise UserError(
+                "Transformer.pattern has moe layers: set Transformer.moe = @Moe() and Moe.experts."
+            )
+        if self.moe is not None and not mixed:
+            raise UserError(
+                f"Transformer.moe = {self.moe}: no layer has experts.  Set Transformer.pattern = "
+                '("dense", "moe"), or leave Transformer.moe away.'
+            )
+        if self.moe is not None and "moe" in self.pattern and not self.moe.router.causal:
+            raise UserError(
+                "Moe.router = @ExpertChoice(): it reads later tokens, which a decoder must not.  "
+                "Legal: @Top2() or @TopK(), or experts in the encoder alone: Transformer.pattern = "
+                '("dense",) and Transformer.encoder_pattern = ("dense", "moe").'
+            )
+
+    @property
+    def pattern_of_encoder(self) -> tuple[BlockKind, ...]:
+        return self.encoder_pattern or self.pattern
 
     def model(self, layout: Layout) -> Model:
         from models.transformer import TransformerModel  # it is built of parts that read this spec
@@ -105,7 +168,8 @@ class Transformer(ModelSpec):
     @property
     def sizes(self) -> dict[str, int]:
         """Size of each axis of the weights, by letter."""
-        return {
+        experts = {"E": self.moe.experts} if self.moe else {}
+        return experts | {
             "V": self.vocab, "N": self.layers, "D": self.d_model, "F": self.d_ff, "K": self.d_kv,
             "J": self.heads // self.queries, "Q": self.queries, "L": self.length, "R": self.buckets,
         }  # fmt: skip

@@ -11,14 +11,17 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention import View
-from models.blocks import Block, Norm
+from models.blocks import Block, Blocks, Norm
 from models.positions import RelativeBias
-from models.spec import Transformer
+from models.spec import BlockKind, Transformer
 from models.weights import Weights
 
 Array = jax.Array
 Stepper = Callable[[Array, Any, View, View | None], tuple[Array, Any]]
 Views = tuple[View, View | None]
+Loads = (
+    Any  # of each turn of the pattern: a Load by block, with a leading axis; None without experts
+)
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -26,7 +29,10 @@ REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
 
 
 class Stack(nnx.Module):
-    """All layers.  Each weight has a leading axis N, whatever way the layers are run."""
+    """All layers, as turns of a pattern of blocks.
+
+    Each weight has a leading axis N, one for each turn, whatever way the layers are run.
+    """
 
     def __init__(
         self,
@@ -34,41 +40,51 @@ class Stack(nnx.Module):
         layout: Layout,
         weights: Weights,
         layers: int,
+        pattern: tuple[BlockKind, ...],
         *,
         causal: bool = True,
         reads_source: bool = False,
     ):
         self.spec = spec
         self.layout = layout
-        self.layers = layers
+        self.turns = layers // len(pattern)
         self.causal = causal
-        stacked = weights.sized(N=layers).stacked("N")
-        self.layers_N = Block(spec, layout, stacked, reads_source=reads_source)
+        stacked = weights.sized(N=self.turns).stacked("N")
+        self.layers_N: Block | Blocks
+        if len(pattern) == 1:
+            kind = pattern[0]
+            self.layers_N = Block(spec, layout, stacked, kind=kind, reads_source=reads_source)
+        else:
+            self.layers_N = Blocks(spec, layout, stacked, pattern, reads_source=reads_source)
         shares_bias = spec.positions == "relative" and spec.shares_bias
         self.bias = RelativeBias(spec, layout, weights) if shares_bias else None
         self.norm = Norm(layout, weights)
 
     def __call__(
         self, x_BLD: Array, view: View, source: View | None = None, key: Array | None = None
-    ) -> Array:
-        """Whole rows, from first to last layer."""
+    ) -> tuple[Array, Loads]:
+        """Whole rows, from first to last layer; and how experts were loaded, turn by turn."""
         view = self.biased(view)
         graph, weights = nnx.split(self.layers_N)
 
-        def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, None]:
+        def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, Loads]:
             weights, index = own
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
             layer_key = None if key is None else jax.random.fold_in(key, index)
-            return block(x_BLD, view, source, key=layer_key)[0], None
+            x_BLD, _, load = block(x_BLD, view, source, key=layer_key)
+            return x_BLD, load
 
         if self.spec.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.spec.remat])
         if self.spec.scan:
-            x_BLD, _ = jax.lax.scan(layer, x_BLD, (weights, jnp.arange(self.layers)))
+            x_BLD, loads = jax.lax.scan(layer, x_BLD, (weights, jnp.arange(self.turns)))
         else:
+            each = []
             for index, own in enumerate(self.layout.unstack(weights)):
-                x_BLD, _ = layer(x_BLD, (own, index))
-        return self.norm(x_BLD)
+                x_BLD, load = layer(x_BLD, (own, index))
+                each.append(load)
+            loads = jax.tree.map(lambda *turns: jnp.stack(turns), *each)
+        return self.norm(x_BLD), loads
 
     def biased(self, view: View) -> View:
         """The view with the relative bias that all layers share, where they do."""
@@ -90,7 +106,9 @@ class Stack(nnx.Module):
         empty_BJMK = jnp.zeros([sizes[letter] for letter in "BJMK"], self.spec.precision.compute)
         empty_BJMK = self.layout.to(empty_BJMK, "BJMK")
 
-        def empty(block: Block) -> Cache:
+        def empty(block: Block | Blocks) -> Cache:
+            if isinstance(block, Blocks):
+                return {name: empty(own) for name, own in block.each().items()}
             cache = {"keys_BJMK": empty_BJMK, "values_BJMK": empty_BJMK}
             if memory_BMD is None:
                 return cache
@@ -99,14 +117,14 @@ class Stack(nnx.Module):
 
         def run_scanned(x_BLD: Array, caches: Any, views: Views) -> tuple[Array, Any]:
             def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, Any]:
-                return nnx.merge(graph, own[0])(x_BLD, *views, own[1])
+                return nnx.merge(graph, own[0])(x_BLD, *views, own[1])[:2]
 
             return jax.lax.scan(layer, x_BLD, (weights, caches))
 
         def run_in_a_row(x_BLD: Array, caches: Any, views: Views) -> tuple[Array, Any]:
             filled = []
             for block, cache in zip(blocks, caches, strict=True):
-                x_BLD, cache = block(x_BLD, *views, cache)
+                x_BLD, cache, _ = block(x_BLD, *views, cache)
                 filled.append(cache)
             return x_BLD, filled
 

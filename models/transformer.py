@@ -12,8 +12,9 @@ from models.attention import View, packed_view, source_view
 from models.dropout import dropout
 from models.loss import Criterion, Sums, softmax_loss, token_losses
 from models.positions import sinusoids
+from models.routing import Load, Router
 from models.spec import Transformer
-from models.stack import Stack
+from models.stack import Loads, Stack
 from models.weights import Weights
 
 Array = jax.Array
@@ -34,24 +35,34 @@ class Network(nnx.Module):
         if spec.source_vocab is not None:
             self.source_embed_VD = weights.sized(V=spec.source_vocab).normal("VD", fan_in="D")
         if spec.reads_source:
-            self.encoder = Stack(spec, layout, weights, spec.encoder_layers, causal=False)
-        self.decoder = Stack(spec, layout, weights, spec.layers, reads_source=spec.reads_source)
+            self.encoder = Stack(
+                spec, layout, weights, spec.encoder_layers, spec.pattern_of_encoder, causal=False
+            )
+        self.decoder = Stack(
+            spec, layout, weights, spec.layers, spec.pattern, reads_source=spec.reads_source
+        )
 
-    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
-        """The last layer's normed output for every target."""
-        segments_BL, source = batch["segments_BL"], None
+    def __call__(self, batch: Batch, key: Array | None = None) -> tuple[Array, dict[str, Loads]]:
+        """The last layer's normed output for every target, and the loads of each stack."""
+        segments_BL, source, loads = batch["segments_BL"], None, dict[str, Loads]()
         if self.spec.reads_source:
             key, source_key = split(key)
-            memory_BMD = self.encode(batch, source_key)
+            memory_BMD, loads["encoder"] = self.encode(batch, source_key)
             source = source_view(self.layout, segments_BL, batch["segments_BM"], memory_BMD)
         view = packed_view(self.layout, batch["positions_BL"], segments_BL)
         x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
         key, input_key = split(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        return self.decoder(x_BLD, view, source, key)
+        x_BLD, loads["decoder"] = self.decoder(x_BLD, view, source, key)
+        return x_BLD, loads
 
-    def encode(self, batch: Batch, key: Array | None = None) -> Array:
-        """The source as the decoder sees it."""
+    def encode(
+        self, batch: Batch, key: Array | None = None, *, drops: bool = True
+    ) -> tuple[Array, Loads]:
+        """The source as the decoder sees it, and the loads of the encoder.
+
+        Where experts must drop nothing, what becomes of a source follows from itself alone.
+        """
         tokens_BL, segments_BL, positions_BL = (
             self.layout.to(batch[name], "BL") for name in SOURCE_ARRAYS
         )
@@ -60,7 +71,9 @@ class Network(nnx.Module):
         key, input_key = split(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
         view = packed_view(self.layout, positions_BL, segments_BL, causal=False)
-        return self.layout.to(self.encoder(x_BLD, view, key=key), "BMD")
+        view = view if drops else dataclasses.replace(view, real_BL=None)
+        x_BLD, loads = self.encoder(x_BLD, view, key=key)
+        return self.layout.to(x_BLD, "BMD"), loads
 
     def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
         """Embeddings of tokens and places, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
@@ -76,6 +89,20 @@ class Network(nnx.Module):
     def output_weights(self) -> Array:
         weights_VD = self.embed_VD if self.spec.tied else self.softmax_VD
         return weights_VD[...].astype(self.spec.precision.compute)
+
+
+def balance(router: Router, loads: dict[str, Loads]) -> Array:
+    """What the routers add to the loss of a token, over all layers."""
+    found = [load for load in jax.tree.leaves(loads, is_leaf=is_load) if load is not None]
+    terms = [
+        jnp.sum((router.aux_loss * load.aux + router.z_loss * load.z) / jnp.maximum(load.tokens, 1))
+        for load in found
+    ]
+    return sum(terms[1:], terms[0])
+
+
+def is_load(x: object) -> bool:
+    return isinstance(x, Load)
 
 
 def split(key: Array | None) -> tuple[Array | None, Array | None]:
@@ -107,19 +134,25 @@ class TransformerModel:
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> Sums:
         network = self.network(params)
-        return softmax_loss(
+        x_BLD, loads = network(batch, key)
+        sums = softmax_loss(
             self.layout,
             criterion,
             self.spec.loss_chunks,
-            network(batch, key) * self.spec.logit_scale,
+            x_BLD * self.spec.logit_scale,
             network.output_weights(),
             batch["targets_BL"],
             batch["segments_BL"] > 0,
         )
+        if self.spec.moe is None:
+            return sums
+        # Sums are divided by the tokens later on, the routers' means are not.
+        wanted = balance(self.spec.moe.router, loads) * sums.tokens
+        return sums._replace(objective=sums.objective + wanted, loads=loads)
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
         network = self.network(params)
-        x_BLD = network(batch) * self.spec.logit_scale
+        x_BLD = network(batch)[0] * self.spec.logit_scale
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
         return token_losses(self.layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
 
@@ -132,7 +165,7 @@ class TransformerModel:
         positions_BM = layout.to(jnp.zeros((batch_sequences, places), jnp.int32), "BM")
         cache: Cache = {"positions_BM": positions_BM}
         if source is not None:
-            memory_BMD = network.encode(source)
+            memory_BMD, _ = network.encode(source, drops=False)
             cache["source_segments_BM"] = layout.to(source["segments_BM"], "BM")
         run, cache["layers"] = network.decoder.start(batch_sequences, places, memory_BMD)
 

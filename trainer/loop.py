@@ -16,6 +16,7 @@ from layouts.layout import Layout
 from models.api import Params
 from trainer.checkpoint import Checkpoints
 from trainer.evaluate import evaluate
+from trainer.experts import by_layer, warnings
 from trainer.feed import feed, placement
 from trainer.guard import StopSignal, check_finite
 from trainer.metrics import Line, Writers
@@ -25,6 +26,7 @@ from trainer.run import Run
 from trainer.step import Metrics, Program, State, abstract_state, init_state, train_step
 
 Say = Callable[[str], None]
+WARN_EVERY = 100  # steps between warnings about experts
 
 
 class Watcher(Protocol):
@@ -138,14 +140,19 @@ def train(
 
         def read(pending: Pending) -> None:
             """Waits for a step's metrics, checks and writes them."""
-            numbers = {name: float(x) for name, x in jax.device_get(pending.metrics).items()}
+            metrics = jax.device_get(pending.metrics)
+            layers = by_layer(metrics.pop("loads", {}))
+            numbers = {name: float(x) for name, x in metrics.items()}
             check_finite(numbers, pending.step + 1, pending.row_ids, last_good)
             rates = clock.rates(numbers["tokens"])
             checkpoints.check()
             line: Line = {"step": pending.step + 1, **numbers, **rates}
             watcher.step(line)
             if due(pending.step + 1, run.log_every, run.steps):
-                writers.train(line)
+                writers.train(line, layers)
+            if layers and due(pending.step + 1, WARN_EVERY, run.steps):
+                for warning in warnings(layers):
+                    watcher.say(f"Step {pending.step + 1}: warning: {warning}")
 
         def check(done: int, state: State) -> float | None:
             """Evaluates on the validation split, where there is one; the measure of the best."""

@@ -2,10 +2,14 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tensorboardX import SummaryWriter
+
+from trainer.experts import Layer, scalars
 
 Line = dict[str, float | None]
 
@@ -22,7 +26,7 @@ class MetricsFile:
         os.replace(spare, path)
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
-    def write(self, line: Line) -> None:
+    def write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
@@ -55,10 +59,12 @@ class Writers:
                 str(model_dir / "events"), purge_step=first_step or None, flush_secs=10
             )
 
-    def train(self, line: Line) -> None:
+    def train(self, line: Line, layers: dict[str, Layer] | None = None) -> None:
+        """Writes a step's numbers; those of layers with experts go under "experts"."""
         if self._writes:
-            self._train.write(line)
+            self._train.write({**line, "experts": layers} if layers else line)
             self._add_scalars("train", line)
+            self._add_scalars("experts", {"step": line["step"], **scalars(layers or {})})
 
     def evaluation(self, line: Line) -> None:
         if self._writes:

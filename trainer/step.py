@@ -15,7 +15,7 @@ from trainer.optimizer import Adafactor, AdamW
 
 Array = jax.Array
 State = dict[str, Any]  # params, slots, step: everything that is saved
-Metrics = dict[str, Array]
+Metrics = dict[str, Any]  # numbers; with experts also their loads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,8 @@ def train_step(program: Program, state: State, batch: Batch) -> tuple[State, Met
         "grad_norm": optax.tree.norm(gradients),
         "learning_rate": program.optimizer.schedule.rate(program.steps)(state["step"]),
     }
+    if sums.loads:
+        metrics["loads"] = sums.loads
     return program.update(state, gradients), metrics
 
 
@@ -115,7 +117,9 @@ def add_microbatches(
         part = gradient(params, batch, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, part), None
 
-    none = Sums(*(jnp.zeros(()) for _ in Sums._fields))
+    first = jax.tree.map(lambda x: x[0], batch)
+    sums = jax.eval_shape(lambda: gradient(params, first, key)[1])
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     zero = (jax.tree.map(jnp.zeros_like, params), none)
     total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(program.microbatches)))
     return total

@@ -15,11 +15,19 @@ from layouts.lint import check, lint, report, table
 from layouts.mesh import make_mesh, mesh_sizes
 from layouts.record import Record
 from models.loss import Criterion
+from models.spec import Moe
 from models.transformer import TransformerModel
 from tests.layouts.recorded import recorded, zeros
 from tests.toys import ROOT, SPLITTABLE, toy
 
 FITTING = recorded(SPLITTABLE, 8, 24)
+EXPERTS = recorded(
+    dataclasses.replace(
+        SPLITTABLE, layers=4, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
+    ),
+    8,
+    24,
+)
 TOY = recorded(toy(), 6, 8)
 WHERE = {
     "Layout.mesh": "layouts/mine.gin:2",
@@ -115,7 +123,7 @@ def test_two_firm_axes_of_one_tensor_clash_over_a_mesh_axis() -> None:
     assert text.startswith(
         """\
 Layout 'mine': 2 problems.
-  BLD,DF->BLF at models/blocks.py and BLF at models/dropout.py: \
+  BLD,DF->BLF at models/feed_forward.py and BLF at models/dropout.py: \
 batch and d_ff both want the mesh axis all.
       Rule batch:all and d_ff:all (Layout.rules, layouts/mine.gin:3).
       Remove one rule, or let one give way: "d_ff:all?".
@@ -213,7 +221,8 @@ matches nothing: no tensor of this model has the axis experts."""
 def test_shipped_layouts_have_no_errors(path: Path) -> None:
     layout = Layout(**dict(re.findall(r'^Layout\.(\w+) = "(.*)"$', path.read_text(), re.M)))
     assert layout.mesh in path.read_text()
-    problems = check(path.stem, layout, mesh_sizes(layout.mesh, 8), FITTING, {})
+    record = EXPERTS if "expert" in path.stem else FITTING
+    problems = check(path.stem, layout, mesh_sizes(layout.mesh, 8), record, {})
     assert [p.subject for p in problems] in ([], ["weights"])
 
 
@@ -264,3 +273,13 @@ def test_the_table_counts_bytes_per_device_as_jax_places_them() -> None:
         assert row.bytes == leaf.nbytes
         assert row.bytes_per_device == leaf.addressable_shards[0].data.nbytes
         assert row.place == leaf.sharding.spec
+
+
+def test_sizes_of_experts_and_groups_must_divide() -> None:
+    """16 experts over 3 devices, and 8 rows in as many groups over 3."""
+    text = said("experts:expert", "data:2,expert:3", record=EXPERTS)
+    assert "decoder/layers_N/block1/mlp/router_DE" in text
+    assert "experts = 16 does not divide over expert = 3" in text
+    assert "Legal: experts 15 or 18; expert 1, 2, 4, 8 or 16." in text
+    text = said("batch:data;experts:data", "data:3", record=EXPERTS)
+    assert "groups = 8 does not divide over data = 3" in text

@@ -74,7 +74,7 @@ def test_scans_multiply_and_what_is_traced_and_dropped_counts_nothing() -> None:
 def test_each_tensor_names_its_letters_sizes_and_the_line_that_asks() -> None:
     found = recorded(SPLITTABLE, 8, 24)
     named = {tensor.name.partition(".py:")[0]: tensor for tensor in found.tensors}
-    hidden = named["BLD,DF->BLF at models/blocks"]
+    hidden = named["BLD,DF->BLF at models/feed_forward"]
     assert (hidden.axes, hidden.shape, hidden.stored) == ("BLF", (8, 24, 40), False)
     weight = named["decoder/layers_N/mlp/wi_DF"]
     assert (weight.axes, weight.shape, weight.stored) == ("NDF", (3, 16, 40), True)

@@ -100,7 +100,7 @@ def weights(spec: Transformer) -> Params:
 def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax.Array:
     """Log-probabilities of every next token."""
     network = model.network(params)
-    logits_BLV = WHOLE.einsum("BLD,VD->BLV", network(batch), network.output_weights())
+    logits_BLV = WHOLE.einsum("BLD,VD->BLV", network(batch)[0], network.output_weights())
     return jax.nn.log_softmax(logits_BLV)
 
 

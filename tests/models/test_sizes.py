@@ -54,3 +54,15 @@ def test_attention_is_all_you_need_has_about_its_published_sizes(size: str) -> N
 
 def test_transformer_tiny_has_its_published_size() -> None:
     assert f"{counted('transformer_tiny')[1] / 1e6:.1f}" == "2.6"
+
+
+# Lepikhin et al. 2020, Table 1, in billions.
+GSHARD = {"12.5b": 12.5, "37b": 37, "50b": 50, "150b": 150, "200b": 200, "600b": 600, "1t": 1000}
+
+
+@pytest.mark.parametrize("name", GSHARD)
+def test_gshards_models_have_about_their_published_sizes(name: str) -> None:
+    spec, found = counted(f"gshard_{name}")
+    assert spec.vocab == 32_000 and spec.source_vocab == 64_000 and spec.moe is not None
+    # The seven numbers fit a billion of 1000 x 2^20, rounded.
+    assert found / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)

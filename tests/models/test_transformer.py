@@ -11,7 +11,8 @@ import pytest
 from models.api import Batch, Params
 from models.attention import packed_view, source_view
 from models.loss import Criterion, Sums
-from models.spec import Transformer
+from models.routing import Top2
+from models.spec import Moe, Transformer
 from models.transformer import TransformerModel
 from models.weights import Precision
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
@@ -30,6 +31,12 @@ PAIR_KINDS = {
     "pair, rotary, scaled": toy(
         positions="rotary", encoder_layers=2, query_scale=1.0, embed_scale=1.5, logit_scale=0.25
     ),
+}
+# With room for every token, as decoding has it.
+EXPERTS = Moe(experts=5, router=Top2(evaluation_capacity_factor=9.0))
+EXPERT_KINDS = {
+    "experts": toy(positions="rotary", pattern=("dense", "moe"), moe=EXPERTS),
+    "pair, experts": toy(positions="sinusoidal", encoder_layers=1, pattern=("moe",), moe=EXPERTS),
 }
 PLAIN = Criterion()
 ONE_ROW = packed_rows([[3, 4]], 8, 22)
@@ -84,7 +91,7 @@ def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> No
 
         def output(x_BLD: jax.Array, params: dict, place: jax.Array) -> jax.Array:
             view = packed_view(WHOLE, batch["positions_BL"], batch["segments_BL"])
-            y_BLD = model.network(params).decoder(x_BLD, view)
+            y_BLD = model.network(params).decoder(x_BLD, view)[0]
             return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
 
         gradient = jax.jit(jax.grad(output))
@@ -189,10 +196,10 @@ def test_sums_count_each_target_once() -> None:
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["layers in a row", "scan"])
-@pytest.mark.parametrize("kind", [*KINDS, *PAIR_KINDS])
+@pytest.mark.parametrize("kind", [*KINDS, *PAIR_KINDS, *EXPERT_KINDS])
 def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bool) -> None:
     """Token by token from an empty cache, and a prompt at once and then token by token."""
-    spec = dataclasses.replace((KINDS | PAIR_KINDS)[kind], scan=scan)
+    spec = dataclasses.replace((KINDS | PAIR_KINDS | EXPERT_KINDS)[kind], scan=scan)
     model = TransformerModel(spec, WHOLE)
     batch = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[6], [2], [4], [6]], 8, 22)
     tokens = np.random.default_rng(0).integers(0, 22, (4, 8)).astype(np.int32)
@@ -204,7 +211,7 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
 
     def teacher_forced(params: Params, batch: Batch) -> jax.Array:
         network = model.network(params)
-        x_BLD = network(batch) * spec.logit_scale
+        x_BLD = network(batch)[0] * spec.logit_scale
         return WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
 
     @functools.partial(jax.jit, static_argnums=3)

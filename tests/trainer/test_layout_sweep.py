@@ -16,7 +16,8 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.loss import Criterion, Sums
-from models.spec import Transformer
+from models.routing import Top2
+from models.spec import Moe, Transformer
 from models.transformer import TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
@@ -61,8 +62,9 @@ LAYOUTS["mesh_tensorflow"] = Layout(
     mesh="rows:2,cols:4", rules="batch:rows;vocab:cols;d_ff:cols;heads:cols"
 )
 FACTORED = ("whole", "fsdp", "two_dimensional")
+FOR_EXPERTS = {"expert_parallel": 8, "expert_and_model_parallel": 4, "expert_mesh_axis": 4}
 CASES = [
-    *(("AdamW", name) for name in LAYOUTS if name not in FACTORED[1:]),
+    *(("AdamW", name) for name in LAYOUTS if name not in (*FACTORED[1:], *FOR_EXPERTS)),
     *(("Adafactor", name) for name in FACTORED),
 ]
 
@@ -251,4 +253,33 @@ def test_translation_models_are_equal_too(name: str) -> None:
         SPEC, positions="relative", encoder_layers=2, source_vocab=72, tied=False, shares_bias=True
     )
     found, wanted = trained(ADAFACTOR, LAYOUTS[name], spec), trained(ADAFACTOR, WHOLE, spec)
+    assert_equal_to_round_off(found, wanted)
+
+
+def of_experts(dispatch: str) -> Transformer:
+    """Top-2 with a random second expert, jitter and both losses; choices are dropped."""
+    router = Top2(jitter=0.1, z_loss=1e-3, capacity_factor=0.75)
+    moe = Moe(experts=16, router=router, dispatch=dispatch)
+    return dataclasses.replace(SPEC, layers=4, pattern=("dense", "moe"), moe=moe)
+
+
+@pytest.mark.parametrize(
+    ("name", "dispatch"),
+    [
+        ("expert_parallel", "einsum"),
+        ("expert_mesh_axis", "gather"),
+        ("expert_and_model_parallel", "gather"),
+        ("expert_and_model_parallel", "dropless"),
+        ("two_dimensional", "einsum"),
+    ],
+)
+def test_experts_are_equal_too(name: str, dispatch: str) -> None:
+    spec = of_experts(dispatch)
+    if dispatch == "dropless":  # its dropout is of blocks, which follow from the devices
+        spec = dataclasses.replace(spec, dropout=0.0)
+    # Some experts see few tokens, and some of their gradients are round-off alone: see above.
+    floored = dataclasses.replace(ADAMW, epsilon=1e-5)
+    found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, spec)
+    shape, shard = found.shards["params/decoder/layers_N/block1/mlp/wi_EDF"]
+    assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS.get(name, 1)
     assert_equal_to_round_off(found, wanted)

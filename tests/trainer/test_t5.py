@@ -162,7 +162,7 @@ class Imported:
 @functools.partial(jax.jit, static_argnums=0)
 def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax.Array:
     network = model.network(params)
-    x_BLD = network(batch) * model.spec.logit_scale
+    x_BLD = network(batch)[0] * model.spec.logit_scale
     return WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
 
 

@@ -1,0 +1,34 @@
+"""The feed-forward layer."""
+
+import jax
+from flax import nnx
+
+from layouts.layout import Layout
+from models.dropout import dropout
+from models.spec import Transformer
+from models.weights import Weights
+
+Array = jax.Array
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+
+
+class Mlp(nnx.Module):
+    """Feed-forward layer, plain or gated.  Vaswani et al. 2017, section 3.3; Shazeer 2020."""
+
+    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+        self.spec = spec
+        self.layout = layout
+        self.wi_DF = weights.normal("DF", fan_in="D")
+        if spec.gated:
+            self.wg_DF = weights.normal("DF", fan_in="D")
+        self.wo_FD = weights.normal("FD", fan_in="F")
+
+    def __call__(self, x_BLD: Array, key: Array | None = None) -> Array:
+        einsum, activate = self.layout.einsum, ACTIVATIONS[self.spec.activation]
+        h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
+        if self.spec.gated:
+            h_BLF = activate(einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])) * h_BLF
+        else:
+            h_BLF = activate(h_BLF)
+        h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
+        return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...])

@@ -1,0 +1,130 @@
+"""Laws of layers with experts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from models.loss import Criterion, Sums
+from models.routing import ExpertChoice, Router, Top2, TopK
+from models.spec import Moe, Transformer
+from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
+
+ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
+PAIR_ROWS = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[4, 2], [6], [1, 3, 1], [6, 1]], 8, 22)
+KEY = jax.random.key(3)
+PATTERN = ("dense", "moe")
+
+
+def moe(router: Router, dispatch: str = "einsum", **changes: Any) -> Transformer:
+    own = Moe(experts=5, router=router, dispatch=dispatch, **changes)
+    return toy(pattern=PATTERN, moe=own, positions="rotary")
+
+
+def trained_on(
+    spec: Transformer, batch: dict[str, Any] = ROWS, key: jax.Array | None = KEY
+) -> tuple[Sums, Any]:
+    """Sums and gradients under random weights."""
+    model = spec.model(WHOLE)
+
+    def objective(params: Any) -> tuple[jax.Array, Sums]:
+        sums = model.loss(params, batch, Criterion(), key)
+        return sums.objective, sums
+
+    mesh, batch = on_mesh(WHOLE, batch)
+    with jax.set_mesh(mesh):
+        params = model.init(jax.random.key(1))
+        gradients, sums = jax.jit(jax.grad(objective, has_aux=True))(params)
+    return sums, gradients
+
+
+def assert_equal(found: tuple[Sums, Any], wanted: tuple[Sums, Any]) -> None:
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        scale = max(float(jnp.abs(theirs).max()), 1.0)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-6 * scale)
+
+
+@pytest.mark.parametrize("factor", [0.5, 9.0])
+@pytest.mark.parametrize("router", [Top2, TopK], ids=lambda router: router.__name__)
+def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
+    """By index as by product, whether tokens are dropped or not; without drops blocks as well."""
+    own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
+    wanted = trained_on(moe(own))
+    load = wanted[0].loads["decoder"]["block1"]
+    assert (float(load.kept_I.sum()) < float(load.wanted_I.sum())) == (factor < 1)
+    assert_equal(trained_on(moe(own, "gather")), wanted)
+    if factor > 1:
+        assert_equal(trained_on(moe(own, "dropless")), wanted)
+
+
+def test_dropless_drops_nothing() -> None:
+    own = Top2(capacity_factor=0.1, least_capacity=1)
+    load = trained_on(moe(own, "dropless"))[0].loads["decoder"]["block1"]
+    assert float(load.kept_I.sum()) == float(load.wanted_I.sum())
+
+
+@pytest.mark.parametrize("group_tokens", [4, 16, 32])
+def test_groups_are_parts_of_rows_or_several(group_tokens: int) -> None:
+    """With room for all it makes no difference to the loss who shares a group."""
+    own = TopK(k=2, capacity_factor=9.0)
+    wanted = trained_on(moe(own, "gather"))[0].loss
+    found = trained_on(moe(own, "gather", group_tokens=group_tokens))[0].loss
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_padding_takes_no_place() -> None:
+    """A pair alone in its batch has the loss that it has beside padding."""
+    own = moe(TopK(k=1, capacity_factor=0.5, least_capacity=1), group_tokens=16)
+    real = trained_on(own, key=None)[0].loads["decoder"]["block1"]
+    assert float(real.tokens[0]) == float(np.sum(ROWS["segments_BL"] > 0))
+
+
+def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
+    spec = dataclasses.replace(moe(Top2(), "gather"), layers=4)
+    wanted = trained_on(spec)
+    assert_equal(trained_on(dataclasses.replace(spec, scan=True)), wanted)
+    assert wanted[0].loads["decoder"]["block1"].tokens.shape == (2,)
+    assert wanted[1]["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"].shape == (2, 5, 10, 14)
+    assert wanted[1]["decoder"]["layers_N"]["block0"]["mlp"]["wi_DF"].shape == (2, 10, 14)
+
+
+def test_encoders_have_patterns_of_their_own() -> None:
+    spec = toy(
+        positions="sinusoidal", encoder_layers=2, pattern=("dense",), encoder_pattern=PATTERN,
+        moe=Moe(experts=5, router=ExpertChoice()),
+    )  # fmt: skip
+    sums, _ = trained_on(spec, PAIR_ROWS)
+    assert sums.loads["decoder"] is None
+    assert float(sums.loads["encoder"]["block1"].kept_E.min()) > 0
+
+
+def test_the_objective_has_the_routers_losses() -> None:
+    plain = trained_on(moe(Top2(aux_loss=0.0, random_second=False)))[0]
+    more = trained_on(moe(Top2(aux_loss=0.5, z_loss=0.25, random_second=False)))[0]
+    load = more.loads["decoder"]["block1"]
+    added = (0.5 * load.aux + 0.25 * load.z)[0] / load.tokens[0]
+    np.testing.assert_allclose(plain.objective, plain.loss, rtol=1e-6)
+    np.testing.assert_allclose(more.objective - more.loss, added * more.tokens, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 3}, "no multiple of the pattern"),
+        ({"moe": None}, "set Transformer.moe"),
+        ({"pattern": ("dense",)}, "no layer has experts"),
+        ({"moe": Moe(experts=4, router=ExpertChoice())}, "reads later tokens"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(moe(Top2()), **changes)
+
+
+def test_a_token_cannot_have_more_experts_than_there_are() -> None:
+    with pytest.raises(UserError, match="at least as many experts"):
+        Moe(experts=1)
