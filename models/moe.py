@@ -23,6 +23,7 @@ class MoeLayer(nnx.Module):
         self.spec = spec
         self.moe = spec.moe
         self.layout = layout
+        weights = weights.sized(F=spec.moe.d_ff or spec.d_ff)
         self.router_DE = weights.normal("DE", fan_in="D")
         self.wi_EDF = weights.normal("EDF", fan_in="D")
         if spec.gated:

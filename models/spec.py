@@ -11,6 +11,7 @@ from models.weights import Precision
 
 Activation = Literal["relu", "gelu", "silu"]
 BlockKind = Literal["dense", "moe"]
+Dispatch = Literal["einsum", "gather", "dropless"]
 Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 
@@ -19,8 +20,10 @@ class Moe:
     """Experts in place of one feed-forward layer.  Lepikhin et al. 2020 (GShard), section 2.2."""
 
     experts: Count
+    d_ff: Count | None = None
+    """Width of an expert; that of the dense layers where it is None."""
     router: Router = Top2()
-    dispatch: Literal["einsum", "gather", "dropless"] = "gather"
+    dispatch: Dispatch = "gather"
     """How tokens get to their experts: products with masks (best on TPUs), by index, or by index
     into blocks of which each expert has as many as it needs.  Same results, but that the last
     drops nothing."""
