@@ -19,6 +19,7 @@ from trainer.evaluate import evaluate
 from trainer.experts import by_layer, warnings
 from trainer.feed import feed, placement
 from trainer.guard import StopSignal, check_finite
+from trainer.inherit import inherited
 from trainer.metrics import Line, Writers
 from trainer.processes import connect
 from trainer.quality import Quality
@@ -119,7 +120,7 @@ def train(
                 report=watcher.say,
             )
         )
-        state, first_step = restore_or_init(program, mesh, checkpoints, watcher.say)
+        state, first_step = restore_or_init(program, mesh, checkpoints, watcher.say, run.start_from)
         writes = jax.process_index() == 0
         writers = stack.enter_context(Writers(model_dir, first_step, writes=writes))
         stop = stack.enter_context(StopSignal())
@@ -216,11 +217,15 @@ def due(done: int, every: int | None, steps: int) -> bool:
 
 
 def restore_or_init(
-    program: Program, mesh: Mesh, checkpoints: Checkpoints, say: Say
+    program: Program, mesh: Mesh, checkpoints: Checkpoints, say: Say, start_from: str | None
 ) -> tuple[State, int]:
     """The newest readable checkpoint, placed on this mesh, or a new state."""
     if checkpoints.latest is None:
-        return init_state(program, mesh), 0
+        state = init_state(program, mesh)
+        if start_from is not None:
+            layout = program.model.layout
+            state["params"] = inherited(state["params"], start_from, layout, mesh, say)
+        return state, 0
     state, step = checkpoints.restore(abstract_state(program, mesh))
     say(f"Continuing from step {step}.")
     return state, step

@@ -24,6 +24,9 @@ class Run:
     microbatches: Count = 1
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: int = 0
+    start_from: str | None = None
+    """The model directory of another run whose newest weights this one starts from.  Where this
+    model has experts and that one has none, each expert starts as a copy of the dense layer."""
     label_smoothing: Fraction = 0.0
     z_loss: NotNegative = 0.0
     log_every: Count = 1
