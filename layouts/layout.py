@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
@@ -15,6 +16,7 @@ from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
 Tree = TypeVar("Tree")
+Entry = str | tuple[str, ...] | None  # of a jax.P
 
 
 class Rule(NamedTuple):
@@ -75,6 +77,17 @@ def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
         for letter in letters:
             wants[letter] = (*wants.get(letter, ()), rule)
     return wants
+
+
+def mesh_axes(entry: Entry) -> tuple[str, ...]:
+    """The mesh axes that one axis of a placement is split over."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def ways(entry: Entry) -> int:
+    """Into how many parts that is, on the mesh that is set."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes[name] for name in mesh_axes(entry))
 
 
 class Claim(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from layouts.layout import Layout
+from layouts.layout import Layout, mesh_axes, ways
 from models.routing import Routing, places
 
 Array = jax.Array
@@ -71,11 +70,11 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
     """
     layout, choices = experts.layout, routing.kept_GSI.shape[-1]
     # All tokens of a device are one group.
-    ways = parts_of(layout, "G")
-    tokens = x_GSD.shape[0] * x_GSD.shape[1] // ways
+    devices = ways(layout.place("G")[0])
+    tokens = x_GSD.shape[0] * x_GSD.shape[1] // devices
 
     def regroup(x: Array, axes: str) -> Array:
-        shape = (ways, tokens, *x.shape[2:])
+        shape = (devices, tokens, *x.shape[2:])
         return jax.lax.reshape(x, shape, out_sharding=layout.place(axes))
 
     own_GSD = regroup(x_GSD, "GSD")
@@ -93,12 +92,12 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
     first_Ge = ends_Ge - wanted_Ge
     first_GSI = jnp.sum(jnp.where(chosen_GSIe, first_Ge[:, None, None], 0), axis=-1)
     slot_GSI = jnp.where(kept_GSI, first_GSI * BLOCK + place_GSI, slots)
-    block_Gle = layout.iota("Gle", (ways, blocks, experts.count), "l")
+    block_Gle = layout.iota("Gle", (devices, blocks, experts.count), "l")
     expert_Gl = jnp.sum(block_Gle >= ends_Ge[:, None], axis=-1)
     expert_Gl = jnp.minimum(expert_Gl, experts.count - 1)
 
     x_GCD, back = spread(layout, own_GSD, slot_GSI, slots)
-    shape = (ways, blocks, BLOCK, x_GSD.shape[-1])
+    shape = (devices, blocks, BLOCK, x_GSD.shape[-1])
     x_Glcd = jax.lax.reshape(x_GCD, shape, out_sharding=layout.place("Glcd"))
     y_Glcd = experts.run_blocks(x_Glcd, expert_Gl)
     y_GCD = jax.lax.reshape(y_Glcd, x_GCD.shape, out_sharding=layout.place("GCD"))
@@ -210,7 +209,7 @@ def grouped_product(
 ) -> Array:
     """Multiplies each block by the weights of its expert: "Glcd,edF->GlcF"."""
     (x_axes, weight_axes), out_axes = _terms(equation)
-    contracted = _mesh_axes(layout.place(weight_axes)[1])
+    contracted = mesh_axes(layout.place(weight_axes)[1])
 
     def own(x: Array, weights: Array, expert_Gl: Array) -> Array:
         y = _blocks(x, weights, expert_Gl)
@@ -238,7 +237,7 @@ def _product_backward(
     turned_axes = weight_axes[0] + weight_axes[:0:-1]
     turned = layout.to(jnp.swapaxes(weights, 1, 2), turned_axes)
     dx = grouped_product(layout, f"{out_axes},{turned_axes}->{x_axes}", dy, turned, expert_Gl)
-    summed = _mesh_axes(layout.place(x_axes)[0])
+    summed = mesh_axes(layout.place(x_axes)[0])
 
     def own(x: Array, dy: Array, expert_Gl: Array) -> Array:
         dweights = _block_gradients(x, dy, expert_Gl, weights.shape[0])
@@ -288,13 +287,3 @@ def _terms(equation: str) -> tuple[tuple[str, str], str]:
     inputs, out = equation.split("->")
     first, second = inputs.split(",")
     return (first, second), out
-
-
-def _mesh_axes(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (place,) if isinstance(place, str) else place or ()
-
-
-def parts_of(layout: Layout, axis: str) -> int:
-    """Over how many devices an axis is split."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return int(np.prod([sizes[name] for name in _mesh_axes(layout.place(axis)[0])], dtype=int))

@@ -1,11 +1,9 @@
 """Dropout whose bits follow from the key and the shape alone, never from the layout."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout
+from layouts.layout import Layout, ways
 
 Array = jax.Array
 LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS
@@ -27,11 +25,8 @@ def dropout(layout: Layout, key: Array | None, rate: float, x: Array, axes: str)
 def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> Array:
     """Even random numbers from 0 to 255."""
     numbers = -(-shape[-1] // BYTES)
-    last = out_sharding[-1] or ()
-    sizes = jax.sharding.get_abstract_mesh().shape
-    parts = math.prod(sizes[name] for name in ((last,) if isinstance(last, str) else last))
     # Where a device would hold a part of a number, each draws all of a row, and keeps its own.
-    even = shape[-1] % (BYTES * parts) == 0
+    even = shape[-1] % (BYTES * ways(out_sharding[-1])) == 0
     place = out_sharding if even else jax.P(*out_sharding[:-1], None)
     drawn = jax.random.bits(key, (*shape[:-1], numbers), out_sharding=place)
     spread = jax.lax.reshape(

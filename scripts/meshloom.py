@@ -335,6 +335,15 @@ def export_t5(**flags: Any) -> None:
     t5.export_t5(**flags)
 
 
+@cli.command("report")
+@options("model_dir")
+def report(model_dir: Path) -> None:
+    """Draw a run's curves and the load of its experts, as pictures and one page."""
+    from scripts.report import report
+
+    report(model_dir)
+
+
 @cli.group()
 def inspect() -> None:
     """Show settings, data, parameters, a checkpoint or a layout."""

@@ -10,6 +10,8 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from trainer.experts import Layer, scalars
+from trainer.lines import read_lines
+from trainer.pictures import Pictures
 
 Line = dict[str, float | None]
 
@@ -31,19 +33,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def read_lines(path: Path) -> list[dict[str, float]]:
-    """The lines of a metrics file; a last line cut short by a kill is left out."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines
 
 
 class Writers:
@@ -89,46 +78,5 @@ class Writers:
             self._train.close()
             self._evaluations.close()
             self._events.close()
-            draw_loss(self._model_dir)
-
-
-def draw_loss(model_dir: Path) -> None:
-    """Draws the loss over steps, training and validation, as loss.png."""
-    train = read_lines(model_dir / "metrics.jsonl")
-    if not train:
-        return
-    import matplotlib  # slow to import, and needed once, at the end
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    steps, losses = [line["step"] for line in train], [line["loss"] for line in train]
-    axes.plot(steps, losses, linewidth=0.8, color="tab:blue", alpha=0.35)
-    axes.plot(steps, smoothed(losses), color="tab:blue", label="training")
-    checks = read_lines(model_dir / "evaluations.jsonl")
-    if checks:
-        axes.plot(
-            [line["step"] for line in checks],
-            [line["loss"] for line in checks],
-            "o-",
-            color="tab:orange",
-            label="validation",
-        )
-    axes.set(xlabel="step", ylabel="loss (nats a token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    spare = model_dir / "loss.tmp.png"
-    figure.savefig(spare, dpi=120)
-    os.replace(spare, model_dir / "loss.png")
-    pyplot.close(figure)
-
-
-def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
-    """Exponential moving average, without the pull of its start."""
-    out, total, norm = [], 0.0, 0.0
-    for value in values:
-        total = weight * total + (1 - weight) * value
-        norm = weight * norm + (1 - weight)
-        out.append(total / norm)
-    return out
+            pictures = Pictures(self._model_dir)
+            pictures.save("loss", self._model_dir)

@@ -9,7 +9,7 @@ import pytest
 from data.rows import Rows
 from data.vocab import Vocab
 from tests.scripts.conftest import Meshloom, Place
-from trainer.metrics import read_lines
+from trainer.lines import read_lines
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
 from trainer import decode
-from trainer.metrics import read_lines
+from trainer.lines import read_lines
 
 PAIRS = 60
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "st", "tu", "vo")]

@@ -18,7 +18,7 @@ from data.source import TextFiles
 from data.task import Task
 from data.vocab import SentencePiece
 from tests.toys import ROOT
-from trainer.metrics import read_lines
+from trainer.lines import read_lines
 
 STEPS = 320
 EVERY = 40

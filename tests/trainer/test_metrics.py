@@ -5,7 +5,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainer.metrics import MetricsFile, Writers, read_lines, smoothed
+from trainer.lines import read_lines
+from trainer.metrics import MetricsFile, Writers
+from trainer.pictures import smoothed
 
 
 def steps(path: Path) -> list[float]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.command import EVERY, STEPS, Command
-from trainer.metrics import read_lines
+from trainer.lines import read_lines
 
 # Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; hundreds of
 # updates carry that on.

@@ -31,7 +31,7 @@ from scripts import t5
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from trainer.checkpoint import Checkpoints
-from trainer.metrics import read_lines
+from trainer.lines import read_lines
 from trainer.run import Run
 from trainer.t5 import settings_of
 from trainer.trained import Trained, TrainedModels
