@@ -14,7 +14,7 @@ from layouts.layout import Layout, mesh_axes, ways
 from models.routing import Routing, places
 
 Array = jax.Array
-BLOCK = 128  # tokens that one product of a grouped product takes
+BLOCK = 128  # tokens of one expert that a grouped product takes at a time, where there are more
 
 
 class Experts(Protocol):
@@ -81,23 +81,24 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
     expert_GSI, kept_GSI, gate_GSI = (
         regroup(x, "GSI") for x in (routing.expert_GSI, routing.kept_GSI, routing.gate_GSI)
     )
-    blocks = -(-tokens * choices // BLOCK) + experts.count
-    slots = blocks * BLOCK
+    size = min(BLOCK, tokens * choices)
+    blocks = -(-tokens * choices // size) + experts.count
+    slots = blocks * size
     place_GSI = places(layout, expert_GSI, kept_GSI, experts.count)
     shape = (*expert_GSI.shape, experts.count)
     chosen_GSIe = layout.iota("GSIe", shape, "e") == expert_GSI[..., None]
     chosen_GSIe &= kept_GSI[..., None]
-    wanted_Ge = -(-jnp.sum(chosen_GSIe, axis=(1, 2)) // BLOCK)  # in blocks
+    wanted_Ge = -(-jnp.sum(chosen_GSIe, axis=(1, 2)) // size)  # in blocks
     ends_Ge = jnp.cumsum(wanted_Ge, axis=-1)
     first_Ge = ends_Ge - wanted_Ge
     first_GSI = jnp.sum(jnp.where(chosen_GSIe, first_Ge[:, None, None], 0), axis=-1)
-    slot_GSI = jnp.where(kept_GSI, first_GSI * BLOCK + place_GSI, slots)
+    slot_GSI = jnp.where(kept_GSI, first_GSI * size + place_GSI, slots)
     block_Gle = layout.iota("Gle", (devices, blocks, experts.count), "l")
     expert_Gl = jnp.sum(block_Gle >= ends_Ge[:, None], axis=-1)
     expert_Gl = jnp.minimum(expert_Gl, experts.count - 1)
 
     x_GCD, back = spread(layout, own_GSD, slot_GSI, slots)
-    shape = (devices, blocks, BLOCK, x_GSD.shape[-1])
+    shape = (devices, blocks, size, x_GSD.shape[-1])
     x_Glcd = jax.lax.reshape(x_GCD, shape, out_sharding=layout.place("Glcd"))
     y_Glcd = experts.run_blocks(x_Glcd, expert_Gl)
     y_GCD = jax.lax.reshape(y_Glcd, x_GCD.shape, out_sharding=layout.place("GCD"))
@@ -262,7 +263,7 @@ def _blocks(x_Glcd: Array, weights_edf: Array, expert_Gl: Array) -> Array:
         return jax.lax.map(lambda own: own[0] @ weights_edf[own[1]], (x_lcd, expert_l))
 
     def ragged(x_lcd: Array, expert_l: Array) -> Array:
-        sizes_e = BLOCK * jnp.bincount(expert_l, length=weights_edf.shape[0])
+        sizes_e = x_lcd.shape[1] * jnp.bincount(expert_l, length=weights_edf.shape[0])
         y = jax.lax.ragged_dot(x_lcd.reshape(-1, x_lcd.shape[-1]), weights_edf, sizes_e)
         return y.reshape(*x_lcd.shape[:-1], -1)
 

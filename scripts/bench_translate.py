@@ -21,7 +21,7 @@ import numpy as np
 from scripts import bench_tiny as tiny
 from scripts.bench import Worker, cores, ratio, rounds, serve, show
 
-ROWS, LENGTH, MICROBATCHES = 32, 64, 1
+ROWS, LENGTH, MICROBATCHES = 32, 64, 2
 BATCH_TOKENS = ROWS * LENGTH
 DROPOUT, SMOOTHING = 0.3, 0.1
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.98), 0.01
@@ -57,7 +57,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     layout = Layout(mesh="data:1", rules="batch:data")
     mesh = make_mesh(layout)
     program = Program(
-        model=tiny.transformer(dropout=DROPOUT, combined_qkv=True).model(layout),
+        model=tiny.transformer(dropout=DROPOUT, combined_qkv=True, loss_chunks=2).model(layout),
         optimizer=AdamW(
             schedule=Constant(peak=LEARNING_RATE),
             beta1=BETAS[0],

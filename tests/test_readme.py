@@ -25,7 +25,12 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", commands()],
         cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # a few steps are no reason to compile for long
+        },
         capture_output=True,
         text=True,
         timeout=500,

@@ -270,7 +270,6 @@ def of_experts(dispatch: str) -> Transformer:
         ("expert_mesh_axis", "gather"),
         ("expert_and_model_parallel", "gather"),
         ("expert_and_model_parallel", "dropless"),
-        ("two_dimensional", "einsum"),
     ],
 )
 def test_experts_are_equal_too(name: str, dispatch: str) -> None:
@@ -281,5 +280,5 @@ def test_experts_are_equal_too(name: str, dispatch: str) -> None:
     floored = dataclasses.replace(ADAMW, epsilon=1e-5)
     found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, spec)
     shape, shard = found.shards["params/decoder/layers_N/block1/mlp/wi_EDF"]
-    assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS.get(name, 1)
+    assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
     assert_equal_to_round_off(found, wanted)
