@@ -6,10 +6,11 @@
 Beam search of width 5 with Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000
 tied words, random weights, float32) on 1,000 sources whose lengths are those of Multi30k's
 test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
-number of tokens of a sentence: its source's, rounded up to a multiple of 4.  Batches hold sentences
-of one such length, so no system does work that another is spared.  Each system has a process of its
-own and its best batch size out of a few; they take turns, and the ratio is the median over rounds
-of one round's rates.  Compiling is not counted, but told (warm_s).
+number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
+of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
+shapes.  Each system has a process of its own and its best batch size out of a few; they take turns,
+and the ratio is the median over rounds of one round's rates.  Compiling is not counted, but told
+(warm_s).
 """
 
 import importlib.util
