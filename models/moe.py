@@ -5,9 +5,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.dispatch import KINDS, grouped_product
+from models.dispatch import KINDS
 from models.dropout import dropout
 from models.feed_forward import ACTIVATIONS
+from models.grouped_product import grouped_product
 from models.routing import Load, Routing
 from models.spec import Transformer
 from models.weights import Weights

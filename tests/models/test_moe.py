@@ -1,6 +1,7 @@
 """Laws of layers with experts."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from models.grouped_product import in_turn, ragged
 from models.loss import Criterion, Sums
 from models.routing import ExpertChoice, Router, Top2, TopK
 from models.spec import Moe, Transformer
@@ -65,6 +67,17 @@ def test_dropless_drops_nothing() -> None:
     own = Top2(capacity_factor=0.1, least_capacity=1)
     load = trained_on(moe(own, "dropless"))[0].loads["decoder"]["block1"]
     assert float(load.kept_I.sum()) == float(load.wanted_I.sum())
+
+
+@pytest.mark.parametrize("way", [in_turn, ragged], ids=lambda way: way.__name__)
+def test_blocks_are_multiplied_by_their_experts_weights(way: Callable[..., jax.Array]) -> None:
+    """In both ways: one is for CPUs, one for all else."""
+    rng = np.random.default_rng(0)
+    x_lcd, w_edf = rng.normal(size=(6, 3, 4)), rng.normal(size=(5, 4, 7))
+    expert_l = np.array([0, 0, 2, 2, 2, 4])
+    wanted = np.einsum("lcd,ldf->lcf", x_lcd, w_edf[expert_l])
+    found = jax.jit(way)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("group_tokens", [4, 16, 32])
