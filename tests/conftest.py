@@ -3,6 +3,7 @@
 import os
 
 import jax
+import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 jax.config.update("jax_platforms", "cpu")
@@ -15,3 +16,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and laws hold at any level of optimisation.
 jax.config.update("jax_disable_most_optimizations", True)
+
+# Files that take minutes begin first, so that no worker waits for one at the end.
+LONGEST = ("test_readme.py", "test_layout_sweep.py", "test_translation.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)

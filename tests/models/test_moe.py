@@ -12,7 +12,7 @@ import pytest
 from configs.errors import UserError
 from models.grouped_product import in_turn, ragged
 from models.loss import Criterion, Sums
-from models.routing import ExpertChoice, Router, Top2, TopK
+from models.routing import ExpertChoice, Load, Router, Top2, TopK
 from models.spec import Moe, Transformer
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
@@ -24,7 +24,12 @@ PATTERN = ("dense", "moe")
 
 def moe(router: Router, dispatch: str = "einsum", **changes: Any) -> Transformer:
     own = Moe(experts=5, router=router, dispatch=dispatch, **changes)
-    return toy(pattern=PATTERN, moe=own, positions="rotary")
+    return toy(layers=1, pattern=("moe",), moe=own, positions="rotary")
+
+
+def load_of(sums: Sums) -> Load:
+    """That of the only layer; its fields have a leading axis."""
+    return sums.loads["decoder"]
 
 
 def trained_on(
@@ -56,7 +61,7 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
     """By index as by product, whether tokens are dropped or not; without drops blocks as well."""
     own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
     wanted = trained_on(moe(own))
-    load = wanted[0].loads["decoder"]["block1"]
+    load = load_of(wanted[0])
     assert (float(load.kept_I.sum()) < float(load.wanted_I.sum())) == (factor < 1)
     assert_equal(trained_on(moe(own, "gather")), wanted)
     if factor > 1:
@@ -65,7 +70,7 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
 
 def test_dropless_drops_nothing() -> None:
     own = Top2(capacity_factor=0.1, least_capacity=1)
-    load = trained_on(moe(own, "dropless"))[0].loads["decoder"]["block1"]
+    load = load_of(trained_on(moe(own, "dropless"))[0])
     assert float(load.kept_I.sum()) == float(load.wanted_I.sum())
 
 
@@ -92,12 +97,12 @@ def test_groups_are_parts_of_rows_or_several(group_tokens: int) -> None:
 def test_padding_takes_no_place() -> None:
     """A pair alone in its batch has the loss that it has beside padding."""
     own = moe(TopK(k=1, capacity_factor=0.5, least_capacity=1), group_tokens=16)
-    real = trained_on(own, key=None)[0].loads["decoder"]["block1"]
+    real = load_of(trained_on(own, key=None)[0])
     assert float(real.tokens[0]) == float(np.sum(ROWS["segments_BL"] > 0))
 
 
 def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
-    spec = dataclasses.replace(moe(Top2(), "gather"), layers=4)
+    spec = dataclasses.replace(moe(Top2(), "gather"), layers=4, pattern=PATTERN)
     wanted = trained_on(spec)
     assert_equal(trained_on(dataclasses.replace(spec, scan=True)), wanted)
     assert wanted[0].loads["decoder"]["block1"].tokens.shape == (2,)
@@ -118,7 +123,7 @@ def test_encoders_have_patterns_of_their_own() -> None:
 def test_the_objective_has_the_routers_losses() -> None:
     plain = trained_on(moe(Top2(aux_loss=0.0, random_second=False)))[0]
     more = trained_on(moe(Top2(aux_loss=0.5, z_loss=0.25, random_second=False)))[0]
-    load = more.loads["decoder"]["block1"]
+    load = load_of(more)
     added = (0.5 * load.aux + 0.25 * load.z)[0] / load.tokens[0]
     np.testing.assert_allclose(plain.objective, plain.loss, rtol=1e-6)
     np.testing.assert_allclose(more.objective - more.loss, added * more.tokens, rtol=1e-4)
@@ -127,7 +132,7 @@ def test_the_objective_has_the_routers_losses() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 3}, "no multiple of the pattern"),
+        ({"layers": 3, "pattern": PATTERN}, "no multiple of the pattern"),
         ({"moe": None}, "set Transformer.moe"),
         ({"pattern": ("dense",)}, "no layer has experts"),
         ({"moe": Moe(experts=4, router=ExpertChoice())}, "reads later tokens"),

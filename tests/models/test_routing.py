@@ -140,6 +140,7 @@ def test_top_k_takes_the_best_in_order_until_an_expert_is_full(case, k, normalis
 @given(cases())
 def test_experts_choose_their_best_tokens(case) -> None:
     logits_SE, real_S, capacity, _ = case
+    capacity = min(capacity, 3)  # each is a program of its own
     gates_SE, routing, _ = routed(ExpertChoice(), logits_SE, real_S, capacity, None)
     weight_SE = np.zeros_like(gates_SE)
     for expert in range(gates_SE.shape[1]):

@@ -268,7 +268,6 @@ def of_experts(dispatch: str) -> Transformer:
     [
         ("expert_parallel", "einsum"),
         ("expert_mesh_axis", "gather"),
-        ("expert_and_model_parallel", "gather"),
         ("expert_and_model_parallel", "dropless"),
     ],
 )
@@ -278,7 +277,10 @@ def test_experts_are_equal_too(name: str, dispatch: str) -> None:
         spec = dataclasses.replace(spec, dropout=0.0)
     # Some experts see few tokens, and some of their gradients are round-off alone: see above.
     floored = dataclasses.replace(ADAMW, epsilon=1e-5)
-    found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, spec)
+    found = trained(floored, LAYOUTS[name], spec)
+    # Products with masks are held against tokens moved by index.
+    other = of_experts("gather") if dispatch == "einsum" else spec
+    wanted = trained(floored, WHOLE, other)
     shape, shard = found.shards["params/decoder/layers_N/block1/mlp/wi_EDF"]
     assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
     assert_equal_to_round_off(found, wanted)
