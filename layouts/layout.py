@@ -151,6 +151,10 @@ class Layout:
         """The same numbers, placed as these letters say."""
         return jax.sharding.reshard(x, self.place(axes, stored=stored))
 
+    def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
+        """The same numbers in another shape, placed as these letters say."""
+        return jax.lax.reshape(x, shape, out_sharding=self.place(axes))
+
     def align(self, x: Array, axes: str, beside: str) -> Array:
         """The same numbers, ready for elementwise work beside a tensor with more axes.
 

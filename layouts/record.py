@@ -138,6 +138,10 @@ class Recorder(Layout):
         self.note(axes, x.shape, stored=stored)
         return super().to(x, axes, stored=stored)
 
+    def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
+        self.note(axes, shape)
+        return super().reshape(x, shape, axes)
+
     def align(self, x: Array, axes: str, beside: str) -> Array:
         sizes = dict(zip(axes, x.shape, strict=True))
         self.note(beside, tuple(sizes.get(letter) for letter in beside))

@@ -81,10 +81,8 @@ class Beam:
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         log_z_BW1 = jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
-        place = layout.place("BU")
         score_BU, token_BU = (
-            jax.lax.reshape(x, (rows, width * k), out_sharding=place)
-            for x in (score_BWU, token_BWU)
+            layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)
         )
         score_BU, at_BU = layout.top_k(score_BU, min(2 * width, width * k), "BU")
         token_BU, parent_BU = layout.select(token_BU, at_BU, "BU"), at_BU // k

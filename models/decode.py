@@ -219,4 +219,4 @@ class Apart:
     def _apart(self, x: Array, axes: str) -> Array:
         """Rows as hypotheses of their sentences."""
         shape = (self.rows, self.width, *x.shape[1:])
-        return jax.lax.reshape(x, shape, out_sharding=self.layout.place(axes))
+        return self.layout.reshape(x, shape, axes)

@@ -56,9 +56,9 @@ def by_gather(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -
     slot_GSI = jnp.where(routing.kept_GSI, slot_GSI, slots)
     x_GCD, back = spread(layout, x_GSD, slot_GSI, slots)
     shape = (groups, experts.count, capacity, d_model)
-    x_GeCD = jax.lax.reshape(x_GCD, shape, out_sharding=layout.place("GeCD"))
+    x_GeCD = layout.reshape(x_GCD, shape, "GeCD")
     y_GeCD = there_and_back(experts, x_GeCD)
-    y_GCD = jax.lax.reshape(y_GeCD, x_GCD.shape, out_sharding=layout.place("GCD"))
+    y_GCD = layout.reshape(y_GeCD, x_GCD.shape, "GCD")
     return collected(layout, y_GCD, slot_GSI, back, routing.gate_GSI)
 
 
@@ -74,8 +74,7 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
     tokens = x_GSD.shape[0] * x_GSD.shape[1] // devices
 
     def regroup(x: Array, axes: str) -> Array:
-        shape = (devices, tokens, *x.shape[2:])
-        return jax.lax.reshape(x, shape, out_sharding=layout.place(axes))
+        return layout.reshape(x, (devices, tokens, *x.shape[2:]), axes)
 
     own_GSD = regroup(x_GSD, "GSD")
     expert_GSI, kept_GSI, gate_GSI = (
@@ -99,11 +98,11 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
 
     x_GCD, back = spread(layout, own_GSD, slot_GSI, slots)
     shape = (devices, blocks, size, x_GSD.shape[-1])
-    x_Glcd = jax.lax.reshape(x_GCD, shape, out_sharding=layout.place("Glcd"))
+    x_Glcd = layout.reshape(x_GCD, shape, "Glcd")
     y_Glcd = experts.run_blocks(x_Glcd, expert_Gl)
-    y_GCD = jax.lax.reshape(y_Glcd, x_GCD.shape, out_sharding=layout.place("GCD"))
+    y_GCD = layout.reshape(y_Glcd, x_GCD.shape, "GCD")
     y_GSD = collected(layout, y_GCD, slot_GSI, back, gate_GSI)
-    return jax.lax.reshape(y_GSD, x_GSD.shape, out_sharding=layout.place("GSD"))
+    return layout.reshape(y_GSD, x_GSD.shape, "GSD")
 
 
 KINDS = {"einsum": by_einsum, "gather": by_gather, "dropless": dropless}
@@ -191,7 +190,7 @@ def _collected_forward(
 def _collected_backward(layout: Layout, kept: tuple[Array, ...], dy_GSD: Array) -> tuple:
     y_GCD, slot_GSI, here_GC, gate_GSI = kept
     groups, tokens, choices = gate_GSI.shape
-    gate_GS = jax.lax.reshape(gate_GSI, (groups, tokens * choices), out_sharding=layout.place("GS"))
+    gate_GS = layout.reshape(gate_GSI, (groups, tokens * choices), "GS")
     gate_GC = rows(layout, gate_GS[..., None], here_GC).astype(dy_GSD.dtype)
     dy_GCD = gate_GC * rows(layout, dy_GSD, here_GC // choices)
     wide_GSD = dy_GSD.astype(jnp.float32)

@@ -12,6 +12,12 @@ Array = jax.Array
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
+def activated(spec: Transformer, h: Array, gate: Array | None) -> Array:
+    """The hidden layer after its activation, which is the gate's where there is one."""
+    activate = ACTIVATIONS[spec.activation]
+    return activate(h) if gate is None else activate(gate) * h
+
+
 class Mlp(nnx.Module):
     """Feed-forward layer, plain or gated.  Vaswani et al. 2017, section 3.3; Shazeer 2020."""
 
@@ -24,11 +30,10 @@ class Mlp(nnx.Module):
         self.wo_FD = weights.normal("FD", fan_in="F")
 
     def __call__(self, x_BLD: Array, key: Array | None = None) -> Array:
-        einsum, activate = self.layout.einsum, ACTIVATIONS[self.spec.activation]
+        einsum, gate_BLF = self.layout.einsum, None
         h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
         if self.spec.gated:
-            h_BLF = activate(einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])) * h_BLF
-        else:
-            h_BLF = activate(h_BLF)
+            gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
+        h_BLF = activated(self.spec, h_BLF, gate_BLF)
         h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
         return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...])

@@ -7,7 +7,7 @@ from flax import nnx
 from layouts.layout import Layout
 from models.dispatch import KINDS
 from models.dropout import dropout
-from models.feed_forward import ACTIVATIONS
+from models.feed_forward import activated
 from models.grouped_product import grouped_product
 from models.routing import Load, Routing
 from models.spec import Transformer
@@ -64,8 +64,7 @@ class MoeLayer(nnx.Module):
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Rows as groups, or back; a group is a part of a row, or some rows."""
-        x = self.layout.to(x, axes)
-        return jax.lax.reshape(x, shape, out_sharding=self.layout.place(regrouped))
+        return self.layout.reshape(self.layout.to(x, axes), shape, regrouped)
 
     def logits(self, x_GSD: Array, key: Array | None) -> Array:
         """What the router says, in float32."""
@@ -85,13 +84,11 @@ class Experts:
         self.count = owner.moe.experts
 
     def run(self, x_EGCD: Array) -> Array:
-        einsum, own = self.layout.einsum, self.owner
+        einsum, own, gate_EGCF = self.layout.einsum, self.owner, None
         h_EGCF = einsum("EGCD,EDF->EGCF", x_EGCD, own.wi_EDF[...])
         if own.spec.gated:
             gate_EGCF = einsum("EGCD,EDF->EGCF", x_EGCD, own.wg_EDF[...])
-            h_EGCF = self.activate(gate_EGCF) * h_EGCF
-        else:
-            h_EGCF = self.activate(h_EGCF)
+        h_EGCF = activated(own.spec, h_EGCF, gate_EGCF)
         h_EGCF = dropout(self.layout, self.key, own.spec.dropout, h_EGCF, "EGCF")
         return einsum("EGCF,EFD->EGCD", h_EGCF, own.wo_EFD[...])
 
@@ -102,17 +99,11 @@ class Experts:
             weights_edF = layout.to(weights_EDF, "edF")
             return grouped_product(layout, "Glcd,edF->GlcF", x_Glcd, weights_edF, expert_Gl)
 
-        h_GlcF = into(own.wi_EDF[...])
-        if own.spec.gated:
-            h_GlcF = self.activate(into(own.wg_EDF[...])) * h_GlcF
-        else:
-            h_GlcF = self.activate(h_GlcF)
+        gate_GlcF = into(own.wg_EDF[...]) if own.spec.gated else None
+        h_GlcF = activated(own.spec, into(own.wi_EDF[...]), gate_GlcF)
         h_GlcF = dropout(layout, self.key, own.spec.dropout, h_GlcF, "GlcF")
         wo_eFd = layout.to(own.wo_EFD[...], "eFd")
         return grouped_product(layout, "GlcF,eFd->Glcd", h_GlcF, wo_eFd, expert_Gl)
-
-    def activate(self, h: Array) -> Array:
-        return ACTIVATIONS[self.owner.spec.activation](h)
 
 
 def loaded(
@@ -120,13 +111,9 @@ def loaded(
 ) -> Load:
     """What a router did with the real tokens."""
 
-    def chosen(which_GSI: Array) -> Array:
-        """Choices by token, choice and expert, as numbers."""
-        return jnp.where(which_GSI[..., None] & here_GSIe, 1.0, 0.0)
-
     shape = (*routing.expert_GSI.shape, gates_GSe.shape[-1])
     here_GSIe = layout.iota("GSIe", shape, "e") == routing.expert_GSI[..., None]
-    wanted_GSIe, kept_GSIe = chosen(routing.wanted_GSI), chosen(routing.kept_GSI)
+    kept_GSI = routing.kept_GSI.astype(jnp.float32)
     count_GS = real_GS.astype(jnp.float32)
     count_GS1 = count_GS[:, :, None]
     tokens_G1 = jnp.sum(count_GS1, axis=1)
@@ -141,9 +128,8 @@ def loaded(
         aux=jnp.sum(aux_G1 * tokens_G1),
         z=jnp.sum(jnp.square(log_z_GS) * count_GS),
         entropy=jnp.sum(entropy_GS * count_GS),
-        wanted_E=layout.einsum("GSIe->e", wanted_GSIe),
-        kept_E=layout.einsum("GSIe->e", kept_GSIe),
-        wanted_I=layout.einsum("GSIe->I", wanted_GSIe),
-        kept_I=layout.einsum("GSIe->I", kept_GSIe),
+        kept_e=layout.einsum("GSIe->e", jnp.where(here_GSIe, kept_GSI[..., None], 0)),
+        wanted_I=layout.einsum("GSI->I", routing.wanted_GSI.astype(jnp.float32)),
+        kept_I=layout.einsum("GSI->I", kept_GSI),
         tokens=jnp.sum(tokens_G1),
     )

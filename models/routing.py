@@ -35,18 +35,13 @@ class Load(NamedTuple):
     """Squared log of the sum of exponentials."""
     entropy: Array
     """Of the gates, in nats."""
-    wanted_E: Array
-    """Choices of each expert."""
-    kept_E: Array
-    """Of these, the ones that found a place."""
+    kept_e: Array
+    """Choices of each expert that found a place."""
     wanted_I: Array
     """First, second, ... choices."""
     kept_I: Array
     """Of these, the ones that found a place."""
     tokens: Array
-
-    def __add__(self, other: object) -> "Load":
-        return jax.tree.map(jnp.add, self, other)
 
 
 @spec

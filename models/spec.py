@@ -112,13 +112,13 @@ class Transformer(ModelSpec):
     def _check_patterns(self) -> None:
         patterns = {"layers": self.pattern, "encoder_layers": self.pattern_of_encoder}
         for name, pattern in patterns.items():
-            layers = getattr(self, name)
-            if not pattern or layers % len(pattern):
-                near = [n for n in (layers - layers % max(len(pattern), 1),) if n]
-                near.append((near or [0])[0] + len(pattern))
+            layers, turn = getattr(self, name), max(len(pattern), 1)
+            if not pattern or layers % turn:
+                below = layers // turn * turn
+                legal = " or ".join(str(n) for n in (below, below + turn) if n)
                 raise UserError(
                     f"Transformer.{name} = {layers} is no multiple of the pattern {pattern}.  "
-                    f"Legal: {name} {' or '.join(map(str, near))}, or another pattern."
+                    f"Legal: {name} {legal}, or another pattern."
                 )
         mixed = "moe" in self.pattern or (self.reads_source and "moe" in self.pattern_of_encoder)
         if mixed and self.moe is None:

@@ -19,9 +19,8 @@ from models.weights import Weights
 Array = jax.Array
 Stepper = Callable[[Array, Any, View, View | None], tuple[Array, Any]]
 Views = tuple[View, View | None]
-Loads = (
-    Any  # of each turn of the pattern: a Load by block, with a leading axis; None without experts
-)
+# A Load with a leading axis for the turns, or several by block; None where there are no experts.
+Loads = Any
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

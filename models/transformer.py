@@ -93,16 +93,11 @@ class Network(nnx.Module):
 
 def balance(router: Router, loads: dict[str, Loads]) -> Array:
     """What the routers add to the loss of a token, over all layers."""
-    found = [load for load in jax.tree.leaves(loads, is_leaf=is_load) if load is not None]
     terms = [
         jnp.sum((router.aux_loss * load.aux + router.z_loss * load.z) / jnp.maximum(load.tokens, 1))
-        for load in found
+        for load in jax.tree.leaves(loads, is_leaf=lambda x: isinstance(x, Load))
     ]
     return sum(terms[1:], terms[0])
-
-
-def is_load(x: object) -> bool:
-    return isinstance(x, Load)
 
 
 def split(key: Array | None) -> tuple[Array | None, Array | None]:

@@ -82,8 +82,10 @@ def evaluate_model(
     wishes = Wishes(beam=beam, alpha=alpha, length_penalty=length_penalty)
     with trained_models(model_dir, gin_file, gin_param) as models:
         steps = chosen_steps(models.checkpoints, checkpoint)
-        rows = evaluation_rows(models, data_dir, which)
-        parts = translation_parts(models, which, sentences)
+        task = models.run.task
+        given = which.given(task) if isinstance(task, Translation) else None
+        rows = evaluation_rows(models, data_dir, which, given)
+        parts = translation_parts(models, which, given, sentences)
         for step in steps:
             trained = models.open(step, average)
             with Bar("evaluate") as bar:
@@ -125,23 +127,27 @@ def translations(
         )  # fmt: skip
 
 
-def translation_parts(models: TrainedModels, text: Text, sentences: int | None) -> list[HeldOut]:
+def translation_parts(
+    models: TrainedModels, text: Text, given: HeldOut | None, sentences: int | None
+) -> list[HeldOut]:
     """The sentences to translate; none of a language model's."""
     task = models.run.task
     if sentences == 0 or not isinstance(task, Translation):
         return []
-    given = text.given(task)
     parts = held_out(task, text.split) if given is None else [given]
     return parts if sentences is None else subset(parts, sentences)
 
 
-def evaluation_rows(models: TrainedModels, data_dir: Path, text: Text) -> Rows:
+def evaluation_rows(
+    models: TrainedModels, data_dir: Path, text: Text, given: HeldOut | None
+) -> Rows:
     """The rows of a split of the model's task, or of files, with the model's vocabularies."""
     task, (target, source) = models.run.task, models.vocabs
-    if isinstance(task, Translation) and (given := text.given(task)) is not None:
+    if given is not None:
+        assert isinstance(task, Translation)
         pairs = [
-            Pair(tagged(source, given.tag), target)
-            for source, target in zip(given.sources, given.references[0], strict=True)
+            Pair(tagged(sentence, given.tag), reference)
+            for sentence, reference in zip(given.sources, given.references[0], strict=True)
         ]
         rows = PairRows.from_pairs(
             pairs, models.vocabs.of_source, target, task.source_length, task.length

@@ -28,17 +28,16 @@ def report(model_dir: Path) -> None:
     pictures = Pictures(model_dir)
     if not pictures.names():
         raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")
-    for name in pictures.names():
-        pictures.save(name, model_dir)
+    drawn = pictures.save(model_dir, *pictures.names())
     file = model_dir / "report.html"
     spare = file.with_suffix(".tmp")
-    spare.write_text(page(model_dir.name, pictures), encoding="utf-8")
+    spare.write_text(page(model_dir.name, pictures, drawn), encoding="utf-8")
     spare.replace(file)
-    written = [file, *(model_dir / f"{name}.png" for name in pictures.names())]
+    written = [file, *(model_dir / f"{name}.png" for name in drawn)]
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def page(title: str, pictures: Pictures) -> str:
+def page(title: str, pictures: Pictures, drawn: dict[str, bytes]) -> str:
     """One HTML page that needs no other file."""
     title = html.escape(title)
     parts = [
@@ -53,8 +52,8 @@ def page(title: str, pictures: Pictures) -> str:
     if layers:
         rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
         parts += ["<h2>Experts at the last step</h2>", table(rows)]
-    for name in pictures.names():
-        image = base64.b64encode(pictures.png(name)).decode()
+    for name, png in drawn.items():
+        image = base64.b64encode(png).decode()
         caption = html.escape(CAPTIONS[name])
         parts.append(
             f'<h2>{name}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'

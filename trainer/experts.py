@@ -24,13 +24,13 @@ def by_layer(loads: dict[str, Any]) -> dict[str, Layer]:
 
 def layers(turns: Any) -> Iterator[tuple[int, Load]]:
     """Loads by the number of their layer, from 0, of the stacked loads of a stack."""
-    blocks = list(turns.values()) if isinstance(turns, dict) else [turns]
+    blocks = turns if isinstance(turns, dict) else {"block0": turns}
     found = {}
-    for place, stacked in enumerate(blocks):
+    for block, stacked in blocks.items():
         if stacked is not None:
             for turn in range(len(stacked.tokens)):
                 own = Load(*(np.asarray(field)[turn] for field in stacked))
-                found[turn * len(blocks) + place] = own
+                found[turn * len(blocks) + int(block.removeprefix("block"))] = own
     yield from sorted(found.items())
 
 
@@ -41,11 +41,11 @@ def numbers(load: Load) -> Layer:
     second, ... choices that found none; idle: experts without a token; entropy in nats.
     """
     tokens = max(float(load.tokens), 1.0)
-    kept_E, wanted_I = np.asarray(load.kept_E), np.maximum(load.wanted_I, 1)
+    kept_e, wanted_I = np.asarray(load.kept_e), np.maximum(load.wanted_I, 1)
     return {
-        "load": (kept_E / max(float(kept_E.sum()), 1.0)).tolist(),
+        "load": (kept_e / max(float(kept_e.sum()), 1.0)).tolist(),
         "dropped": (1 - load.kept_I / wanted_I).tolist() if load.tokens else [],
-        "idle": int((kept_E == 0).sum()),
+        "idle": int((kept_e == 0).sum()),
         "entropy": float(load.entropy) / tokens,
         "aux": float(load.aux) / tokens,
         "z": float(load.z) / tokens,

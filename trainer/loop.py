@@ -142,7 +142,7 @@ def train(
         def read(pending: Pending) -> None:
             """Waits for a step's metrics, checks and writes them."""
             metrics = jax.device_get(pending.metrics)
-            layers = by_layer(metrics.pop("loads", {}))
+            loads = metrics.pop("loads", {})
             numbers = {name: float(x) for name, x in metrics.items()}
             check_finite(numbers, pending.step + 1, pending.row_ids, last_good)
             rates = clock.rates(numbers["tokens"])
@@ -150,9 +150,9 @@ def train(
             line: Line = {"step": pending.step + 1, **numbers, **rates}
             watcher.step(line)
             if due(pending.step + 1, run.log_every, run.steps):
-                writers.train(line, layers)
-            if layers and due(pending.step + 1, WARN_EVERY, run.steps):
-                for warning in warnings(layers):
+                writers.train(line, by_layer(loads))
+            if due(pending.step + 1, WARN_EVERY, run.steps):
+                for warning in warnings(by_layer(loads)):
                     watcher.say(f"Step {pending.step + 1}: warning: {warning}")
 
         def check(done: int, state: State) -> float | None:

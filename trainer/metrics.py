@@ -78,5 +78,4 @@ class Writers:
             self._train.close()
             self._evaluations.close()
             self._events.close()
-            pictures = Pictures(self._model_dir)
-            pictures.save("loss", self._model_dir)
+            Pictures(self._model_dir).save(self._model_dir, "loss")

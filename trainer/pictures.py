@@ -28,12 +28,14 @@ class Pictures:
             found.append("bleu")
         return found + (["load", "dropped"] if self._with_experts else [])
 
-    def save(self, name: str, folder: Path) -> None:
-        """Writes a picture as a PNG file, where there is something to draw."""
-        if name in self.names():
+    def save(self, folder: Path, *names: str) -> dict[str, bytes]:
+        """Writes pictures as PNG files, those that there are, and returns them."""
+        drawn = {name: self.png(name) for name in self.names() if name in names}
+        for name, png in drawn.items():
             spare = folder / f"{name}.tmp.png"
-            spare.write_bytes(self.png(name))
+            spare.write_bytes(png)
             os.replace(spare, folder / f"{name}.png")
+        return drawn
 
     def png(self, name: str) -> bytes:
         """Returns a picture."""

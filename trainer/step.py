@@ -118,7 +118,7 @@ def add_microbatches(
         return jax.tree.map(jnp.add, total, part), None
 
     first = jax.tree.map(lambda x: x[0], batch)
-    sums = jax.eval_shape(lambda: gradient(params, first, key)[1])
+    sums = jax.eval_shape(lambda: objective(params, first, key)[1])
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     zero = (jax.tree.map(jnp.zeros_like, params), none)
     total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(program.microbatches)))

@@ -117,7 +117,7 @@ def test_encoders_have_patterns_of_their_own() -> None:
     )  # fmt: skip
     sums, _ = trained_on(spec, PAIR_ROWS)
     assert sums.loads["decoder"] is None
-    assert float(sums.loads["encoder"]["block1"].kept_E.min()) > 0
+    assert float(sums.loads["encoder"]["block1"].kept_e.min()) > 0
 
 
 def test_the_objective_has_the_routers_losses() -> None:

@@ -115,8 +115,8 @@ def test_top_2_is_algorithm_1(case, random: bool) -> None:
     assert np.all(found_SE.sum(axis=1) <= 1 + 1e-6)
     experts, tokens = gates_SE.shape[1], max(int(real_S.sum()), 1)
     np.testing.assert_allclose(load.aux / tokens, experts**2 * aux, rtol=2e-6, atol=1e-7)
-    assert np.all(load.kept_E <= capacity)
-    assert load.kept_E.sum() == len(place) == load.kept_I.sum()
+    assert np.all(load.kept_e <= capacity)
+    assert load.kept_e.sum() == len(place) == load.kept_I.sum()
 
 
 @settings(max_examples=500, deadline=None)
