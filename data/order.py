@@ -58,11 +58,15 @@ def batches(
 
 
 def in_order(
-    rows: Rows, batch_sequences: int, slice_of_batch: tuple[int, int] | None = None
+    rows: Rows,
+    batch_sequences: int,
+    slice_of_batch: tuple[int, int] | None = None,
+    chosen: range | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields every row once, for evaluation; empty rows (NO_ROW) fill up the last batch."""
+    """Yields all rows once, or the chosen ones; empty rows (NO_ROW) fill up the last batch."""
     start, stop = slice_of_batch or (0, batch_sequences)
-    for first in range(0, len(rows), batch_sequences):
+    chosen = range(len(rows)) if chosen is None else chosen
+    for first in range(chosen.start, chosen.stop, batch_sequences):
         ids = np.arange(first, first + batch_sequences)
-        ids = np.where(ids < len(rows), ids, NO_ROW)
+        ids = np.where(ids < chosen.stop, ids, NO_ROW)
         yield ids, rows.batch(ids[start:stop])

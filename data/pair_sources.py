@@ -1,5 +1,6 @@
 """The kinds of pairs that a task file can name."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from configs.errors import UserError, listed
 from configs.spec import Count, CountOrZero, Positive, spec
 from data import pair_files, text_files, tfds_lines
 from data.mix import Mix
-from data.pairs import Pair, Pairs
+from data.pairs import LANGUAGE, Pair, Pairs
 from data.source import SPLITS, Files, HeldOut, is_held_out
 
 
@@ -24,7 +25,9 @@ class FilePairs(Pairs):
     hash of the target chooses, so that no target falls on both sides, whatever its source."""
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if s == "validation" or self.files(s))
+        own = [s for s in SPLITS if self.files(s)]
+        held_out = "train" in own  # validation comes out of it where it has no files
+        return tuple(s for s in SPLITS if s in own or (s == "validation" and held_out))
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         if split == "test" or self.files("validation"):
@@ -65,9 +68,9 @@ class ParallelFiles(FilePairs):
     They are plain, .gz or .xz.
     """
 
-    train_source: Files
-    """One path or glob, or several; so are all that follow."""
-    train_target: Files
+    train_source: Files | None = None
+    """One path or glob, or several; so are all that follow.  A part of a mixture may have none."""
+    train_target: Files | None = None
     validation_source: Files | None = None
     validation_target: Files | None = None
     test_source: Files | None = None
@@ -82,6 +85,10 @@ class ParallelFiles(FilePairs):
                     f"ParallelFiles.{given} is set, and ParallelFiles.{missing} is not.  "
                     "Give both or none."
                 )
+        if not self.splits():
+            raise UserError(
+                "ParallelFiles: no files.  Give ParallelFiles.train_source and train_target."
+            )
 
     def parameters(self, split: str) -> tuple[str, ...]:
         return f"{split}_source", f"{split}_target"
@@ -202,6 +209,9 @@ class Mixture(Pairs):
 
     parts: Annotated[tuple[Pairs, ...], Field(min_length=1)]
     """In a gin file each with a scope, such as (@de/Tsv(), @fr/Tsv())."""
+    languages: tuple[str, ...] = ()
+    """Where there are some, each part stands once for each of them, and is named for it: its
+    settings have the language in place of "{language}", as in Tsv.train = "{language}-eng.tsv"."""
     rates: tuple[Positive, ...] | None = None
     """One number a part, of any sum; by size where it is None."""
     temperature: Positive = 1.0
@@ -214,26 +224,35 @@ class Mixture(Pairs):
             raise UserError(listed("Mixture", problems))
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.parts))
+        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))
+
+    @property
+    def all_parts(self) -> tuple[Pairs, ...]:
+        """The parts, or those of each language."""
+        if not self.languages:
+            return self.parts
+        return tuple(_spoken(part, one) for one in self.languages for part in self.parts)
 
     def parts_of(self, split: str) -> dict[str, Pairs]:
-        """Names the parts that have a split: by tag or kind, with a number where two are alike."""
-        kinds = [part.tag or type(part).__name__ for part in self.parts]
+        """Names the parts that have a split, by name, tag or kind; tags and kinds that are alike
+        are numbered."""
+        parts = self.all_parts
+        kinds = [part.tag or type(part).__name__ for part in parts]
         names = [
-            f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind
-            for i, kind in enumerate(kinds)
+            part.name or (f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind)
+            for i, (part, kind) in enumerate(zip(parts, kinds, strict=True))
         ]
-        found = zip(names, self.parts, strict=True)
+        found = zip(names, parts, strict=True)
         return {name: part for name, part in found if split in part.splits()}
 
     def fingerprint(self) -> dict[str, Any] | None:
-        found = {str(i): part.fingerprint() for i, part in enumerate(self.parts, 1)}
+        found = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
         return found if None not in found.values() else None
 
     @property
     def tags(self) -> tuple[str, ...]:
         """Names the tags that source lines may have."""
-        return tuple(dict.fromkeys(tag for part in self.parts for tag in part.tags))
+        return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
 
     def mix(self, rows: Sequence[int]) -> Mix:
         """Says at which rates the parts come in training, of which each has so many rows."""
@@ -247,13 +266,44 @@ class Mixture(Pairs):
         if 0 < sum(part.tag is not None for part in self.parts) < len(self.parts):
             tags = ", ".join(str(part.tag) for part in self.parts)
             yield f"Mixture.parts: their tags are {tags}.  Give each part a tag, or none."
-        if self.rates is not None and len(self.rates) != len(self.parts):
-            yield (
-                f"Mixture.rates: {len(self.rates)} rates for {len(self.parts)} parts.  "
-                "Give one number for each part, in their order."
-            )
+        if self.languages:
+            yield from self._language_problems()
+        for split in SPLITS:
+            parts = [part for part in self.all_parts if split in part.splits()]
+            names = [part.name for part in parts if part.name is not None]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                yield f"Mixture.parts: several of {split!r} have the name {', '.join(twice)}."
+            if split == "train" and self.rates is not None and len(self.rates) != len(parts):
+                yield (
+                    f"Mixture.rates: {len(self.rates)} rates for {len(parts)} parts.  "
+                    "Give one number for each part, in their order."
+                )
         if self.rates is not None and self.temperature != 1:
             yield (
                 f"Mixture.temperature = {self.temperature}: it counts only by size, and "
                 "Mixture.rates is set.  Leave one of the two away."
             )
+
+    def _language_problems(self) -> Iterator[str]:
+        for part in self.parts:
+            if part == dataclasses.replace(_spoken(part, "any"), name=part.name):
+                kind = type(part).__name__
+                yield (
+                    f"Mixture.languages: @{kind}() reads the same for each of them.  "
+                    f'Write "{LANGUAGE}" where its settings name a language.'
+                )
+
+
+def _spoken(part: Pairs, language: str) -> Pairs:
+    """A part with a language in place of "{language}"."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(filled, value))
+        return value.replace(LANGUAGE, language) if isinstance(value, str) else value
+
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    name = language if part.name is None else part.name
+    return dataclasses.replace(part, **{**{k: filled(v) for k, v in fields.items()},
+                                        "name": filled(name)})  # fmt: skip

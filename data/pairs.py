@@ -11,7 +11,8 @@ from configs.spec import spec
 from data.mix import Mix
 from data.source import Source
 
-_NAME = r"^[A-Za-z0-9_-]+$"
+LANGUAGE = "{language}"  # what a mixture of languages puts a language for
+_NAME = rf"^([A-Za-z0-9_-]|{re.escape(LANGUAGE)})+$"
 _BREAKS = re.compile(r"[\t\n\r]")
 
 
@@ -63,6 +64,8 @@ class Pairs(Source):
 
     tag: Annotated[str, Field(pattern=_NAME)] | None = None
     """Written as <tag> in front of each source line, for a model that serves many languages."""
+    name: Annotated[str, Field(pattern=_NAME)] | None = None
+    """What results call it; its tag or its kind where it is None."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the pairs of a split as they stand in its files, always in the same order.
@@ -89,7 +92,7 @@ class Pairs(Source):
 
     def parts_of(self, split: str) -> dict[str, "Pairs"]:
         """Names the sources that this one mixes in a split: itself alone, if it is no mixture."""
-        return {self.tag or type(self).__name__: self}
+        return {self.name or self.tag or type(self).__name__: self}
 
     @property
     def tags(self) -> tuple[str, ...]:

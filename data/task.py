@@ -44,6 +44,11 @@ class Task:
                 f"{kind}.source = @{type(self.source).__name__}(): these are pairs.  "
                 "Take @Translation() instead of @Task()."
             )
+        if "train" not in self.source.splits():
+            raise UserError(
+                f"{kind}.source = @{type(self.source).__name__}(): it has no text to train on.  "
+                f"Found: {', '.join(self.source.splits())}."
+            )
 
     @property
     def array_lengths(self) -> dict[str, int]:

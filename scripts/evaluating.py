@@ -1,6 +1,7 @@
 """What `evaluate` does: loss and perplexities, and the quality of translations."""
 
 import dataclasses
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,12 @@ def evaluate_model(
         steps = chosen_steps(models.checkpoints, checkpoint)
         task = models.run.task
         given = which.given(task) if isinstance(task, Translation) else None
-        rows = evaluation_rows(models, data_dir, which, given)
-        parts = translation_parts(models, which, given, sentences)
+        rows, train_pairs = evaluation_rows(models, data_dir, which, given)
+        to_translate = translation_parts(models, which, given, sentences)
         for step in steps:
             trained = models.open(step, average)
             with Bar("evaluate") as bar:
-                result = evaluate(
+                result, by_part = evaluate(
                     trained.model,
                     trained.params,
                     rows,
@@ -99,14 +100,20 @@ def evaluate_model(
                     report=bar.update,
                 )
             line = {"step": trained.step, **dataclasses.asdict(result)}
-            if parts:
+            parts = {name: part._asdict() for name, part in by_part.items()}
+            if to_translate:
                 made = translations(
-                    trained, parts, wishes, tokenize=tokenize, resamples=resamples, ter=ter
+                    trained, to_translate, wishes, tokenize=tokenize, resamples=resamples, ter=ter
                 )
-                line |= as_dict(made, is_subset=sentences is not None)
+                line |= {**made[0].quality.as_dict(), "is_subset": sentences is not None}
+                for one in made[1:]:
+                    own = parts.setdefault(one.part.name, {})
+                    own |= one.quality.as_dict() | {"train_pairs": train_pairs.get(one.part.name)}
+                if made[1:]:
+                    line["mean_bleu"] = mean_bleu(made[1:])
                 show(made, is_subset=sentences is not None)
                 write_hypotheses(hypotheses, made)
-            found.append(line)
+            found.append(line | ({"parts": parts} if parts else {}))
     numbers = ["step", *(field.name for field in dataclasses.fields(result))]
     print_table(numbers, [[short(line[name]) for name in numbers] for line in found])
     write_json(json_file, found if len(steps) > 1 else found[0])
@@ -140,8 +147,11 @@ def translation_parts(
 
 def evaluation_rows(
     models: TrainedModels, data_dir: Path, text: Text, given: HeldOut | None
-) -> Rows:
-    """The rows of a split of the model's task, or of files, with the model's vocabularies."""
+) -> tuple[Rows, dict[str, int]]:
+    """The rows of a split of the model's task, or of files, with the model's vocabularies.
+
+    Beside them how many pairs each part of the task has to train on.
+    """
     task, (target, source) = models.run.task, models.vocabs
     if given is not None:
         assert isinstance(task, Translation)
@@ -154,30 +164,31 @@ def evaluation_rows(
         )
         if rows.counts.left_out:
             tell(f"{rows.counts.left_out} of {len(pairs)} pairs are longer than a row: no loss.")
-        return rows
+        return rows, {}
     if text.text_file is not None:
         word_list = read_word_list(task.word_list)
-        return Rows.from_lines(read_lines(text.text_file), target, task.length, word_list)
+        return Rows.from_lines(read_lines(text.text_file), target, task.length, word_list), {}
     splits = prepare(task, data_dir, vocab=target, source_vocab=source, report=tell).splits
     if text.split not in splits:
         raise UserError(
             f"--split={text.split}: not in task {task.name}.  Legal: {', '.join(splits)}."
         )
-    return splits[text.split]
-
-
-def as_dict(made: list[Translated], *, is_subset: bool) -> dict[str, Any]:
-    """The quality of all together, and of the parts where there are several."""
-    found = {**made[0].quality.as_dict(), "is_subset": is_subset}
-    if len(made) > 1:
-        found["parts"] = {one.part.name: one.quality.as_dict() for one in made[1:]}
-    return found
+    train = splits["train"]
+    parts = train.parts if isinstance(train, PairRows) else ()
+    return splits[text.split], {part.name: part.counts.lines for part in parts}
 
 
 def show(made: list[Translated], *, is_subset: bool) -> None:
     for one in made:
         subset_of = " (a subset)" if is_subset else ""
         print(f"{one.part.name}{subset_of}: {one.quality}")
+    if made[1:]:
+        print(f"BLEU of the {len(made[1:])} parts, averaged: {mean_bleu(made[1:]):.2f}")
+
+
+def mean_bleu(made: list[Translated]) -> float:
+    """The mean over parts, each of which counts alike."""
+    return statistics.fmean(one.quality.bleu.score for one in made)
 
 
 def write_hypotheses(path: str | None, made: list[Translated]) -> None:

@@ -15,6 +15,7 @@ CAPTIONS = {
     "bleu": "BLEU over steps, of a subset of the validation split.",
     "load": "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
     "dropped": "Share of the first and second choices that found no place.",
+    "experts_of_parts": "Which part of the data, such as a language, uses which experts.",
 }
 STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -52,6 +53,10 @@ def page(title: str, pictures: Pictures, drawn: dict[str, bytes]) -> str:
     if layers:
         rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
         parts += ["<h2>Experts at the last step</h2>", table(rows)]
+    parts_of_data = pictures.checks[-1].get("parts") if pictures.checks else None
+    if parts_of_data:
+        rows = [{"part": name, **numbers(part)} for name, part in parts_of_data.items()]
+        parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
     for name, png in drawn.items():
         image = base64.b64encode(png).decode()
         caption = html.escape(CAPTIONS[name])

@@ -1,18 +1,30 @@
-"""Loss over a whole split, and the perplexities that follow from counted words and bytes."""
+"""Loss over a split and its parts, and the perplexities of counted words and bytes."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from data.order import in_order
+from data.pair_rows import PairRows
 from data.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
+from trainer.experts import Layer, by_layer
 from trainer.feed import Placement, host_rows, place, placement
 from trainer.step import evaluate_step
+
+
+class Part(NamedTuple):
+    """What a model makes of one part of a mixture; `experts` is as in metrics.jsonl."""
+
+    loss: float
+    tokens: int
+    experts: dict[str, Layer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +69,11 @@ def _exp(x: float) -> float:
 
 
 def device_batches(
-    rows: Rows, where: Placement, batch_sequences: int
+    rows: Rows, where: Placement, batch_sequences: int, chosen: range | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """All rows once, in order; the last batch is filled up with empty rows."""
+    """All rows once, or the chosen ones, in order; the last batch is filled up with empty rows."""
     held = host_rows(where, batch_sequences, 1)
-    for _, batch in in_order(rows, batch_sequences, held):
+    for _, batch in in_order(rows, batch_sequences, held, chosen):
         yield place(where, batch, batch_sequences, 1)
 
 
@@ -75,25 +87,43 @@ def evaluate(
     batches: int | None = None,
     logit_scale: float = 1.0,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> Evaluation:
-    """Evaluates the whole split, or its first batches.
+) -> tuple[Evaluation, dict[str, Part]]:
+    """Evaluates the whole split, or the first batches of each of its parts.
 
-    Sums are added on the host in double precision; words and bytes count only where the whole
-    split is evaluated, so a shortened evaluation scales them by the share of tokens seen.
+    The parts of a mixture are named; other rows have none.  Sums are added on the host in double
+    precision.  Where batches are left out, each part counts by all its tokens, and words and bytes
+    are scaled alike.
     """
     criterion = Criterion(logit_scale=logit_scale)
     where = placement(model.layout, mesh, 1)
-    total = math.ceil(len(rows) / batch_sequences)
-    total = total if batches is None else min(total, batches)
-    loss = correct = tokens = 0.0
+    spans = _spans(rows)
+    each = None if batches is None else max(1, batches // len(spans))
+    wanted = {
+        name: chosen[: None if each is None else each * batch_sequences]
+        for name, (chosen, _) in spans.items()
+    }
+    total = sum(math.ceil(len(chosen) / batch_sequences) for chosen in wanted.values())
+    done, loss, correct, parts = 0, 0.0, 0.0, {}
     with jax.set_mesh(mesh):
-        for done, batch in zip(
-            range(total), device_batches(rows, where, batch_sequences), strict=False
-        ):
-            sums = jax.device_get(evaluate_step(model, criterion, params, batch))
-            loss += float(sums.loss)
-            correct += float(sums.correct)
-            tokens += float(sums.tokens)
-            report(done + 1, total)
-    share = tokens / rows.counts.tokens
-    return Evaluation.from_sums(loss / share, correct / share, rows.counts.tokens, rows)
+        for name, chosen in wanted.items():
+            own = []
+            for batch in device_batches(rows, where, batch_sequences, chosen):
+                own.append(jax.device_get(evaluate_step(model, criterion, params, batch)))
+                report(done := done + 1, total)
+            tokens = math.fsum(float(sums.tokens) for sums in own)
+            all_tokens = spans[name][1]
+            of_all = all_tokens / tokens
+            part_loss = math.fsum(float(sums.loss) for sums in own)
+            loss += of_all * part_loss
+            correct += of_all * math.fsum(float(sums.correct) for sums in own)
+            loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(sums.loads for sums in own))
+            parts[name] = Part(part_loss / tokens, all_tokens, by_layer(loads or {}))
+    found = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
+    return found, parts if len(parts) > 1 else {}
+
+
+def _spans(rows: Rows) -> dict[str, tuple[range, int]]:
+    """The rows and the tokens of each part of a split that has any."""
+    if not isinstance(rows, PairRows) or not rows.parts:
+        return {"all": (range(len(rows)), rows.counts.tokens)}
+    return {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}

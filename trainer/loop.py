@@ -159,7 +159,7 @@ def train(
             """Evaluates on the validation split, where there is one; the measure of the best."""
             if not len(splits.get("validation", ())):
                 return None
-            found = evaluate(
+            found, parts = evaluate(
                 program.model,
                 state["params"],
                 splits["validation"],
@@ -174,7 +174,7 @@ def train(
                 line |= {"bleu": good.bleu.score, "chrf": good.chrf.score,
                          "bleu_sentences": good.sentences}  # fmt: skip
                 watcher.say(f"Step {done}: of {good.sentences} validation sentences, {good.bleu}.")
-            writers.evaluation(line)
+            writers.evaluation(line, parts)
             return line["bleu" if run.best_by == "bleu" else "loss"]
 
         pending, stopped, done = None, False, first_step

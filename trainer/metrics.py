@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from trainer.evaluate import Part
 from trainer.experts import Layer, scalars
 from trainer.lines import read_lines
 from trainer.pictures import Pictures
@@ -55,10 +56,14 @@ class Writers:
             self._add_scalars("train", line)
             self._add_scalars("experts", {"step": line["step"], **scalars(layers or {})})
 
-    def evaluation(self, line: Line) -> None:
+    def evaluation(self, line: Line, parts: dict[str, Part] | None = None) -> None:
+        """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
         if self._writes:
-            self._evaluations.write(line)
+            own = {name: part._asdict() for name, part in (parts or {}).items()}
+            self._evaluations.write({**line, "parts": own} if own else line)
             self._add_scalars("validation", line)
+            losses: Line = {name: part.loss for name, part in (parts or {}).items()}
+            self._add_scalars("validation_loss", {"step": line["step"], **losses})
 
     def _add_scalars(self, group: str, line: Line) -> None:
         for name, value in line.items():

@@ -26,7 +26,8 @@ class Pictures:
         found = ["loss"] if self.train else []
         if any("bleu" in line for line in self.checks):
             found.append("bleu")
-        return found + (["load", "dropped"] if self._with_experts else [])
+        found += ["load", "dropped"] if self._with_experts else []
+        return found + (["experts_of_parts"] if self._parts_with_experts() else [])
 
     def save(self, folder: Path, *names: str) -> dict[str, bytes]:
         """Writes pictures as PNG files, those that there are, and returns them."""
@@ -49,6 +50,7 @@ class Pictures:
             "bleu": self._bleu,
             "load": self._load,
             "dropped": self._dropped,
+            "experts_of_parts": self._experts_of_parts,
         }
         figure = draw[name](pyplot)
         file = io.BytesIO()
@@ -110,6 +112,30 @@ class Pictures:
         axes.set(xlabel="step", ylabel="share dropped", ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+        return figure
+
+    def _parts_with_experts(self) -> dict[str, Line]:
+        """The parts of a mixture in the last evaluation; none where there are no experts."""
+        parts = self.checks[-1].get("parts", {}) if self.checks else {}
+        return {name: part for name, part in parts.items() if part["experts"]}
+
+    def _experts_of_parts(self, pyplot: Any) -> Any:
+        """Parts by experts, a panel a layer; 1 is the even share."""
+        parts = self._parts_with_experts()
+        layers = list(next(iter(parts.values()))["experts"])
+        size = (1 + 3 * len(layers), 1.5 + 0.16 * len(parts))
+        figure, panels = pyplot.subplots(
+            1, len(layers), figsize=size, layout="constrained", squeeze=False, sharey=True
+        )
+        for layer, axes in zip(layers, panels[0], strict=True):
+            load_PE = np.array([part["experts"][layer]["load"] for part in parts.values()])
+            drawn = axes.imshow(
+                load_PE * load_PE.shape[1], aspect="auto", interpolation="nearest", cmap="RdBu_r",
+                vmin=0, vmax=2,
+            )  # fmt: skip
+            axes.set(title=layer, xlabel="expert")
+        panels[0, 0].set_yticks(range(len(parts)), list(parts), fontsize="x-small")
+        figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")
         return figure
 
 

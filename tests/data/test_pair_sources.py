@@ -1,5 +1,6 @@
 """Kinds of pairs: what each reads, holds out and refuses."""
 
+import dataclasses
 import gzip
 import json
 import lzma
@@ -11,6 +12,8 @@ from configs.load import load
 from data import phrases
 from data.pair_sources import Jsonl, Mixture, ParallelFiles, Phrases, Tsv
 from data.source import Source
+from data.task import Translation
+from data.vocab import SentencePiece
 
 PAIRS = [("eins", "one"), ("zwei\u2028\u0085", "two"), ("", "three"), (" ", ""), ("fünf", "five")]
 
@@ -199,6 +202,48 @@ def test_a_mixture_has_its_parts_one_after_another(many):
         assert list(mixture.pairs(split)) == [p for part in having for p in part.pairs(split)]
     assert list(mixture.parts_of("train")) == ["Tsv_1", "Tsv_2", "Phrases"]
     assert list(mixture.parts_of("test")) == ["Tsv_2", "Phrases"]
+
+
+def test_a_part_for_each_language_is_named_for_it(tmp_path):
+    for language in ("de", "fr"):
+        write(tmp_path / f"{language}.tsv", [f"{language} {i}\t{i}" for i in range(1000)])
+        write(tmp_path / f"{language}_Latn.txt", [f"{language} test"])
+    write(tmp_path / "en.txt", ["tested"])
+    flores = ParallelFiles(
+        test_source=f"{tmp_path}/{{language}}_*.txt", test_target=f"{tmp_path}/en.txt"
+    )
+    mixture = Mixture(
+        parts=(Tsv(train=f"{tmp_path}/{{language}}.tsv", tag="from_{language}"), 
+               dataclasses.replace(flores, tag="from_{language}")),
+        languages=("de", "fr"), rates=(3, 1),
+    )  # fmt: skip
+    assert mixture.splits() == ("train", "validation", "test")
+    assert list(mixture.parts_of("train")) == list(mixture.parts_of("test")) == ["de", "fr"]
+    assert mixture.tags == ("from_de", "from_fr")
+    assert list(mixture.pairs("test")) == [
+        ("<from_de> de test", "tested"), ("<from_fr> fr test", "tested"),
+    ]  # fmt: skip
+    assert next(mixture.parts_of("train")["fr"].read("train")) == ("fr 0", "0")
+    held_out = [[pair.target for pair in part.read("validation")]
+                for part in mixture.parts_of("validation").values()]  # fmt: skip
+    assert held_out[0] and held_out[0] == held_out[1]
+
+
+def test_languages_that_no_setting_names_and_names_used_twice_are_refused(many):
+    with pytest.raises(UserError, match=r"@Tsv\(\) reads the same for each of them.*Write "):
+        Mixture(parts=(Tsv(train=many),), languages=("de", "fr"))
+    with pytest.raises(UserError, match=r"several of 'train' have the name x\."):
+        Mixture(parts=(Tsv(train=many, name="x"), Phrases(name="x")))
+
+
+def test_a_source_without_text_to_train_on_is_refused(files):
+    tests_only = ParallelFiles(test_source=files["test_source"], test_target=files["test_target"])
+    assert tests_only.splits() == ("test",)
+    settings = {"name": "x", "length": 8, "source_length": 8, "vocab": SentencePiece(size=100)}
+    with pytest.raises(UserError, match=r"no text to train on.  Found: test\."):
+        Translation(source=tests_only, **settings)
+    with pytest.raises(UserError, match=r"no files.  Give ParallelFiles.train_source and"):
+        ParallelFiles()
 
 
 def test_each_part_of_a_mixture_has_its_tag(many):

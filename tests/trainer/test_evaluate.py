@@ -1,5 +1,6 @@
 """Evaluation: the sums of numpy, whatever the batch size and the layout."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -7,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from data.rows import Rows
+from data.pair_rows import PairRows, Part
+from data.rows import Counts, Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import Bigram, log_probabilities, text_rows, weights
@@ -24,7 +26,7 @@ def evaluated(layout: Layout, batch_sequences: int, rows: Rows = ROWS, **options
     model, mesh = Bigram(layout), make_mesh(layout)
     place = jax.NamedSharding(mesh, layout.place("VD", stored=True))
     params = {name: jax.device_put(array, place) for name, array in weights().items()}
-    return evaluate(model, params, rows, mesh, batch_sequences=batch_sequences, **options)
+    return evaluate(model, params, rows, mesh, batch_sequences=batch_sequences, **options)[0]
 
 
 def by_numpy(rows: Rows, scale: float = 1.0) -> tuple[float, int]:
@@ -80,6 +82,42 @@ def test_a_shortened_evaluation_is_the_mean_of_what_it_saw() -> None:
     np.testing.assert_allclose(found.loss, loss / tokens, rtol=ROUND_OFF)
     ratio = ROWS.counts.tokens / found.words
     np.testing.assert_allclose(math.log(found.perplexity_per_word), found.loss * ratio, rtol=1e-12)
+
+
+def test_parts_are_evaluated_apart_and_count_by_their_tokens() -> None:
+    """Of unequal parts, also where only the first batches of each are read."""
+    parts = {"first": range(0, 7), "none": range(7, 7), "second": range(7, 11)}
+    rows = in_parts(parts)
+    whole, found = of_parts(rows, batches=None)
+    for mine, other in zip(*map(dataclasses.astuple, (whole, evaluated(WHOLE, 4))), strict=True):
+        assert mine == pytest.approx(other, rel=ROUND_OFF)
+    assert list(found) == ["first", "second"]
+    for name, part in found.items():
+        own = Rows(ROWS.targets_BL[parts[name]], ROWS.segments_BL[parts[name]], ROWS.counts)
+        assert part.tokens == (own.segments_BL > 0).sum()
+        np.testing.assert_allclose(part.loss * part.tokens, by_numpy(own)[0], rtol=ROUND_OFF)
+    some, cut = of_parts(rows, batches=2)
+    assert cut["second"] == found["second"] and cut["first"].loss != found["first"].loss
+    wanted = sum(part.loss * part.tokens for part in cut.values())
+    np.testing.assert_allclose(some.loss * some.tokens, wanted, rtol=1e-12)
+
+
+def in_parts(parts: dict[str, range]) -> PairRows:
+    """The same rows as those of a mixture."""
+
+    def counts(rows: range) -> Counts:
+        return Counts(tokens=int((ROWS.segments_BL[rows] > 0).sum()), rows=len(rows))
+
+    arrays = (ROWS.targets_BL, ROWS.segments_BL)
+    named = [Part(name, rows, counts(rows), {}) for name, rows in parts.items()]
+    return PairRows(*arrays, *arrays, ROWS.counts, parts=named)
+
+
+def of_parts(rows: PairRows, batches: int | None) -> tuple[Evaluation, dict[str, Any]]:
+    params = {name: jax.numpy.asarray(array) for name, array in weights().items()}
+    mesh = make_mesh(WHOLE)
+    options = {"batch_sequences": 4, "batches": batches}
+    return evaluate(Bigram(WHOLE), params, rows, mesh, **options)
 
 
 def test_a_hopeless_model_has_an_infinite_perplexity_and_no_error() -> None:
