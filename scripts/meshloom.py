@@ -335,6 +335,24 @@ def export_t5(**flags: Any) -> None:
     t5.export_t5(**flags)
 
 
+@cli.command()
+@click.option(
+    "--baseline", required=True, metavar="FILE",
+    help="What `meshloom evaluate --json=FILE` wrote of a model on the parts of a mixture.",
+)  # fmt: skip
+@click.option(
+    "--evaluation", multiple=True, required=True, metavar="FILE",
+    help="The same of a model to hold against it; repeatable.",
+)  # fmt: skip
+@click.option("--output", required=True, metavar="FILE", help="The picture, such as gains.png.")
+@options("json")
+def gains(**flags: Any) -> None:
+    """Draw what models gain in BLEU over a baseline, by language, against data size."""
+    from scripts.gains import gains
+
+    gains(**flags)
+
+
 @cli.command("report")
 @options("model_dir")
 def report(model_dir: Path) -> None:
