@@ -16,12 +16,12 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.loss import Criterion, Sums
-from models.routing import Top2
-from models.spec import Moe, Transformer
+from models.spec import Precision, Transformer
 from models.transformer import TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
 from trainer.optimizer import Adafactor, AdamW
+from trainer.run import Run as Run  # model files name it
 from trainer.schedule import Constant
 from trainer.step import Program, State, abstract_state, train_step
 
@@ -256,31 +256,61 @@ def test_translation_models_are_equal_too(name: str) -> None:
     assert_equal_to_round_off(found, wanted)
 
 
-def of_experts(dispatch: str) -> Transformer:
-    """Top-2 with a random second expert, jitter and both losses; choices are dropped."""
-    router = Top2(jitter=0.1, z_loss=1e-3, capacity_factor=0.75)
-    moe = Moe(experts=16, router=router, dispatch=dispatch)
-    return dataclasses.replace(SPEC, layers=4, pattern=("dense", "moe"), moe=moe)
+def small(model: Transformer) -> Transformer:
+    """A model with experts at the sweep's sizes.
+
+    Top-2 has a random second expert, jitter and both losses, and drops choices.
+    """
+    assert model.moe is not None
+    router = dataclasses.replace(model.moe.router, jitter=0.1, z_loss=1e-3, capacity_factor=0.75)
+    group_tokens = model.moe.group_tokens and SPEC.length // 3
+    moe = dataclasses.replace(
+        model.moe, experts=16, d_ff=model.moe.d_ff and 24, router=router, group_tokens=group_tokens
+    )
+    sizes = {name: getattr(SPEC, name) for name in ("vocab", "d_model", "d_ff", "heads", "d_kv")}
+    rates = {"dropout": SPEC.dropout, "attention_dropout": SPEC.attention_dropout}
+    return dataclasses.replace(
+        model, **sizes, **rates, moe=moe, layers=2 * len(model.pattern), scan=True,
+        source_vocab=model.source_vocab and 72, attention_chunks=1, precision=Precision(),
+        encoder_layers=model.encoder_layers and 2 * len(model.pattern_of_encoder),
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "dispatch"),
-    [
-        ("expert_parallel", "einsum"),
-        ("expert_mesh_axis", "gather"),
-        ("expert_and_model_parallel", "dropless"),
-    ],
-)
-def test_experts_are_equal_too(name: str, dispatch: str) -> None:
-    spec = of_experts(dispatch)
-    if dispatch == "dropless":  # its dropout is of blocks, which follow from the devices
-        spec = dataclasses.replace(spec, dropout=0.0)
+def models_with_experts() -> dict[str, Transformer]:
+    """Those of all model files, in small; of those that then are alike, the first."""
+    found: dict[Transformer, str] = {}
+    for path in sorted(ROOT.glob("configs/models/*.gin")):
+        config = load([str(path)])
+        if any(binding.name == "Moe.experts" for binding in config.bindings()):
+            found.setdefault(small(config.make(Transformer)), path.stem)
+    return {name: spec for spec, name in found.items()}
+
+
+MODELS = models_with_experts()
+
+
+def assert_experts_are_equal(name: str, spec: Transformer, alone: Transformer) -> None:
+    """Under a layout as on one device."""
     # Some experts see few tokens, and some of their gradients are round-off alone: see above.
     floored = dataclasses.replace(ADAMW, epsilon=1e-5)
-    found = trained(floored, LAYOUTS[name], spec)
-    # Products with masks are held against tokens moved by index.
-    other = of_experts("gather") if dispatch == "einsum" else spec
-    wanted = trained(floored, WHOLE, other)
+    found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, alone)
     shape, shard = found.shards["params/decoder/layers_N/block1/mlp/wi_EDF"]
     assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
     assert_equal_to_round_off(found, wanted)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", FOR_EXPERTS)
+def test_experts_are_equal_too(name: str, model: str) -> None:
+    assert_experts_are_equal(name, MODELS[model], MODELS[model])
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "dropless"])
+def test_other_ways_to_dispatch_are_equal_too(dispatch: str) -> None:
+    """Products with masks are held against tokens moved by index."""
+    spec = MODELS["tiny_moe"]
+    assert spec.moe is not None and spec.moe.dispatch == "gather"
+    own = dataclasses.replace(spec, moe=dataclasses.replace(spec.moe, dispatch=dispatch))
+    if dispatch == "dropless":  # its dropout is of blocks, which follow from the devices
+        spec = own = dataclasses.replace(own, dropout=0.0)
+    assert_experts_are_equal("expert_and_model_parallel", own, spec)
