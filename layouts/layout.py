@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from configs.spec import spec
-from layouts import merge, ranking
+from layouts import annotate, merge, ranking
 from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
@@ -221,6 +221,27 @@ class Layout:
 
         leaves, structure = jax.tree.flatten(tree)
         return [jax.tree.unflatten(structure, own) for own in zip(*map(parts, leaves), strict=True)]
+
+    def replicate(self, x: Array) -> Array:
+        """The same numbers, whole on every device.  GShard's annotation, by no letters."""
+        return jax.sharding.reshard(x, jax.P())
+
+    def split(self, x: Array, split_axis: int, parts: int) -> Array:
+        """The same numbers, one axis (counted from 0) in so many parts.  GShard's annotation."""
+        return jax.sharding.reshard(x, annotate.by_count(x.ndim, split_axis, parts))
+
+    def shard(self, x: Array, devices: Sequence[object]) -> Array:
+        """The same numbers, part i, j, ... on device devices[i][j]....  GShard's annotation."""
+        return jax.sharding.reshard(x, annotate.by_assignment(x.ndim, devices))
+
+    def by_hand(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
+        """A function that sees each device's own parts of tensors: "GSD,GS->GSD" names their axes.
+
+        What it needs from other devices, it must ask for (`jax.lax.psum` and the like).
+        """
+        operands, result = equation.split("->")
+        placed = tuple(self.place(axes) for axes in operands.split(","))
+        return jax.shard_map(function, in_specs=placed, out_specs=self.place(result))
 
     def without(self, *axes: str) -> "Layout":
         """The same layout but for some axes, which are whole."""
