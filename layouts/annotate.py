@@ -17,7 +17,7 @@ Places = tuple[tuple[str, ...], ...]
 def by_count(axes: int, split_axis: int, parts: int) -> jax.P:
     """One axis in so many parts: over the mesh axis of that size, or over all of them together."""
     mesh = _mesh()
-    fitting = [(name,) for name, size in mesh.items() if size == parts]
+    fitting: list[tuple[str, ...]] = [(name,) for name, size in mesh.items() if size == parts]
     if not fitting and math.prod(mesh.values()) == parts:
         fitting = [tuple(mesh)]
     if len(fitting) != 1:
