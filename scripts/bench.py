@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 Turn = dict[str, float]  # what each system answered in one round
 
@@ -75,6 +76,19 @@ def rounds(
     for number in range(count):
         order = list(workers)[:: 1 if number % 2 == 0 else -1]
         yield {name: workers[name].ask(questions[name]) for name in order}
+
+
+def ended(workers: Mapping[str, Worker], seconds: Sequence[Turn]) -> dict[str, dict[str, Any]]:
+    """What each system is, its median turn and its peak memory.  Ends them."""
+    found = {}
+    for name, own in workers.items():
+        found[name] = {
+            "turn_s": statistics.median(turn[name] for turn in seconds),
+            "peak_memory_bytes": own.ask("memory"),
+            **own.about,
+        }
+        own.close()
+    return found
 
 
 def ratio(seconds: Sequence[Turn], mine: str, theirs: str) -> dict[str, object]:

@@ -15,7 +15,6 @@ and the ratio is the median over rounds of one round's rates.  Compiling is not 
 
 import importlib.util
 import itertools
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ import click
 import numpy as np
 
 from scripts import bench_tiny as tiny
-from scripts.bench import Worker, cores, ratio, rounds, serve, show
+from scripts.bench import Worker, cores, ended, ratio, rounds, serve, show
 from scripts.bench_tiny import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 
 WIDTH = 5
@@ -34,6 +33,7 @@ MULTIPLE = 4  # what a number of tokens is rounded up to
 SYSTEMS = (
     "meshloom",
     "meshloom_apart",
+    "meshloom_one_device",
     "huggingface",
     "huggingface_one_thread",
     "ctranslate2",
@@ -66,8 +66,13 @@ def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
     return found
 
 
-def meshloom(*, flat: bool = True) -> tuple[Translate, dict[str, object]]:
-    """Meshloom's own decoding, as `meshloom decode --simulate_devices=2` runs it on two cores."""
+def meshloom(
+    *, flat: bool = True, devices: int | None = None
+) -> tuple[Translate, dict[str, object]]:
+    """Meshloom's own decoding, as `meshloom decode --simulate_devices=2` runs it on two cores.
+
+    Without a number of devices, each core is one.
+    """
     import jax
 
     from layouts.layout import Layout
@@ -76,7 +81,7 @@ def meshloom(*, flat: bool = True) -> tuple[Translate, dict[str, object]]:
     from trainer.decode import Decoder, Request
 
     # The operations of one step are too small to be split: each core takes rows of its own.
-    simulate_devices(cores())
+    simulate_devices(devices or cores())
     layout = Layout(mesh="data:-1", rules="batch:data")
     mesh, model = make_mesh(layout), tiny.transformer().model(layout)
     with jax.set_mesh(mesh):
@@ -188,6 +193,7 @@ def work(system: str, count: int) -> None:
     build: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
         "meshloom": meshloom,
         "meshloom_apart": lambda: meshloom(flat=False),
+        "meshloom_one_device": lambda: meshloom(devices=1),
         "huggingface": lambda: huggingface(cores()),
         "huggingface_one_thread": lambda: huggingface(1),
         "ctranslate2": ctranslate2,
@@ -242,16 +248,10 @@ def main(
     sizes, result = {}, dict[str, Any]()
     for name, own in workers.items():
         sizes[name], measured = best_size(own, [int(size) for size in batch_sizes.split(",")])
-        result[name] = {"batch_sequences": sizes[name], **measured, **own.about}
+        result[name] = {"batch_sequences": sizes[name], **measured}
     seconds = list(rounds(workers, sizes, count))
-    for name, own in workers.items():
-        pass_s = statistics.median(turn[name] for turn in seconds)
-        result[name] |= {
-            "sentences_per_s": sentences / pass_s,
-            "pass_s": pass_s,
-            "peak_memory_bytes": own.ask("memory"),
-        }
-        own.close()
+    for name, own_result in ended(workers, seconds).items():
+        result[name] |= own_result | {"sentences_per_s": sentences / own_result["turn_s"]}
     for name in names[1:]:
         result[f"to_{name}"] = ratio(seconds, names[0], name)
     show(result | {"rounds": count, "sentences": sentences, "cores": cores()}, json_file)

@@ -13,10 +13,11 @@ dense layer of the same library in the same round.
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import click
 
-from scripts.bench import Worker, cores, rounds, serve, show
+from scripts.bench import Worker, cores, ended, rounds, serve, show
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
 SYSTEMS = ("dense", "gather", "einsum", "dropless", "torch_dense", "torch")
@@ -145,18 +146,11 @@ def main(worker: str | None, count: int, passes: int, systems: str, json_file: s
     names = systems.split(",")
     workers = {name: Worker("scripts.bench_moe", name) for name in names}
     seconds = list(rounds(workers, dict.fromkeys(workers, passes), count))
-    result: dict[str, object] = {}
-    for name, own in workers.items():
+    result: dict[str, Any] = ended(workers, seconds)
+    for name in names:
         dense = "torch_dense" if name.startswith("torch") else "dense"
         costs = [turn[name] / turn[dense] for turn in seconds] if dense in names else []
-        result[name] = {
-            "pass_s": statistics.median(turn[name] for turn in seconds),
-            "cost": statistics.median(costs) if costs else None,
-            "costs": costs,
-            "peak_memory_bytes": own.ask("memory"),
-            **own.about,
-        }
-        own.close()
+        result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
     show(result | {"rounds": count, "passes": passes, "cores": cores()}, json_file)
 
 

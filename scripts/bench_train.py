@@ -9,14 +9,14 @@ model has 4 layers, d_model 256, d_ff 1024, 4 heads, 8,192 tied words; a batch h
 float32 weights and AdamW; without dropout.  On a GPU both compute in bfloat16.
 """
 
-import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import click
 import numpy as np
 
-from scripts.bench import Worker, cores, matrix_rate, ratio, rounds, serve, show
+from scripts.bench import Worker, cores, ended, matrix_rate, ratio, rounds, serve, show
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 256, 1024, 4, 8192
 ROWS, LENGTH = 16, 256
@@ -206,22 +206,14 @@ def main(worker: str | None, count: int, steps: int, json_file: str | None) -> N
     workers = {name: Worker("scripts.bench_train", name) for name in ("meshloom", "torch")}
     seconds = list(rounds(workers, dict.fromkeys(workers, steps), count))
     rate = max(worker.ask("matrix") for worker in workers.values())
-    result: dict[str, object] = {}
-    for name, worker_ in workers.items():
-        step_s = statistics.median(turn[name] for turn in seconds)
-        result[name] = {
-            "tokens_per_s": TOKENS / step_s,
-            "step_s": step_s,
-            "flops_per_s": STEP_FLOPS / step_s,
-            "peak_memory_bytes": worker_.ask("memory"),
-            **worker_.about,
-        }
-        worker_.close()
-    best = statistics.median(turn["meshloom"] for turn in seconds)
+    result: dict[str, Any] = ended(workers, seconds)
+    for own in result.values():
+        own["tokens_per_s"] = TOKENS / own["turn_s"]
+        own["flops_per_s"] = STEP_FLOPS / own["turn_s"]
     result |= {
         **ratio(seconds, "meshloom", "torch"),
         "matrix_flops_per_s": rate,
-        "share_of_matrix_rate": STEP_FLOPS / best / rate,
+        "share_of_matrix_rate": result["meshloom"]["flops_per_s"] / rate,
         "rounds": count,
         "steps_a_round": steps,
     }

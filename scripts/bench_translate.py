@@ -11,15 +11,15 @@ each of at most as many padded target tokens as Meshloom's batch has places.  A 
 pairs once, and counts the target tokens without padding.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 import numpy as np
 
 from scripts import bench_tiny as tiny
-from scripts.bench import Worker, cores, ratio, rounds, serve, show
+from scripts.bench import Worker, cores, ended, ratio, rounds, serve, show
 
 ROWS, LENGTH, MICROBATCHES = 32, 64, 2
 BATCH_TOKENS = ROWS * LENGTH
@@ -183,15 +183,9 @@ def main(worker: str | None, count: int, pairs: int, json_file: str | None) -> N
     }
     seconds = list(rounds(workers, dict.fromkeys(workers, "epoch"), count))
     tokens = sum(len(target) for _, target in pairs_of(pairs))
-    result: dict[str, object] = {}
-    for name, own in workers.items():
-        pass_s = statistics.median(turn[name] for turn in seconds)
-        result[name] = {
-            "target_tokens_per_s": tokens / pass_s,
-            "peak_memory_bytes": own.ask("memory"),
-            **own.about,
-        }
-        own.close()
+    result: dict[str, Any] = ended(workers, seconds)
+    for own in result.values():
+        own["target_tokens_per_s"] = tokens / own["turn_s"]
     result |= {
         **ratio(seconds, *systems),
         "rounds": count,
