@@ -7,8 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from trainer.evaluate import Part
 from trainer.experts import Layer, scalars
 from trainer.lines import read_lines
@@ -43,6 +41,8 @@ class Writers:
         self._model_dir = model_dir
         self._writes = writes
         if writes:
+            from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
+
             self._train = MetricsFile(model_dir / "metrics.jsonl", first_step)
             self._evaluations = MetricsFile(model_dir / "evaluations.jsonl", first_step)
             self._events = SummaryWriter(
