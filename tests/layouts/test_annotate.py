@@ -12,6 +12,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.toys import ROOT
 
+SENT = r" (all-[a-z-]+|reduce-scatter|collective-permute)\("
 LAYOUT = Layout(mesh="rows:2,cols:4", rules="")
 
 
@@ -89,8 +90,7 @@ def test_algorithm_2_as_documented_has_two_all_to_alls(documented: dict[str, Any
         program = jax.jit(documented["moe"]).lower(*arguments).compile()
         found = program(*arguments)
     text = program.as_text() or ""
-    sent = re.findall(r" (all-[a-z-]+|reduce-scatter|collective-permute)\(", text)
-    assert sent == ["all-to-all", "all-to-all"]
+    assert re.findall(SENT, text) == ["all-to-all", "all-to-all"]
     hidden = np.maximum(np.einsum("GSEC,GSM,EMH->EGCH", dispatch, inputs, wi), 0)
     wanted = np.einsum("GSEC,EGCH,EHM->GSM", combine, hidden, wo)
     np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-3)
@@ -107,5 +107,7 @@ def test_a_step_by_hand_as_documented_sends_nothing(documented: dict[str, Any]) 
         )
         program = jax.jit(documented["take"]).lower(*arguments).compile()
         found = program(*arguments)
-    assert not re.search(r" (all-[a-z-]+|reduce-scatter|collective-permute)\(", program.as_text() or "")
+    assert not re.search(
+        r" (all-[a-z-]+|reduce-scatter|collective-permute)\(", program.as_text() or ""
+    )
     np.testing.assert_array_equal(found, np.take_along_axis(tokens, index[..., None], axis=1))

@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from configs.errors import UserError
+from layouts.mesh import make_mesh
 from models.grouped_product import in_turn, ragged
 from models.loss import Criterion, Sums
+from models.moe import MoeLayer
 from models.routing import ExpertChoice, Load, Router, Top2, TopK
 from models.spec import Moe, Transformer
+from models.weights import Weights
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
@@ -114,6 +118,30 @@ def test_padding_takes_no_place(router: Router) -> None:
     for mine, other in zip(load_of(beside[0]), load_of(alone[0]), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5)
     np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dispatch", ["gather", "dropless"])
+def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
+    """Nothing else in the layer needs a key: it routes alike, and has as many products."""
+    own = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
+    rng = np.random.default_rng(0)
+    x_BLD = rng.normal(size=(4, 8, 10)).astype(np.float32)
+    real_BL = np.ones((4, 8), bool)
+
+    spec = toy(pattern=("moe",), moe=own, dropout=0.5)
+
+    @jax.jit
+    def outputs(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), jnp.float32)
+        layer = MoeLayer(spec, WHOLE, weights)
+        drawn = jax.lax.map(lambda key: layer(x_BLD, real_BL, key)[0], keys)
+        return layer(x_BLD, real_BL, None)[0], drawn
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        plain, drawn = outputs(jax.random.split(KEY, 256))
+    scale = float(jnp.abs(plain).max())
+    assert float(jnp.abs(drawn[0] - plain).max()) > 0.1 * scale
+    np.testing.assert_allclose(drawn.mean(axis=0), plain, atol=0.3 * scale)
 
 
 def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
