@@ -47,6 +47,11 @@ class ModelSpec:
         return None
 
     @property
+    def groups(self) -> dict[str, int]:
+        """Arrays of a batch whose tokens come in groups of a size of their own."""
+        return {}
+
+    @property
     def reads_source(self) -> bool:
         """Whether there is a source side, as in translation."""
         return False

@@ -1,5 +1,7 @@
 """A mixture of experts in place of a feed-forward layer."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -43,7 +45,9 @@ class MoeLayer(nnx.Module):
             (None,) * 3 if key is None else jax.random.split(key, 3)
         )
         batch, length, d_model = x_BLD.shape
-        tokens = length if real_BL is None else self.moe.group_tokens or length
+        tokens = length
+        if real_BL is not None and self.moe.group_tokens is not None:
+            tokens = math.gcd(batch * length, self.moe.group_tokens)
         shape = (batch * length // tokens, tokens)
         x_GSD = self.regrouped(x_BLD, (*shape, d_model), "BlD", "GSD")
         capacity = tokens

@@ -28,7 +28,8 @@ class Moe:
     into blocks of which each expert has as many as it needs.  Same results, but that the last
     drops nothing."""
     group_tokens: Count | None = None
-    """Tokens that are routed together and share the experts' places; a row where it is None."""
+    """Tokens that are routed together and share the experts' places; a row where it is None.
+    Groups are smaller where an evaluation's batch does not divide into such."""
 
     def __post_init__(self) -> None:
         if self.experts < self.router.choices:
@@ -153,6 +154,14 @@ class Transformer(ModelSpec):
     @property
     def source_rows(self) -> int | None:
         return self.source_vocab
+
+    @property
+    def groups(self) -> dict[str, int]:
+        size = None if self.moe is None else self.moe.group_tokens
+        patterns = {"targets_BL": self.pattern}
+        if self.reads_source:
+            patterns["inputs_BM"] = self.pattern_of_encoder
+        return {name: size for name, pattern in patterns.items() if size and "moe" in pattern}
 
     @property
     def reads_source(self) -> bool:

@@ -29,7 +29,14 @@ from models.api import Params
 from models.sampling import Sampling
 from models.spec import Transformer
 from scripts.terminal import Terminal, print_table, tell
-from trainer.checks import check_layout, check_length, check_sides, check_vocabs, step_flops
+from trainer.checks import (
+    check_groups,
+    check_layout,
+    check_length,
+    check_sides,
+    check_vocabs,
+    step_flops,
+)
 from trainer.decode import Decoder
 from trainer.loop import Clock
 from trainer.loop import train as train_loop
@@ -75,6 +82,7 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
     mesh = make_mesh(layout)
     check_sides(run)
     check_length(run)
+    check_groups(run)
     for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
     prepared = prepare(run.task, data_dir, report=tell)

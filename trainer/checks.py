@@ -1,5 +1,6 @@
 """What is checked before anything is compiled: layout against model, vocabulary against model."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -97,6 +98,19 @@ def check_length(run: Run) -> None:
                 f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
                 f"{most} tokens.  Set Transformer.length to at least that, or choose other "
                 "positions."
+            )
+
+
+def check_groups(run: Run) -> None:
+    """Refuses groups of tokens, which experts serve, that a microbatch does not divide into."""
+    rows = run.batch_sequences // run.microbatches
+    for name, group in run.model.groups.items():
+        length = run.task.array_lengths[name]
+        if rows * length % group:
+            raise UserError(
+                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
+                f"({name}), and they do not divide into such groups.  Legal: what divides "
+                f"{rows * length}, such as {math.gcd(rows * length, group)}, or None: a row."
             )
 
 

@@ -102,6 +102,16 @@ def test_groups_are_parts_of_rows_or_several(group_tokens: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+def test_a_smaller_batch_has_smaller_groups() -> None:
+    """Two rows of 8 in place of four: their 16 tokens are one group and not half of one."""
+    few = {name: array[:2] for name, array in ROWS.items()}
+    own = TopK(capacity_factor=0.5, least_capacity=1)
+    wanted = trained_on(moe(own, "gather", group_tokens=16), few)[0].loss
+    found = trained_on(moe(own, "gather", group_tokens=32), few)[0].loss
+    assert float(found) == float(wanted)
+    assert float(trained_on(moe(own, "gather"), few)[0].loss) != float(wanted)
+
+
 @pytest.mark.parametrize("router", [Top2(random_second=False), TopK()], ids=kind)
 def test_padding_takes_no_place(router: Router) -> None:
     """Padding in front of each row, in a group with it, drops no token more and moves no loss."""

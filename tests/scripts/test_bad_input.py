@@ -45,6 +45,16 @@ def files(folder: Path) -> set[str]:
         (["Layout.mesh = 'data:3,model:4'"], "data_parallel", ["12", "8"]),
         (["Layout.mesh = 'data:8;model:1'", "Layout.rules = 'heads:data'"], "whole", ["heads = 4"]),
         (["Task.length = 48"], "whole", ["Task.length = 48", "Transformer.length"]),
+        (
+            [
+                "Transformer.pattern = ('moe',)",
+                "Transformer.moe = @Moe()",
+                "Moe.experts = 4",
+                "Moe.group_tokens = 36",
+            ],
+            "whole",
+            ["Moe.group_tokens = 36", "8 rows of 24", "divides 192", "such as 12"],
+        ),
         (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
         (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
         (["Task.source = @TextFile()"], "whole", ["TextFile", "TextFiles"]),
