@@ -1,10 +1,13 @@
 """Mesh sizes to devices: process set-up, virtual devices, device order."""
 
+import contextlib
+import importlib.util
 import math
 import os
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
 from layouts.layout import Layout, pairs
@@ -79,3 +82,38 @@ def make_mesh(layout: Layout) -> Mesh:
         axis_types=(AxisType.Explicit,) * len(sizes),
         devices=devices[: math.prod(sizes.values())],
     )
+
+
+def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
+    """A mesh of no devices, to trace on."""
+    return AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Explicit,) * len(sizes)
+    )
+
+
+def absent_mesh(topology: str, sizes: dict[str, int]) -> Mesh:
+    """A mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
+    from jax.experimental import topologies
+
+    # Without these libtpu asks the network what kind of machine it is on.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"--topology={topology}: the TPU compiler refuses it: {error}") from None
+    kinds = (AxisType.Explicit,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=found.devices)
+
+
+def has_tpu_compiler() -> bool:
+    """Whether libtpu is installed."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def entered(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:
+    """Makes a mesh the one that is set, for a while."""
+    if isinstance(mesh, Mesh):
+        return jax.set_mesh(mesh)
+    return jax.sharding.use_abstract_mesh(mesh)

@@ -335,6 +335,24 @@ def export_t5(**flags: Any) -> None:
     t5.export_t5(**flags)
 
 
+@cli.command()
+@options("gin_file", "gin_param", "json")
+@click.option("--html", metavar="FILE", help="Write the result as one page with charts.")
+@click.option(
+    "--topology", metavar="KIND:SIZES", help="Absent TPUs to plan for, such as v3:32x32."
+)  # fmt: skip
+@click.option("--analytic", is_flag=True, help="In seconds, from the layout alone; compile nothing.")
+def plan(**flags: Any) -> None:
+    """What a run will cost: memory, FLOPs, traffic and time of its real training step.
+
+    With --topology the step is compiled for TPUs that are not there (needs libtpu); without it,
+    for the devices of this machine, of which --simulate_devices makes any number.
+    """
+    from scripts import planning
+
+    planning.plan_run(**flags)
+
+
 @cli.command("report")
 @options("model_dir")
 def report(model_dir: Path) -> None:

@@ -1,0 +1,62 @@
+"""What would make a run fit, by tracing each change: the bytes it saves and the time it costs."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from layouts.layout import Layout
+from models.spec import Transformer
+from models.weights import Precision
+from trainer.plan import Plan, planned
+from trainer.run import Run
+
+GB = 1e9
+
+
+class Change(NamedTuple):
+    """A setting that saves memory, by estimates from a trace."""
+
+    setting: str
+    saved_bytes: int
+    slower: float  # of the step's time; 0 where it costs nothing
+
+    def __str__(self) -> str:
+        cost = f"{self.slower:+.0%} step time" if abs(self.slower) > 0.005 else "no time"
+        return f"{self.setting} saves about {self.saved_bytes / GB:,.2f} GB a device, for {cost}."
+
+
+def advice(found: Plan, layout: Layout) -> list[Change]:
+    """Changes that save memory, the most first."""
+    base = planned(found.run, layout, dict(found.mesh), found.slice)
+    listed = []
+    for setting, run in changes(found.run):
+        other = planned(run, layout, dict(found.mesh), found.slice)
+        saved = base.needed_bytes - other.needed_bytes
+        if saved > 0:
+            slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
+            listed.append(Change(setting, saved, slower))
+    return sorted(listed, key=lambda change: -change.saved_bytes)
+
+
+def changes(run: Run) -> Iterator[tuple[str, Run]]:
+    """Settings that may save memory, and the run with each."""
+    model = run.model
+    for count in (2 * run.microbatches, 4 * run.microbatches):
+        if run.batch_sequences % count == 0:
+            yield f"Run.microbatches = {count}", dataclasses.replace(run, microbatches=count)
+    if not isinstance(model, Transformer):
+        return
+
+    def having(**settings: object) -> Run:
+        return dataclasses.replace(run, model=dataclasses.replace(model, **settings))
+
+    if model.remat != "full":
+        yield 'Transformer.remat = "full"', having(remat="full")
+    if model.loss_chunks == 1:
+        yield "Transformer.loss_chunks = 8", having(loss_chunks=8)
+    if model.precision.compute == "float32":
+        own = dataclasses.replace(model.precision, compute="bfloat16")
+        yield 'Precision.compute = "bfloat16"', having(precision=own)
+    if model.precision.store == "float32":
+        own = Precision(store="bfloat16", compute=model.precision.compute)
+        yield 'Precision.store = "bfloat16"', having(precision=own)
