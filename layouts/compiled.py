@@ -1,4 +1,4 @@
-"""What a compiled program does, read off its text: products, collectives, cycles, turns of loops."""
+"""What a compiled program does, read off its text: products, collectives, cycles, loops."""
 
 import dataclasses
 import functools
@@ -283,9 +283,7 @@ def over(own: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], in
     """The mesh axes along which the devices of a group differ, and the size of a group."""
     group = first_group(own.rest, math.prod(mesh.values()))
     places = np.array(np.unravel_index(group, tuple(mesh.values())))
-    axes = tuple(
-        name for name, own in zip(mesh, places, strict=True) if len(np.unique(own)) > 1
-    )
+    axes = tuple(name for name, own in zip(mesh, places, strict=True) if len(np.unique(own)) > 1)
     return axes, len(group)
 
 

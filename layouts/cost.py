@@ -6,55 +6,46 @@ from that alone, so nothing needs to be compiled: the costs of Table 1 of Shazee
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
+from layouts.flow import Flow, local_bytes, places
 from layouts.layout import Entry, mesh_axes
+from layouts.letters import Letters
+from layouts.memory import peak_bytes
 from layouts.traffic import Collective, model_file
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
-VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")
-KEY_BYTES = 8  # of a random key, whose type has no size
 MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce",
           "all_gather": "all-gather", "all_to_all": "all-to-all"}  # fmt: skip
+GROWS = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """What one device does in a step."""
 
-    flops: int = 0
+    flops: int
     """Of matrix products."""
-    collectives: list[Collective] = dataclasses.field(default_factory=list)
-    peak_bytes: int = 0
+    collectives: tuple[Collective, ...]
+    peak_bytes: int
     """The most that is held at once beside the arguments, if nothing is fused."""
-
-
-def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int]) -> Cost:
-    """The cost of a traced function on a mesh."""
-    counter = Counter(mesh)
-    counter.walk(jaxpr.jaxpr, 1)
-    counter.cost.peak_bytes = counter.peak(jaxpr.jaxpr)
-    return counter.cost
 
 
 class Part(NamedTuple):
     """An operand or a result of an operation, on one device."""
 
+    value: Any
     bytes: int
     places: tuple[Entry, ...]
-    value: Any = None
 
     def splits(self, mesh_axis: str) -> int | None:
         """Which axis of the tensor a mesh axis splits."""
-        for i, entry in enumerate(self.places):
-            if mesh_axis in mesh_axes(entry):
-                return i
-        return None
+        found = (i for i, entry in enumerate(self.places) if mesh_axis in mesh_axes(entry))
+        return next(found, None)
 
 
 class Sent(NamedTuple):
@@ -62,283 +53,197 @@ class Sent(NamedTuple):
 
     kind: str
     mesh_axis: str
-    bytes: int
+    part: Part
     """On one device: before it is gathered, after it is scattered."""
-    value: Any = None
-    """What is gathered, where it has a name."""
+
+    def received_bytes(self, group: int) -> float:
+        whole = self.part.bytes * (group if self.kind in GROWS else 1)
+        return Collective(self.kind, (), group, whole, 1, "").received_bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Letters:
-    """The axes of the operands and the result of a product, each by a number."""
-
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    out: tuple[int, ...]
-
-    @classmethod
-    def of(cls, numbers: Any, left_rank: int, right_rank: int) -> "Letters":
-        """From dot_general's: pairs of summed axes, then pairs of batch axes."""
-        (left_sum, right_sum), (left_batch, right_batch) = numbers
-        left, right = dict[int, int](), dict[int, int]()
-        pairs = zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True)
-        for letter, (a, b) in enumerate(pairs):
-            left[a] = right[b] = letter
-        used = len(left)
-        for axis in range(left_rank):
-            left.setdefault(axis, used + axis)
-        for axis in range(right_rank):
-            right.setdefault(axis, used + left_rank + axis)
-        batch = tuple(range(len(left_batch)))
-        kept = sorted(letter for letter in (*left.values(), *right.values()) if letter >= used)
-        ordered = (tuple(own[i] for i in sorted(own)) for own in (left, right))
-        return cls(*ordered, out=(*batch, *kept))
-
-
-class Body:
-    """Where the values of a jaxpr come from, so that nothing is sent twice."""
-
-    def __init__(self, jaxpr: Jaxpr) -> None:
-        self.makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self.users: dict[Any, list[Any]] = {}
-        for eqn in jaxpr.eqns:
-            for v in eqn.invars:
-                if not isinstance(v, Literal):
-                    self.users.setdefault(v, []).append(eqn)
-        self.gathered: set[tuple[Any, str]] = set()
-        self.added: set[Any] = set()
-
-    def root(self, v: Any) -> Any:
-        """The value that this one only looks at another way."""
-        while (eqn := self.makers.get(v)) is not None and eqn.primitive.name in VIEWS:
-            v = eqn.invars[0]
-        return v
-
-    def user(self, v: Any) -> Any | None:
-        """The one equation that uses a value, views of it apart."""
-        while len(users := self.users.get(v, [])) == 1 and users[0].primitive.name in VIEWS:
-            v = users[0].outvars[0]
-        return users[0] if len(users) == 1 else None
-
-    def sends(self, sent: Sent, eqn: Any) -> bool:
-        """Whether it is sent here, and not before or after.
-
-        What several products gather is gathered once, and sums that are added go round as one.
-        """
-        if sent.kind == "all-gather" and sent.value is not None:
-            key = (self.root(sent.value), sent.mesh_axis)
-            is_first = key not in self.gathered
-            self.gathered.add(key)
-            return is_first
-        if sent.kind in ("all-reduce", "reduce-scatter"):
-            user = self.user(eqn.outvars[0])
-            if user is not None and user.primitive.name == "add_any":
-                return self.last_of(user) is eqn
-        return True
-
-    def feeds_table(self, eqn: Any) -> bool:
-        """Whether this only gathers, for the gradient of a table, what nobody needs to gather."""
-        makes, user = eqn.primitive.name == "reshard", self.user(eqn.outvars[0])
-        return makes and user is not None and user.primitive.name == "scatter-add"
-
-    def last_of(self, addition: Any) -> Any:
-        """The latest sum that goes into a chain of additions."""
-        while (user := self.user(addition.outvars[0])) is not None:
-            if user.primitive.name != "add_any":
-                break
-            addition = user
-        return self.makers.get(self.root(addition.invars[1]))
+def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int]) -> Cost:
+    """The cost of a traced function on a mesh."""
+    counter = Counter(mesh)
+    counter.walk(jaxpr.jaxpr, 1, backward=False)
+    return Cost(counter.flops, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
 
 
 class Counter:
-    """Adds up the cost of equations."""
+    """Adds up FLOPs and traffic of equations."""
 
     def __init__(self, mesh: Mapping[str, int]) -> None:
-        self.mesh = mesh
-        self.cost = Cost()
-
-    def walk(self, jaxpr: Jaxpr, times: int, backward: bool = False) -> None:
-        rules = {
-            "dot_general": self.product, "reshard": self.move, "gather": self.lookup,
-            "scatter-add": self.lookup_backward, **dict.fromkeys(REDUCTIONS, self.reduction),
+        self.sizes = mesh
+        self.mesh = {name: size for name, size in mesh.items() if size > 1}
+        self.flops = 0
+        self.collectives: list[Collective] = []
+        self.rules: dict[str, Callable[[Any, Flow], Iterator[Sent]]] = {
+            "dot_general": self.product,
+            "reshard": self.move,
+            "reshape": self.regroup,
+            "gather": self.lookup,
+            "scatter-add": self.lookup_backward,
+            **dict.fromkeys(REDUCTIONS, self.reduction),
             **dict.fromkeys(MANUAL, self.manual),
-        }  # fmt: skip
-        body = Body(jaxpr)
+        }
+
+    def walk(self, jaxpr: Jaxpr, times: int, *, backward: bool) -> None:
+        flow, gathered = Flow(jaxpr), set[tuple[Any, str]]()
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             behind = backward or "transpose(" in str(eqn.source_info.name_stack)
-            if name in rules:
-                sent = [own for own in rules[name](eqn, times, body) if body.sends(own, eqn)]
-                self.emit(sent, eqn, times, behind)
+            if name == "dot_general":
+                self.flops += times * self.flops_of(eqn)
+            if name in self.rules:
+                sent = [s for s in self.rules[name](eqn, flow) if is_sent(s, eqn, flow, gathered)]
+                self.emit(sent, origin(eqn) + " (backward)" * behind, times)
                 continue
             turns = eqn.params["length"] if name == "scan" else 1
             for own in list(jaxprs_in_params(eqn.params))[: 1 if name == "cond" else None]:
-                self.walk(own, times * turns, behind)
+                self.walk(own, times * turns, backward=behind)
 
-    def emit(self, sent: Iterable[Sent], eqn: Any, times: int, backward: bool) -> None:
+    def emit(self, sent: Iterable[Sent], source: str, times: int) -> None:
         """Joins what goes over several mesh axes at once."""
-        by_kind: dict[tuple[str, int], list[str]] = {}
+        joined: dict[tuple[str, int], list[str]] = {}
         for own in sent:
-            if own.bytes and self.mesh[own.mesh_axis] > 1:
-                by_kind.setdefault((own.kind, own.bytes), []).append(own.mesh_axis)
-        for (kind, own_bytes), names in by_kind.items():
+            if own.part.bytes:
+                joined.setdefault((own.kind, own.part.bytes), []).append(own.mesh_axis)
+        for (kind, own_bytes), names in joined.items():
             group = math.prod(self.mesh[name] for name in names)
-            whole = own_bytes * (group if kind in ("all-gather", "reduce-scatter") else 1)
-            source = origin(eqn) + " (backward)" * backward
-            found = Collective(kind, tuple(names), group, whole, times, source)
-            self.cost.collectives.append(found)
+            whole = own_bytes * (group if kind in GROWS else 1)
+            self.collectives.append(Collective(kind, tuple(names), group, whole, times, source))
 
-    def received(self, sent: Sent) -> float:
-        group = self.mesh[sent.mesh_axis]
-        whole = sent.bytes * (group if sent.kind in ("all-gather", "reduce-scatter") else 1)
-        return Collective(sent.kind, (sent.mesh_axis,), group, whole, 1, "").received_bytes
+    def part(self, v: Any) -> Part:
+        return Part(v, local_bytes(v.aval, self.sizes), places(v.aval))
 
-    def part(self, atom: Any) -> Part:
-        return Part(self.local_bytes(atom.aval), spec_of(atom.aval), atom)
+    def flops_of(self, eqn: Any) -> int:
+        """FLOPs of a product on one device; a mesh axis that splits nothing of it repeats it."""
+        operands = [self.part(v) for v in (*eqn.invars, *eqn.outvars)]
+        split = [n for n in self.mesh if any(p.splits(n) is not None for p in operands)]
+        (summed, _), _ = eqn.params["dimension_numbers"]
+        inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
+        whole = 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+        return whole // math.prod(self.mesh[name] for name in split)
 
-    def local_bytes(self, aval: Any) -> int:
-        """Bytes of a tensor on one device."""
-        places = spec_of(aval)
-        sizes = (-(-n // self.ways(e)) for n, e in zip(aval.shape, places, strict=True))
-        return math.prod(sizes) * getattr(aval.dtype, "itemsize", KEY_BYTES)
-
-    def ways(self, entry: Entry) -> int:
-        return math.prod(self.mesh[name] for name in mesh_axes(entry))
-
-    def product(self, eqn: Any, times: int, body: Body) -> list[Sent]:
-        """A product is split along one letter per mesh axis: the one that sends the least."""
+    def product(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
+        """Each mesh axis splits a product along one letter: the one that sends the least."""
         left, right, out = (self.part(v) for v in (*eqn.invars, *eqn.outvars))
         numbers = eqn.params["dimension_numbers"]
         letters = Letters.of(numbers, len(left.places), len(right.places))
-        sent, split = [], 1
         for mesh_axis, size in self.mesh.items():
-            sides = ((left, letters.left), (right, letters.right), (out, letters.out))
-            held = [self.letter(mesh_axis, part, own) for part, own in sides]
+            axes = (left.splits(mesh_axis), right.splits(mesh_axis), out.splits(mesh_axis))
+            held = letters.at(*axes)
             choices = [
-                self.exchange(letter, mesh_axis, sides, held)
+                list(exchange(letter, mesh_axis, (left, right, out), letters, held))
                 for letter in dict.fromkeys(held)
                 if letter is not None
             ]
+            costs = [sum(own.received_bytes(size) for own in choice) for choice in choices]
             if choices:
-                sent += min(choices, key=lambda found: sum(map(self.received, found)))
-                split *= size
-        (summed, _), _ = numbers
-        inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
-        self.cost.flops += times * (2 * inner * math.prod(eqn.outvars[0].aval.shape) // split)
-        return sent
+                yield from choices[costs.index(min(costs))]
 
-    def letter(self, mesh_axis: str, part: Part, letters: tuple[int, ...]) -> int | None:
-        axis = part.splits(mesh_axis)
-        return None if axis is None else letters[axis]
-
-    def exchange(
-        self,
-        letter: int,
-        mesh_axis: str,
-        sides: tuple[tuple[Part, tuple[int, ...]], ...],
-        held: list[int | None],
-    ) -> list[Sent]:
-        """What must be sent for a mesh axis to split a product along one letter."""
-        sent = []
-        for (part, letters), own in zip(sides[:2], held[:2], strict=True):
-            if own is not None and own != letter:
-                kind = "all-to-all" if letter in letters else "all-gather"
-                sent.append(Sent(kind, mesh_axis, part.bytes, part.value))
-        (out, letters), own = sides[2], held[2]
-        if letter not in letters:  # each device has a part of the sum
-            sent.append(Sent("all-reduce" if own is None else "reduce-scatter", mesh_axis, out.bytes))
-        elif own is None:
-            sent.append(Sent("all-gather", mesh_axis, out.bytes // self.mesh[mesh_axis]))
-        elif own != letter:
-            sent.append(Sent("all-to-all", mesh_axis, out.bytes))
-        return sent
-
-    def reduction(self, eqn: Any, times: int, body: Body) -> list[Sent]:
+    def reduction(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
         """Sums over a split axis are added up between devices."""
-        places, out = spec_of(eqn.invars[0].aval), self.part(eqn.outvars[0])
-        summed = [name for axis in eqn.params["axes"] for name in mesh_axes(places[axis])]
-        return [self.sum_over(name, out) for name in summed]
+        given, out = self.part(eqn.invars[0]), self.part(eqn.outvars[0])
+        for mesh_axis in self.mesh:
+            if given.splits(mesh_axis) in eqn.params["axes"]:
+                yield sum_over(mesh_axis, out)
 
-    def sum_over(self, mesh_axis: str, out: Part) -> Sent:
-        whole = out.splits(mesh_axis) is None
-        return Sent("all-reduce" if whole else "reduce-scatter", mesh_axis, out.bytes)
-
-    def move(self, eqn: Any, times: int, body: Body) -> list[Sent]:
+    def move(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
         """A tensor that is placed anew; cutting what is whole sends nothing."""
-        if body.feeds_table(eqn):
-            return []  # each device adds up its own
+        if flow.frames(eqn):
+            return
         old, new = self.part(eqn.invars[0]), self.part(eqn.outvars[0])
-        sent = []
-        for name in self.mesh:
-            before, after = old.splits(name), new.splits(name)
+        for mesh_axis in self.mesh:
+            before, after = old.splits(mesh_axis), new.splits(mesh_axis)
             if before is not None and before != after:
-                kind = "all-gather" if after is None else "all-to-all"
-                sent.append(Sent(kind, name, old.bytes, old.value))
-        return sent
+                yield Sent("all-gather" if after is None else "all-to-all", mesh_axis, old)
 
-    def lookup(self, eqn: Any, times: int, body: Body) -> list[Sent]:
+    def regroup(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
+        """A reshape moves what is then split at another place."""
+        old, new = self.part(eqn.invars[0]), self.part(eqn.outvars[0])
+        shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        for mesh_axis in self.mesh:
+            before, after = old.splits(mesh_axis), new.splits(mesh_axis)
+            if before is None:
+                continue
+            if after is None:
+                yield Sent("all-gather", mesh_axis, old)
+            elif math.prod(shapes[0][:before]) != math.prod(shapes[1][:after]):
+                yield Sent("all-to-all", mesh_axis, old)
+
+    def lookup(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
         """Rows of a table: of a split table each device finds its own, and they are added up."""
-        table, out = self.part(eqn.invars[0]), self.part(eqn.outvars[0])
+        table = self.part(flow.before(eqn.invars[0]))
+        out = self.part(flow.after(eqn.outvars[0]))
         numbers = eqn.params["dimension_numbers"]
-        sent = []
-        for name in self.mesh:
-            axis, placed = table.splits(name), out.splits(name)
-            if axis is None:
+        for mesh_axis in self.mesh:
+            axis, placed = table.splits(mesh_axis), out.splits(mesh_axis)
+            if axis is None or axis in numbers.operand_batching_dims:
                 continue
             if axis in numbers.start_index_map:
-                sent.append(self.sum_over(name, out))
+                yield sum_over(mesh_axis, out)
             elif placed is None or placed not in numbers.offset_dims:
-                sent.append(Sent("all-gather", name, table.bytes))
-        return sent
+                yield Sent("all-gather", mesh_axis, table)
 
-    def lookup_backward(self, eqn: Any, times: int, body: Body) -> list[Sent]:
+    def lookup_backward(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
         """Gradients of a table: sums over the tokens of all devices."""
-        user = body.user(eqn.outvars[0])
-        moves_on = user is not None and user.primitive.name == "reshard"
-        table = self.part(user.outvars[0] if moves_on else eqn.outvars[0])
-        maker = body.makers.get(body.root(eqn.invars[2]))
-        moved = maker is not None and maker.primitive.name == "reshard"
-        updates = self.part(maker.invars[0] if moved else eqn.invars[2])
-        rows = eqn.params["dimension_numbers"].update_window_dims
-        split = [name for name in self.mesh if updates.splits(name) not in (None, *rows)]
-        return [self.sum_over(name, table) for name in split]
+        table = self.part(flow.after(eqn.outvars[0]))
+        updates = self.part(flow.before(eqn.invars[2]))
+        numbers = eqn.params["dimension_numbers"]
+        if numbers.operand_batching_dims:
+            return  # each row has a table of its own
+        for mesh_axis in self.mesh:
+            if updates.splits(mesh_axis) not in (None, *numbers.update_window_dims):
+                yield sum_over(mesh_axis, table)
 
-    def manual(self, eqn: Any, times: int, body: Body) -> list[Sent]:
+    def manual(self, eqn: Any, flow: Flow) -> Iterator[Sent]:
         """What code inside a shard_map sends itself."""
         names = eqn.params.get("axes") or eqn.params["axis_name"]
-        sent_bytes = sum(self.local_bytes(v.aval) for v in eqn.invars)
-        return [
-            Sent(MANUAL[eqn.primitive.name], name, sent_bytes)
-            for name in ((names,) if isinstance(names, str) else names)
-        ]
-
-    def peak(self, jaxpr: Jaxpr) -> int:
-        """The most bytes that live at once beside the arguments, equation by equation."""
-        body, live, most = Body(jaxpr), 0, 0
-        used = [*((i, v) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars),
-                *((len(jaxpr.eqns), v) for v in jaxpr.outvars)]  # fmt: skip
-        last = {v: i for i, v in used if not isinstance(v, Literal) and v in body.makers}
-        ends: dict[int, list[Any]] = {}
-        for v, i in last.items():
-            ends.setdefault(i, []).append(v)
-        held = {}
-        for v in last:
-            maker = body.makers[v]
-            kept = maker.invars[0] if body.feeds_table(maker) else v
-            held[v] = self.local_bytes(kept.aval)
-        for i, eqn in enumerate(jaxpr.eqns):
-            inner = max((self.peak(own) for own in jaxprs_in_params(eqn.params)), default=0)
-            live += sum(held[v] for v in eqn.outvars if v in last)
-            most = max(most, live + inner)
-            live -= sum(held[v] for v in ends.get(i, ()))
-        return most
+        for mesh_axis in (names,) if isinstance(names, str) else names:
+            for v in eqn.invars if mesh_axis in self.mesh else ():
+                yield Sent(MANUAL[eqn.primitive.name], mesh_axis, self.part(v))
 
 
-def spec_of(aval: Any) -> tuple[Entry, ...]:
-    """The placement in a type, an entry for each axis; whole where there is none."""
-    sharding = getattr(aval, "sharding", None)
-    places = tuple(sharding.spec) if sharding is not None else ()
-    return places + (None,) * (len(getattr(aval, "shape", ())) - len(places))
+def exchange(
+    letter: int,
+    mesh_axis: str,
+    parts: tuple[Part, Part, Part],
+    letters: Letters,
+    held: tuple[int | None, ...],
+) -> Iterator[Sent]:
+    """What is sent where a mesh axis splits a product along one letter."""
+    left, right, out = parts
+    for part, own_letters, own in ((left, letters.left, held[0]), (right, letters.right, held[1])):
+        if own is not None and own != letter:
+            kind = "all-to-all" if letter in own_letters else "all-gather"
+            yield Sent(kind, mesh_axis, part)
+    if letter not in letters.out:  # each device has a part of the sum
+        yield sum_over(mesh_axis, out)
+    elif held[2] is None:
+        yield Sent("all-gather", mesh_axis, out)
+    elif held[2] != letter:
+        yield Sent("all-to-all", mesh_axis, out)
+
+
+def sum_over(mesh_axis: str, out: Part) -> Sent:
+    """A sum of parts: whole on every device, or scattered where the mesh axis splits it."""
+    kind = "all-reduce" if out.splits(mesh_axis) is None else "reduce-scatter"
+    return Sent(kind, mesh_axis, out)
+
+
+def is_sent(sent: Sent, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]) -> bool:
+    """Whether it is sent here, and not before or after.
+
+    What several products gather is gathered once, and sums that are added go round as one.
+    """
+    if sent.kind == "all-gather":
+        key = (flow.root(sent.part.value), sent.mesh_axis)
+        is_first = key not in gathered
+        gathered.add(key)
+        return is_first
+    if sent.kind in ("all-reduce", "reduce-scatter"):
+        return flow.last_summand(eqn) in (None, eqn)
+    return True
 
 
 def origin(eqn: Any) -> str:
@@ -347,15 +252,3 @@ def origin(eqn: Any) -> str:
     lines = (f"{model_file(frame.file_name)}:{frame.line_num}" for frame in frames)
     line = next((line for line in lines if not line.startswith(":")), "")
     return f"{line} {eqn.primitive.name}".strip()
-
-
-def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
-    """The collectives that send the most, those of one kind, place and size taken together."""
-    key = lambda c: (c.kind, c.mesh_axes, c.group, c.bytes, c.source, c.overlaps)  # noqa: E731
-    joined = []
-    for _, same in itertools.groupby(sorted(collectives, key=key), key=key):
-        own = list(same)
-        joined.append(own[0]._replace(times=sum(c.times for c in own)))
-    return sorted(joined, key=lambda c: -c.received_bytes)
-
-

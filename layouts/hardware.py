@@ -1,4 +1,4 @@
-"""What devices can do at their best, as their makers published it: the only table of such numbers."""
+"""What devices can do at their best, as published: the only table of such numbers."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -24,7 +24,8 @@ class Chip(NamedTuple):
     source: str
 
 
-# Links: two along each axis of the torus.  Clocks of v4 and later: peak / (matrix units x 128 x 128 x 2).
+# A chip has two links along each axis of the torus.  Clocks of v4 and later are the peak over the
+# FLOPs of a cycle: 2 x 128 x 128 x matrix units.
 JOUPPI = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training, table 3"
 CLOUD = "docs.cloud.google.com/tpu/docs"
 CHIPS = {

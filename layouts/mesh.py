@@ -13,6 +13,16 @@ from configs.errors import UserError
 from layouts.layout import Layout, pairs
 
 
+# Without the first three libtpu asks the network what machine it is on; with the last, several
+# processes may compile at once.
+LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
 def simulate_devices(count: int) -> None:
     """Makes this machine look as if it had `count` CPU devices.  Before the first use of jax."""
     jax.config.update("jax_platforms", "cpu")
@@ -95,10 +105,8 @@ def absent_mesh(topology: str, sizes: dict[str, int]) -> Mesh:
     """A mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
     from jax.experimental import topologies
 
-    # Without these libtpu asks the network what kind of machine it is on.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    for name, value in LIBTPU.items():
+        os.environ.setdefault(name, value)
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except jax.errors.JaxRuntimeError as error:

@@ -49,7 +49,7 @@ def coordinates(slice: Slice, mesh: Mapping[str, int], devices: Mesh | None) -> 
     """
     axes = len(slice.extents)
     if devices is not None:
-        places = [[*device.coords][:axes] for device in devices.devices.flat]  # type: ignore[attr-defined]
+        places = [[*device.coords][:axes] for device in devices.devices.flat]
     else:
         chips = np.arange(slice.devices) // slice.chip.cores
         places = np.stack(np.unravel_index(chips, slice.extents[::-1])[::-1], axis=-1).tolist()

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,10 +38,10 @@ class Slice:
         """
         kind, _, sizes = name.partition(":")
         if kind not in CHIPS:
-            legal = ", ".join(CHIPS)
+            near, legal = did_you_mean(kind, CHIPS), ", ".join(CHIPS)
             raise UserError(
-                f"--topology={name}: {kind!r} is no known kind of chip.{did_you_mean(kind, CHIPS)}  "
-                f"Legal: {legal}, then a colon and the chips along each axis, as in v3:32x32."
+                f"--topology={name}: {kind!r} is no known kind of chip.{near}  Legal: {legal}, "
+                "then a colon and the chips along each axis, as in v3:32x32."
             )
         chip = CHIPS[kind]
         if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
@@ -77,13 +76,12 @@ class Slice:
             found.append(Along(len(places), stride, ring))
         return tuple(found)
 
-    def seconds(self, kind: str, size_bytes: float, coordinates: Sequence[Sequence[int]]) -> float:
+    def seconds(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
         """How long one collective of a whole tensor takes that each of these devices has.
 
         Rings along every axis of the torus share the work of gathering and reducing; what all send
         to all must cross the middle of the longest axis.  Devices are at [x, y, ..] of their chip.
         """
-        places = np.array(coordinates)
         chips = np.unique(places, axis=0)
         cores = len(places) / len(chips)  # of a chip that are in the group
         groups = self.chip.cores / cores  # that share a chip, and so its links

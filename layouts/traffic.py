@@ -1,6 +1,7 @@
 """Exchanges of data between the devices of a mesh, whoever found them: a model or a compiler."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -93,6 +94,19 @@ def largest(
     own = [c for c in collectives if tuple(sorted(c.mesh_axes)) == mesh_axes]
     own.sort(key=lambda c: -c.received_bytes)
     return tuple(dict.fromkeys(f"{c.kind} at {c.source}" for c in own[:count]))
+
+
+def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
+    """The collectives that send the most first, those that are alike taken together."""
+
+    def kind(own: Collective) -> tuple:
+        return own._replace(times=0)
+
+    joined = []
+    for _, alike in itertools.groupby(sorted(collectives, key=kind), key=kind):
+        same = list(alike)
+        joined.append(same[0]._replace(times=sum(own.times for own in same)))
+    return sorted(joined, key=lambda own: -own.received_bytes)
 
 
 def mesh_of(mesh: Mapping[str, int]) -> str:

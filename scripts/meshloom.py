@@ -341,7 +341,9 @@ def export_t5(**flags: Any) -> None:
 @click.option(
     "--topology", metavar="KIND:SIZES", help="Absent TPUs to plan for, such as v3:32x32."
 )  # fmt: skip
-@click.option("--analytic", is_flag=True, help="In seconds, from the layout alone; compile nothing.")
+@click.option(
+    "--analytic", is_flag=True, help="In seconds, from the layout alone; compile nothing."
+)
 def plan(**flags: Any) -> None:
     """What a run will cost: memory, FLOPs, traffic and time of its real training step.
 

@@ -7,14 +7,13 @@ import jax
 from jax.sharding import Mesh
 
 from configs.errors import UserError
-from layouts.cost import heaviest
 from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.lint import table
 from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
 from layouts.timing import coordinates, seconds
 from layouts.torus import Slice
-from layouts.traffic import mesh_of
+from layouts.traffic import heaviest, mesh_of
 from scripts.commands import Strings, set_where, settings, write_json
 from scripts.page import write_page
 from scripts.terminal import print_table, tell
@@ -51,7 +50,9 @@ def plan_run(
     for warning in check_layout(run, layout, sizes, set_where(config)):
         tell(warning)
     found = plan_of(run, layout, sizes, slice, analytic)
-    title = f"{layout_name(set_where(config))} {mesh_of(sizes)}" + f" on {topology}" * bool(topology)
+    title = f"{layout_name(set_where(config))} {mesh_of(sizes)}" + f" on {topology}" * bool(
+        topology
+    )
     facts = as_json(found, layout)
     show(found, facts, title)
     if found.fits is False:
@@ -180,7 +181,10 @@ def show(found: Plan, facts: dict[str, Any], title: str) -> None:
     if found.timing is not None and found.step_s is not None:
         print_table(
             ["time of a step", "s", "share"],
-            [(name, f"{s:.4g}", f"{s / found.step_s:.1%}") for name, s in found.timing.parts.items()],
+            [
+                (name, f"{s:.4g}", f"{s / found.step_s:.1%}")
+                for name, s in found.timing.parts.items()
+            ],
         )
     for surprise in found.surprises:
         print(f"Unlike what the layout asks for: {surprise}.")

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from layouts.layout import Layout
 from models.spec import Transformer
@@ -47,7 +47,7 @@ def changes(run: Run) -> Iterator[tuple[str, Run]]:
     if not isinstance(model, Transformer):
         return
 
-    def having(**settings: object) -> Run:
+    def having(**settings: Any) -> Run:
         return dataclasses.replace(run, model=dataclasses.replace(model, **settings))
 
     if model.remat != "full":

@@ -18,7 +18,6 @@ from layouts.mesh import abstract_mesh, entered
 from layouts.timing import PRODUCT_UTILISATION, Timing, coordinates, timing
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
-from models.api import Batch
 from trainer.checks import record_loss
 from trainer.feed import placement
 from trainer.loop import program_of
@@ -36,7 +35,7 @@ class Traced:
     run: Run
     mesh: Mesh | AbstractMesh
     state: State
-    batch: Batch
+    batch: dict[str, jax.ShapeDtypeStruct]
     program: Any  # of jax: what `trace` returns
     cost: Cost
 
@@ -162,15 +161,21 @@ def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | Non
         "gradients": gradient_bytes(step),
         "activations and temporaries": max(0, step.cost.peak_bytes - gradient_bytes(step)),
     }
-    flops, collectives, unexpected = step.cost.flops, tuple(step.cost.collectives), ()
+    flops, collectives, unexpected = step.cost.flops, step.cost.collectives, tuple[Surprise, ...]()
     products_s = other_s = None
     if slice is not None:
         products_s, other_s = flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
     if isinstance(counted, Counted):
-        flops, causes, collectives = counted.flops, dict(counted.bytes_by_cause), counted.collectives
+        flops, causes, collectives = (
+            counted.flops,
+            dict(counted.bytes_by_cause),
+            counted.collectives,
+        )
         unexpected = tuple(surprises(collectives, step.cost.collectives))
         if slice is not None and any(counted.cycles.values()):
-            products_s, other_s = (counted.cycles[n] / slice.chip.clock_hz for n in ("products", "other"))
+            products_s, other_s = (
+                counted.cycles[n] / slice.chip.clock_hz for n in ("products", "other")
+            )
     found = None
     if slice is not None and products_s is not None and other_s is not None:
         mesh = step.mesh if isinstance(step.mesh, Mesh) and compiles_for_tpu(step) else None
@@ -184,7 +189,9 @@ def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | Non
         model_flops=3.0 * asked.flops * step.run.microbatches,
         executed_flops=float(flops * devices),
         bytes_by_cause=causes,
-        needed_bytes=counted.needed_bytes if isinstance(counted, OutOfMemory) else sum(causes.values()),
+        needed_bytes=counted.needed_bytes
+        if isinstance(counted, OutOfMemory)
+        else sum(causes.values()),
         compiled_for=None if counted is None else "TPU" if compiles_for_tpu(step) else "CPU",
         collectives=collectives,
         surprises=unexpected,
