@@ -103,13 +103,14 @@ class Counter:
 
     def emit(self, sent: Iterable[Sent], source: str, times: int) -> None:
         """Joins what goes over several mesh axes at once."""
-        joined: dict[tuple[str, int], list[str]] = {}
+        joined: dict[tuple[str, int], list[Sent]] = {}
         for own in sent:
             if own.part.bytes:
-                joined.setdefault((own.kind, own.part.bytes), []).append(own.mesh_axis)
-        for (kind, own_bytes), names in joined.items():
+                joined.setdefault((own.kind, id(own.part.value)), []).append(own)
+        for (kind, _), same in joined.items():
+            names = [own.mesh_axis for own in same]
             group = math.prod(self.mesh[name] for name in names)
-            whole = own_bytes * (group if kind in GROWS else 1)
+            whole = same[0].part.bytes * (group if kind in GROWS else 1)
             self.collectives.append(Collective(kind, tuple(names), group, whole, times, source))
 
     def part(self, v: Any) -> Part:
