@@ -61,9 +61,22 @@ class Sent(NamedTuple):
         return Collective(self.kind, (), group, whole, 1, "").received_bytes
 
 
-def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int]) -> Cost:
+class Habits(NamedTuple):
+    """What a compiler makes of the exchanges that a trace asks for."""
+
+    joins: bool
+    """What several products gather is gathered once, and sums that are added go round as one."""
+    scatters: bool
+    """A sum of which each device needs a part is scattered, not sent to all and cut there."""
+
+
+TPU = Habits(joins=True, scatters=True)
+CPU = Habits(joins=False, scatters=False)
+
+
+def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -> Cost:
     """The cost of a traced function on a mesh."""
-    counter = Counter(mesh)
+    counter = Counter(mesh, habits)
     counter.walk(jaxpr.jaxpr, 1, backward=False)
     return Cost(counter.flops, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
 
@@ -71,8 +84,8 @@ def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int]) -> Cost:
 class Counter:
     """Adds up FLOPs and traffic of equations."""
 
-    def __init__(self, mesh: Mapping[str, int]) -> None:
-        self.sizes = mesh
+    def __init__(self, mesh: Mapping[str, int], habits: Habits) -> None:
+        self.sizes, self.habits = mesh, habits
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
         self.flops = 0
         self.collectives: list[Collective] = []
@@ -94,7 +107,8 @@ class Counter:
             if name == "dot_general":
                 self.flops += times * self.flops_of(eqn)
             if name in self.rules:
-                sent = [s for s in self.rules[name](eqn, flow) if is_sent(s, eqn, flow, gathered)]
+                found = self.rules[name](eqn, flow)
+                sent = [own for own in found if self.is_sent(own, eqn, flow, gathered)]
                 self.emit(sent, origin(eqn) + " (backward)" * behind, times)
                 continue
             turns = eqn.params["length"] if name == "scan" else 1
@@ -111,7 +125,22 @@ class Counter:
             names = [own.mesh_axis for own in same]
             group = math.prod(self.mesh[name] for name in names)
             whole = same[0].part.bytes * (group if kind in GROWS else 1)
+            if kind == "reduce-scatter" and not self.habits.scatters:
+                kind = "all-reduce"
             self.collectives.append(Collective(kind, tuple(names), group, whole, times, source))
+
+    def is_sent(self, sent: Sent, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]) -> bool:
+        """Whether it is sent here, and not joined with what is sent before or after."""
+        if not self.habits.joins:
+            return True
+        if sent.kind == "all-gather":
+            key = (flow.root(sent.part.value), sent.mesh_axis)
+            is_first = key not in gathered
+            gathered.add(key)
+            return is_first
+        if sent.kind in ("all-reduce", "reduce-scatter"):
+            return flow.last_summand(eqn) in (None, eqn)
+        return True
 
     def part(self, v: Any) -> Part:
         return Part(v, local_bytes(v.aval, self.sizes), places(v.aval))
@@ -230,21 +259,6 @@ def sum_over(mesh_axis: str, out: Part) -> Sent:
     """A sum of parts: whole on every device, or scattered where the mesh axis splits it."""
     kind = "all-reduce" if out.splits(mesh_axis) is None else "reduce-scatter"
     return Sent(kind, mesh_axis, out)
-
-
-def is_sent(sent: Sent, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]) -> bool:
-    """Whether it is sent here, and not before or after.
-
-    What several products gather is gathered once, and sums that are added go round as one.
-    """
-    if sent.kind == "all-gather":
-        key = (flow.root(sent.part.value), sent.mesh_axis)
-        is_first = key not in gathered
-        gathered.add(key)
-        return is_first
-    if sent.kind in ("all-reduce", "reduce-scatter"):
-        return flow.last_summand(eqn) in (None, eqn)
-    return True
 
 
 def origin(eqn: Any) -> str:

@@ -9,7 +9,7 @@ class Letters:
     """Each axis of the operands and of the result of a product, as a number of its own.
 
     >>> Letters.of((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
-    Letters(left=(1, 2, 0), right=(0, 4), out=(1, 2, 4))
+    Letters(left=(1, 2, 0), right=(0, 5), out=(1, 2, 5))
     >>> Letters.of((((2,), (1,)), ((0,), (0,))), 3, 3)  # BLK,BKM->BLM
     Letters(left=(0, 2, 1), right=(0, 1, 5), out=(0, 2, 5))
     """

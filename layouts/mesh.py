@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from configs.errors import UserError
 from layouts.layout import Layout, pairs
 
-
 # Without the first three libtpu asks the network what machine it is on; with the last, several
 # processes may compile at once.
 LIBTPU = {

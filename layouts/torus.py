@@ -53,6 +53,10 @@ class Slice:
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")))
 
     @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
     def chips(self) -> int:
         return math.prod(self.extents)
 

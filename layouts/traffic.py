@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -47,53 +48,72 @@ class Collective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Surprise:
-    """Traffic along mesh axes that a compiler added to, or saved from, what the model asks for."""
+    """Traffic along a mesh axis that a compiler made more or less than the model asks for."""
 
-    mesh_axes: tuple[str, ...]
+    mesh_axis: str
     compiled_bytes: float
     expected_bytes: float
     sources: tuple[str, ...]
-    """The largest of the compiled ones, or of the expected where there are none."""
+    """What accounts for most of the difference."""
 
     def __str__(self) -> str:
         more = "more" if self.compiled_bytes > self.expected_bytes else "less"
         return (
-            f"over {', '.join(self.mesh_axes)}: {self.compiled_bytes / 1e6:,.1f} MB a device, "
-            f"{more} than the {self.expected_bytes / 1e6:,.1f} MB that the layout asks for; "
-            f"largest: {'; '.join(self.sources)}"
+            f"over {self.mesh_axis} a device receives {self.compiled_bytes / 1e6:,.1f} MB a step, "
+            f"{more} than the {self.expected_bytes / 1e6:,.1f} MB that the layout asks for: "
+            f"{'; '.join(self.sources)}"
         )
 
 
-def by_axes(collectives: Iterable[Collective]) -> dict[tuple[str, ...], float]:
-    """Bytes that a device receives in a step along each mesh axis, or several at once."""
-    found: dict[tuple[str, ...], float] = {}
+def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> dict[str, float]:
+    """Bytes that a device receives in a step along each mesh axis.
+
+    Data that goes over several goes over the first whole, over the next in parts of it.
+
+    >>> both = Collective("all-reduce", ("x", "y"), 8, 800, 1, "")
+    >>> by_mesh_axis([both], {"x": 4, "y": 2}), both.received_bytes
+    ({'x': 1200.0, 'y': 200.0}, 1400.0)
+    """
+    found = dict.fromkeys(mesh, 0.0)
     for own in collectives:
-        axes = tuple(sorted(own.mesh_axes))
-        found[axes] = found.get(axes, 0.0) + own.received_bytes
+        shares, left = dict[str, float](), 1.0
+        for name in (name for name in mesh if name in own.mesh_axes):
+            shares[name] = left * (1 - 1 / mesh[name])
+            left /= mesh[name]
+        for name, share in shares.items():
+            found[name] += own.received_bytes * share / sum(shares.values())
     return found
 
 
 def surprises(
-    compiled: Iterable[Collective], expected: Iterable[Collective], tolerance: float = 0.1
+    compiled: Iterable[Collective],
+    expected: Iterable[Collective],
+    mesh: Mapping[str, int],
+    tolerance: float = 0.1,
 ) -> list[Surprise]:
     """Mesh axes whose traffic the compiler made another than the layout asks for."""
     compiled, expected = list(compiled), list(expected)
-    found, wanted = by_axes(compiled), by_axes(expected)
-    total = max(sum(found.values()), 1.0)
-    listed = []
-    for axes in found | wanted:
-        own, other = found.get(axes, 0.0), wanted.get(axes, 0.0)
-        if abs(own - other) > tolerance * max(other, 0.01 * total):
-            listed.append(Surprise(axes, own, other, largest(compiled if own else expected, axes)))
-    return sorted(listed, key=lambda one: -abs(one.compiled_bytes - one.expected_bytes))
+    found, wanted = by_mesh_axis(compiled, mesh), by_mesh_axis(expected, mesh)
+    return [
+        Surprise(name, found[name], wanted[name], tuple(differences(name, compiled, expected)))
+        for name in mesh
+        if abs(found[name] - wanted[name]) > tolerance * wanted[name]
+    ]
 
 
-def largest(
-    collectives: Iterable[Collective], mesh_axes: tuple[str, ...], count: int = 3
-) -> tuple[str, ...]:
-    own = [c for c in collectives if tuple(sorted(c.mesh_axes)) == mesh_axes]
-    own.sort(key=lambda c: -c.received_bytes)
-    return tuple(dict.fromkeys(f"{c.kind} at {c.source}" for c in own[:count]))
+def differences(
+    mesh_axis: str, compiled: Iterable[Collective], expected: Iterable[Collective], count: int = 3
+) -> Iterator[str]:
+    """Lines of the model, and kinds, that differ the most along a mesh axis."""
+    lines: dict[str, Counter[str]] = {}
+    for own, sign in [*((c, 1) for c in compiled), *((c, -1) for c in expected)]:
+        if mesh_axis in own.mesh_axes:
+            place = own.source.split(" ")[0] + " (backward)" * own.source.endswith("(backward)")
+            lines.setdefault(place, Counter())[own.kind] += round(sign * own.received_bytes)
+    largest = sorted(lines.items(), key=lambda item: -abs(sum(item[1].values())))
+    for place, kinds in largest[:count]:
+        parts = (f"{size / 1e6:+,.1f} MB of {kind}" for kind, size in kinds.items() if size)
+        yield f"{place}: {', '.join(parts)}"
 
 
 def heaviest(collectives: Iterable[Collective]) -> list[Collective]:

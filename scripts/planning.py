@@ -11,14 +11,14 @@ from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.lint import table
 from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
-from layouts.timing import coordinates, seconds
+from layouts.timing import seconds
 from layouts.torus import Slice
 from layouts.traffic import heaviest, mesh_of
 from scripts.commands import Strings, set_where, settings, write_json
 from scripts.page import write_page
 from scripts.terminal import print_table, tell
-from trainer.advice import advice
-from trainer.checks import check_layout, check_length, check_sides, layout_name, record_loss
+from trainer.advice import advice, smallest_slice
+from trainer.checks import check_layout, check_length, check_sides, layout_name
 from trainer.plan import Plan, compiled, plan, planned, traced
 from trainer.run import Run
 
@@ -58,6 +58,7 @@ def plan_run(
     if found.fits is False:
         for change in advice(found, layout):
             print(change)
+        print(smallest_slice(found))
     write_json(json_file, facts)
     if html is not None:
         write_page(html, title, found, facts)
@@ -104,7 +105,7 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
     """Every figure of a plan by a stable name; None where it is not known."""
     step_s, slice = found.step_s, found.slice
     hours = None if step_s is None else step_s * found.run.steps / HOUR_S
-    weights = table(record_loss(found.run).weights, layout, found.mesh)
+    weights = table(found.weights, layout, found.mesh)
     weights.sort(key=lambda row: -row.bytes_per_device)
     return {
         "topology": None if slice is None else slice.name,
@@ -139,9 +140,6 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
 
 def collectives(found: Plan) -> list[dict[str, Any]]:
     """All collectives, what a device receives the most of first."""
-    places = None
-    if found.slice is not None:
-        places = coordinates(found.slice, found.mesh, None)
     rows = []
     for own in heaviest(found.collectives):
         row = {
@@ -153,8 +151,8 @@ def collectives(found: Plan) -> list[dict[str, Any]]:
             "overlaps": own.overlaps,
             "source": own.source,
         }
-        if places is not None and found.slice is not None:
-            row["seconds"] = own.times * seconds(found.slice, places, found.mesh, own)
+        if found.places is not None and found.slice is not None:
+            row["seconds"] = own.times * seconds(found.slice, found.places, found.mesh, own)
         rows.append(row)
     return rows
 

@@ -1,10 +1,11 @@
 """What would make a run fit, by tracing each change: the bytes it saves and the time it costs."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from layouts.layout import Layout
+from layouts.layout import Layout, mesh_axes
 from models.spec import Transformer
 from models.weights import Precision
 from trainer.plan import Plan, planned
@@ -29,13 +30,27 @@ def advice(found: Plan, layout: Layout) -> list[Change]:
     """Changes that save memory, the most first."""
     base = planned(found.run, layout, dict(found.mesh), found.slice)
     listed = []
+    ways = math.prod(found.mesh[name] for name in mesh_axes(layout.place("B")[0]))
     for setting, run in changes(found.run):
+        if run.batch_sequences // run.microbatches % ways:
+            continue
         other = planned(run, layout, dict(found.mesh), found.slice)
         saved = base.needed_bytes - other.needed_bytes
         if saved > 0:
             slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
             listed.append(Change(setting, saved, slower))
     return sorted(listed, key=lambda change: -change.saved_bytes)
+
+
+def smallest_slice(found: Plan) -> str:
+    """How many devices of this kind would hold it at the least, if all could be split evenly."""
+    assert found.slice is not None
+    slice, need = found.slice, found.needed_bytes * found.devices
+    side = math.ceil((need / slice.chip.memory_bytes / slice.chip.cores) ** (1 / slice.chip.axes))
+    extent = 2 ** max(0, (side - 1).bit_length())
+    name = f"{slice.kind}:" + "x".join([str(extent)] * slice.chip.axes)
+    devices = math.ceil(need / slice.chip.memory_bytes)
+    return f"Split evenly it would need at least {devices:,} devices: try --topology={name}."
 
 
 def changes(run: Run) -> Iterator[tuple[str, Run]]:

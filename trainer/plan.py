@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.compiled import Compiled
-from layouts.cost import Cost, cost_of
+from layouts.cost import CPU, TPU, Cost, cost_of
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, entered
+from layouts.record import Weight
 from layouts.timing import PRODUCT_UTILISATION, Timing, coordinates, timing
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
@@ -69,7 +70,7 @@ class Plan:
     mesh: Mapping[str, int]
     slice: Slice | None
     run: Run
-    parameters: int
+    weights: tuple[Weight, ...]
     model_flops: float
     """Of a step on all devices: what the model asks for, nothing computed twice."""
     executed_flops: float
@@ -79,6 +80,8 @@ class Plan:
     compiled_for: str | None
     collectives: tuple[Collective, ...]
     surprises: tuple[Surprise, ...]
+    places: np.ndarray | None
+    """Where each device of the mesh stands on the torus."""
     timing: Timing | None
     compile_s: float | None
 
@@ -94,6 +97,10 @@ class Plan:
     @property
     def step_s(self) -> float | None:
         return None if self.timing is None else self.timing.step_s
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(weight.shape) for weight in self.weights)
 
     @property
     def tokens_per_step(self) -> int:
@@ -120,7 +127,9 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Traced:
         batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name))
     with entered(mesh):
         found = train_step.trace(program, state, batch)
-    return Traced(run, mesh, state, batch, found, cost_of(found.jaxpr, dict(mesh.shape)))
+    on_cpu = isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
+    cost = cost_of(found.jaxpr, dict(mesh.shape), CPU if on_cpu else TPU)
+    return Traced(run, mesh, state, batch, found, cost)
 
 
 def compiled(step: Traced) -> Counted | OutOfMemory:
@@ -171,12 +180,12 @@ def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | Non
             dict(counted.bytes_by_cause),
             counted.collectives,
         )
-        unexpected = tuple(surprises(collectives, step.cost.collectives))
+        unexpected = tuple(surprises(collectives, step.cost.collectives, step.sizes))
         if slice is not None and any(counted.cycles.values()):
             products_s, other_s = (
                 counted.cycles[n] / slice.chip.clock_hz for n in ("products", "other")
             )
-    found = None
+    found = places = None
     if slice is not None and products_s is not None and other_s is not None:
         mesh = step.mesh if isinstance(step.mesh, Mesh) and compiles_for_tpu(step) else None
         places = coordinates(slice, step.sizes, mesh)
@@ -185,7 +194,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | Non
         mesh=step.sizes,
         slice=slice,
         run=step.run,
-        parameters=sum(math.prod(weight.shape) for weight in asked.weights),
+        weights=asked.weights,
         model_flops=3.0 * asked.flops * step.run.microbatches,
         executed_flops=float(flops * devices),
         bytes_by_cause=causes,
@@ -195,6 +204,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | Non
         compiled_for=None if counted is None else "TPU" if compiles_for_tpu(step) else "CPU",
         collectives=collectives,
         surprises=unexpected,
+        places=places,
         timing=found,
         compile_s=None if counted is None else counted.compile_s,
     )
