@@ -65,7 +65,8 @@ class Habits(NamedTuple):
     """What a compiler makes of the exchanges that a trace asks for."""
 
     joins: bool
-    """What several products gather is gathered once, and sums that are added go round as one."""
+    """What several products gather is gathered once even if each looks at it another way, and sums
+    that are added go round as one."""
     scatters: bool
     """A sum of which each device needs a part is scattered, not sent to all and cut there."""
 
@@ -131,14 +132,13 @@ class Counter:
 
     def is_sent(self, sent: Sent, eqn: Any, flow: Flow, gathered: set[tuple[Any, str]]) -> bool:
         """Whether it is sent here, and not joined with what is sent before or after."""
-        if not self.habits.joins:
-            return True
         if sent.kind == "all-gather":
-            key = (flow.root(sent.part.value), sent.mesh_axis)
+            value = sent.part.value
+            key = (flow.root(value) if self.habits.joins else value, sent.mesh_axis)
             is_first = key not in gathered
             gathered.add(key)
             return is_first
-        if sent.kind in ("all-reduce", "reduce-scatter"):
+        if self.habits.joins and sent.kind in ("all-reduce", "reduce-scatter"):
             return flow.last_summand(eqn) in (None, eqn)
         return True
 

@@ -11,7 +11,7 @@ class Letters:
     >>> Letters.of((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
     Letters(left=(1, 2, 0), right=(0, 5), out=(1, 2, 5))
     >>> Letters.of((((2,), (1,)), ((0,), (0,))), 3, 3)  # BLK,BKM->BLM
-    Letters(left=(0, 2, 1), right=(0, 1, 5), out=(0, 2, 5))
+    Letters(left=(0, 3, 1), right=(0, 1, 7), out=(0, 3, 7))
     """
 
     left: tuple[int, ...]

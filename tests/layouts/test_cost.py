@@ -59,8 +59,11 @@ def test_a_tpu_gathers_once_what_two_products_read() -> None:
     places = [((B, D), jax.P("x", "y")), *[((D, F), jax.P(None, "y"))] * 2]
 
     def both(x, v, w):
-        out = jax.P("x", "y")
-        return tuple(jnp.einsum("bd,df->bf", x, own, out_sharding=out) for own in (v, w))
+        out, views = jax.P("x", "y"), (jnp.reshape(x, (B, 1, D)) for _ in range(2))
+        return tuple(
+            jnp.einsum("bd,df->bf", view[:, 0], own, out_sharding=out)
+            for view, own in zip(views, (v, w), strict=True)
+        )
 
     gathered = [("all-gather", ("y",), B // 4 * D * 4)]
     assert sent(cost(both, *places)) == gathered

@@ -14,7 +14,8 @@ from tests.toys import ROOT, optax_promotion
 from trainer.plan import Counted, Traced, compiled, traced
 from trainer.run import Run
 
-DENSE = Transformer(vocab=64, layers=2, d_model=32, d_ff=80, heads=8, d_kv=12, length=24)
+# Deep, as compilers have ways of their own to look up embeddings, once a step.
+DENSE = Transformer(vocab=64, layers=48, d_model=32, d_ff=80, heads=8, d_kv=12, length=24)
 EXPERTS = dataclasses.replace(
     DENSE, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
 )
