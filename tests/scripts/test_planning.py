@@ -88,3 +88,33 @@ def test_without_the_tpu_compiler_it_says_what_is_missing(
     answer = run("plan", *toy(tmp_path), "--topology=v3:2x2")
     assert answer.code == 0
     assert "pip install libtpu" in answer.error and "are missing" in answer.error
+
+
+def test_layouts_beside_each_other(run: Meshloom, tmp_path: Path) -> None:
+    files = ["layouts/data_parallel.gin", "layouts/fsdp.gin"]
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'both.json'}"]
+    answer = run("plan", *toy(tmp_path)[1:], *flags, "--compare", *files)
+    assert answer.code == 0, answer.error
+    found = json.loads((tmp_path / "both.json").read_text())
+    assert list(found) == sorted(found, key=lambda name: found[name]["step_time_s"])
+    assert found["fsdp"]["bytes_by_cause"]["parameters"] * 8 == pytest.approx(
+        found["data_parallel"]["bytes_by_cause"]["parameters"], rel=0.01
+    )
+    assert run("plan", *toy(tmp_path), *files).code == 2
+
+
+def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
+    best = tmp_path / "best.gin"
+    flags = ["--topology=v3:2x1", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
+    answer = run("layouts", *toy(tmp_path)[1:], *flags)
+    assert answer.code == 0, answer.error
+    found = json.loads((tmp_path / "all.json").read_text())
+    times = [own["step_time_s"] for own in found if own["fits"]]
+    assert len(times) > 10 and times == sorted(times)
+    text = best.read_text()
+    assert "Runners-up:" in text and f"{times[0]:.4g} s a step" in text
+    again = run("plan", *toy(tmp_path)[1:], f"--gin_file={best}", "--topology=v3:2x1",
+                "--analytic", f"--json={tmp_path / 'one.json'}")  # fmt: skip
+    assert again.code == 0, again.error
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert one["step_time_s"] == pytest.approx(times[0])
