@@ -58,12 +58,20 @@ def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) 
     return Row(f"gshard_{size}", topology, files, settings, "step_time_s", 1 / steps_per_s)
 
 
+def even(row: Row) -> Row:
+    """The same with 2,048 tokens on each core, as its siblings of 512 and 2,048 experts have."""
+    settings = (*row.settings, f"Run.batch_sequences={MILLION_TOKENS // 4}")
+    return row._replace(name=f"{row.name}_even", settings=settings)
+
+
 def mesh_tensorflow(name: str, topology: str, run: str, settings: str, published: float) -> Row:
     files = (f"configs/runs/{run}.gin", f"configs/models/{name}.gin",
              "layouts/data_and_model_parallel.gin")  # fmt: skip
     return Row(name, topology, files, (*NO_DROPOUT, settings), "step_time_s", published)
 
 
+SMALL = gshard("37b", "v3:8x8", MILLION_TOKENS, "full", 0.67)
+LARGE = gshard("600b", POD, 4 * MILLION_TOKENS, "full", 0.72)
 ROWS = (
     giant("64b", 0.522),
     giant("128b", 0.553),
@@ -72,11 +80,11 @@ ROWS = (
     mesh_tensorflow(
         "mtf_lm_4.90b", "v2:16x16", "lm1b_mtf", "Layout.mesh='data:16,model:32'", 0.344
     ),
-    gshard("600b", POD, 4 * MILLION_TOKENS, "full", 0.72),
+    LARGE,
     gshard("200b", POD, 4 * MILLION_TOKENS, "none", 2.15),
     gshard("150b", "v3:16x16", MILLION_TOKENS, "full", 1.05),
     gshard("50b", "v3:16x16", MILLION_TOKENS, "none", 3.28),
-    gshard("37b", "v3:8x8", MILLION_TOKENS, "full", 0.67),
+    SMALL,
     gshard("12.5b", "v3:8x8", MILLION_TOKENS, "none", 2.16),
 )
 
@@ -93,6 +101,20 @@ def main(folder: Path, only: str) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row, facts in found:
         print(line(row, facts))
+    if only in even(SMALL).name:
+        print_growth(folder)
+
+
+def print_growth(folder: Path) -> None:
+    """From 128 to 2,048 experts at the same tokens a core: time, memory and compilation."""
+    small, large = planned(even(SMALL), folder), planned(LARGE, folder)
+    if small is None or large is None:
+        return
+    print("\n| from 128 to 2,048 experts | 128 | 2,048 | ratio |")
+    print("| --- | --- | --- | --- |")
+    for name, unit in (("step_time_s", 1), ("bytes_per_device", 1e9), ("compile_s", 1)):
+        first, last = small[name] / unit, large[name] / unit
+        print(f"| {name} | {first:.3f} | {last:.3f} | {last / first:.2f} |")
 
 
 def planned(row: Row, folder: Path) -> dict[str, Any] | None:

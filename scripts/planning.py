@@ -14,7 +14,7 @@ from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
 from layouts.timing import seconds
 from layouts.torus import Slice
 from layouts.traffic import heaviest, mesh_of
-from scripts.commands import Strings, set_where, settings, write_json
+from scripts.commands import Strings, set_where, settings, warn_unused, write_json
 from scripts.page import write_page
 from scripts.terminal import print_table, tell
 from trainer.advice import advice, smallest_slice
@@ -44,6 +44,7 @@ def plan_run(
     config = settings(None, gin_file, gin_param)
     slice = None if topology is None else Slice.named(topology)
     run, layout = config.make(Run), config.make(Layout)
+    warn_unused(config, Run, Layout)
     check_sides(run)
     check_length(run)
     sizes = sizes_on(layout, slice)
