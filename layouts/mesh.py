@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -33,6 +34,21 @@ def cache_compilations() -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/meshloom/compiled")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Compiles without that store: what was compiled for absent devices cannot be read back."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = jax.config.read("jax_enable_compilation_cache")
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def join_processes(coordinator_address: str, process_count: int, process_index: int) -> None:

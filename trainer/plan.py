@@ -1,5 +1,6 @@
 """What a run will cost, from its real training step: traced, or compiled for absent devices."""
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -14,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from layouts.compiled import Compiled
 from layouts.cost import CPU, TPU, Cost, cost_of
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, entered
+from layouts.mesh import abstract_mesh, entered, uncached
 from layouts.record import Weight
 from layouts.timing import PRODUCT_UTILISATION, Timing, coordinates, timing
 from layouts.torus import Slice
@@ -77,6 +78,8 @@ class Plan:
     """Of a step on all devices, with what is computed again and on several devices alike."""
     bytes_by_cause: Mapping[str, int]
     needed_bytes: int
+    refused: bool
+    """Whether a compiler found no room for it."""
     compiled_for: str | None
     collectives: tuple[Collective, ...]
     surprises: tuple[Surprise, ...]
@@ -92,7 +95,9 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """Whether a device's memory holds it; unknown where the device is."""
-        return None if self.slice is None else self.needed_bytes <= self.slice.chip.memory_bytes
+        if self.slice is None:
+            return None
+        return not self.refused and self.needed_bytes <= self.slice.chip.memory_bytes
 
     @property
     def step_s(self) -> float | None:
@@ -137,7 +142,8 @@ def compiled(step: Traced) -> Counted | OutOfMemory:
     assert isinstance(step.mesh, Mesh), "there must be devices, present or absent, to compile for"
     start = time.perf_counter()
     try:
-        with entered(step.mesh):
+        cache = uncached() if compiles_for_tpu(step) else contextlib.nullcontext()
+        with entered(step.mesh), cache:
             program = step.program.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
@@ -201,6 +207,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | Non
         needed_bytes=counted.needed_bytes
         if isinstance(counted, OutOfMemory)
         else sum(causes.values()),
+        refused=isinstance(counted, OutOfMemory),
         compiled_for=None if counted is None else "TPU" if compiles_for_tpu(step) else "CPU",
         collectives=collectives,
         surprises=unexpected,
