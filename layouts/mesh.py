@@ -41,7 +41,7 @@ def uncached() -> Iterator[None]:
     """Compiles without that store: what was compiled for absent devices cannot be read back."""
     from jax.experimental.compilation_cache import compilation_cache
 
-    enabled = jax.config.read("jax_enable_compilation_cache")
+    enabled = jax.config.values["jax_enable_compilation_cache"]
     try:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()
