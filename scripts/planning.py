@@ -23,7 +23,6 @@ from trainer.plan import Plan, compiled, plan, planned, traced
 from trainer.run import Run
 
 SHOWN = 12  # collectives and weights in a table
-MOST_VIRTUAL = 64  # devices of this machine's own that a step is compiled for
 HOUR_S = 3600
 NO_COMPILER = (
     "The TPU compiler is not installed: what fits and how long it takes are estimates from the "
@@ -112,11 +111,11 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
         "topology": None if slice is None else slice.name,
         "devices": found.devices,
         "mesh": dict(found.mesh),
-        "compiled_for": found.compiled_for,
+        "compiled_for": found.counted.compiled_for,
         "fits": found.fits,
-        "bytes_per_device": found.needed_bytes,
+        "bytes_per_device": found.counted.needed_bytes,
         "memory_bytes": None if slice is None else slice.chip.memory_bytes,
-        "bytes_by_cause": dict(found.bytes_by_cause),
+        "bytes_by_cause": dict(found.counted.bytes_by_cause),
         "parameters": found.parameters,
         "model_flops": found.model_flops,
         "executed_flops": found.executed_flops,
@@ -130,7 +129,7 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
         "run_steps": found.run.steps,
         "run_hours": hours,
         "chip_hours": None if hours is None or slice is None else hours * slice.chips,
-        "compile_s": found.compile_s,
+        "compile_s": found.counted.compile_s,
         "weights": [
             {"path": row.path, "axes": row.axes, "bytes": row.bytes,
              "bytes_per_device": row.bytes_per_device}
@@ -142,7 +141,7 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
 def collectives(found: Plan) -> list[dict[str, Any]]:
     """All collectives, what a device receives the most of first."""
     rows = []
-    for own in heaviest(found.collectives):
+    for own in heaviest(found.counted.collectives):
         row = {
             "kind": own.kind,
             "mesh_axes": list(own.mesh_axes),

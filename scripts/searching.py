@@ -14,6 +14,7 @@ from layouts.torus import Slice
 from scripts.commands import Strings, open_output, set_where, settings, write_json
 from scripts.planning import NO_COMPILER, as_json, plan_of, sizes_on
 from scripts.terminal import print_table, tell
+from trainer.advice import smallest_slice
 from trainer.checks import check_layout, check_length, check_sides
 from trainer.run import Run
 from trainer.search import Ranked, named, ranked, verified
@@ -68,6 +69,7 @@ def search(
     check_sides(run)
     check_length(run)
     found = ranked(run, slice, tell)
+    refuse_what_fits_nowhere(found, slice)
     how = "by their traces"
     if verify:
         if not has_tpu_compiler():
@@ -85,13 +87,22 @@ def search(
         tell(f"Wrote {output}.")
 
 
+def refuse_what_fits_nowhere(found: Sequence[Ranked], slice: Slice) -> None:
+    least = min((own.plan for own in found), key=lambda plan: plan.counted.needed_bytes)
+    if not least.fits:
+        raise UserError(
+            f"--topology={slice.name}: none of {len(found)} layouts fits; the least needs "
+            f"{size_text(least.counted.needed_bytes)} a device, and there are "
+            f"{size_text(slice.chip.memory_bytes)}.  {smallest_slice(least)}"
+        )
+
+
 def comments(found: Sequence[Ranked], slice: Slice, how: str) -> list[str]:
     """What a layout file says of itself and of those that it beat."""
     best = found[0]
-    fits = "fits" if best.plan.fits else "does not fit, and nothing does"
     return [
         f"The fastest of {len(found)} layouts on {slice.name}, {how}: {best.step_s:.4g} s a step,",
-        f"{size_text(best.plan.needed_bytes)} a device, which {fits}.  Runners-up:",
+        f"{size_text(best.plan.counted.needed_bytes)} a device, which fits.  Runners-up:",
         *(
             f"{own.step_s / best.step_s - 1:+.0%}{'' if own.plan.fits else ', does not fit'}:"
             f" {named(own.layout)}"

@@ -35,7 +35,7 @@ def advice(found: Plan, layout: Layout) -> list[Change]:
         if run.batch_sequences // run.microbatches % ways:
             continue
         other = planned(run, layout, dict(found.mesh), found.slice)
-        saved = base.needed_bytes - other.needed_bytes
+        saved = base.counted.needed_bytes - other.counted.needed_bytes
         if saved > 0:
             slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
             listed.append(Change(setting, saved, slower))
@@ -45,7 +45,7 @@ def advice(found: Plan, layout: Layout) -> list[Change]:
 def smallest_slice(found: Plan) -> str:
     """How many devices of this kind would hold it at the least, if all could be split evenly."""
     assert found.slice is not None
-    slice, need = found.slice, found.needed_bytes * found.devices
+    slice, need = found.slice, found.counted.needed_bytes * found.devices
     side = math.ceil((need / slice.chip.memory_bytes / slice.chip.cores) ** (1 / slice.chip.axes))
     extent = 2 ** max(0, (side - 1).bit_length())
     name = f"{slice.kind}:" + "x".join([str(extent)] * slice.chip.axes)

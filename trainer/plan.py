@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from configs.errors import RunError
 from layouts.compiled import Compiled
 from layouts.cost import CPU, TPU, Cost, cost_of
 from layouts.layout import Layout
@@ -27,7 +28,7 @@ from trainer.run import Run
 from trainer.step import State, abstract_state, train_step
 
 GIB = 2**30
-HOUR_S = 3600
+TEMPORARIES = "activations and temporaries"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +48,18 @@ class Traced:
 
 
 class Counted(NamedTuple):
-    """What a compiler made of a step, on one device."""
+    """What a step does on one device, by its trace or as a compiler made it."""
 
     flops: int
-    cycles: Mapping[str, int]
-    """Of matrix products and of all else, by the compiler's estimate; of a CPU there is none."""
     collectives: tuple[Collective, ...]
     bytes_by_cause: Mapping[str, int]
-    compile_s: float
-
-
-class OutOfMemory(NamedTuple):
-    """A compiler that found no room, and what it says would be needed."""
-
     needed_bytes: int
-    compile_s: float
+    cycles: Mapping[str, int] | None = None
+    """Of products and of other work, as a compiler for TPUs estimates them."""
+    compiled_for: str | None = None
+    compile_s: float | None = None
+    refused: bool = False
+    """Whether the compiler found no room for it; all but what is needed is then by the trace."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +74,11 @@ class Plan:
     """Of a step on all devices: what the model asks for, nothing computed twice."""
     executed_flops: float
     """Of a step on all devices, with what is computed again and on several devices alike."""
-    bytes_by_cause: Mapping[str, int]
-    needed_bytes: int
-    refused: bool
-    """Whether a compiler found no room for it."""
-    compiled_for: str | None
-    collectives: tuple[Collective, ...]
+    counted: Counted
     surprises: tuple[Surprise, ...]
     places: np.ndarray | None
     """Where each device of the mesh stands on the torus."""
     timing: Timing | None
-    compile_s: float | None
 
     @property
     def devices(self) -> int:
@@ -97,7 +89,8 @@ class Plan:
         """Whether a device's memory holds it; unknown where the device is."""
         if self.slice is None:
             return None
-        return not self.refused and self.needed_bytes <= self.slice.chip.memory_bytes
+        needed_bytes, own = self.counted.needed_bytes, self.slice.chip.memory_bytes
+        return not self.counted.refused and needed_bytes <= own
 
     @property
     def step_s(self) -> float | None:
@@ -137,88 +130,89 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Traced:
     return Traced(run, mesh, state, batch, found, cost)
 
 
-def compiled(step: Traced) -> Counted | OutOfMemory:
+def estimated(step: Traced) -> Counted:
+    """What the trace alone says."""
+    gradients = gradient_bytes(step)
+    temporaries = max(0, step.cost.peak_bytes - gradients)
+    causes = {**held_bytes(step), "gradients": gradients, TEMPORARIES: temporaries}
+    return Counted(step.cost.flops, step.cost.collectives, causes, sum(causes.values()))
+
+
+def compiled(step: Traced) -> Counted:
     """Compiles a step for its mesh and counts what is in the program."""
-    assert isinstance(step.mesh, Mesh), "there must be devices, present or absent, to compile for"
+    target = "CPU" if tpus(step) is None else "TPU"
     start = time.perf_counter()
     try:
-        cache = uncached() if compiles_for_tpu(step) else contextlib.nullcontext()
+        cache = uncached() if target == "TPU" else contextlib.nullcontext()
         with entered(step.mesh), cache:
             program = step.program.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
         if needed is None:
-            raise
-        held = sum(held_bytes(step).values())
-        return OutOfMemory(int(float(needed[1]) * GIB) + held, time.perf_counter() - start)
+            raise RunError(f"the compiler fails on this step: {error}") from error
+        return estimated(step)._replace(
+            needed_bytes=round(float(needed[1]) * GIB) + sum(held_bytes(step).values()),
+            compiled_for=target,
+            compile_s=time.perf_counter() - start,
+            refused=True,
+        )
     compile_s = time.perf_counter() - start
-    memory = program.memory_analysis()
-    text = Compiled.read(program.as_text())
+    text, causes = Compiled.read(program.as_text()), causes_of(step, program.memory_analysis())
+    found = tuple(text.collectives(step.sizes))
+    cycles = text.cycles if target == "TPU" else None
+    needed_bytes = sum(causes.values())
+    return Counted(text.flops, found, causes, needed_bytes, cycles, target, compile_s)
+
+
+def causes_of(step: Traced, memory: Any) -> dict[str, int]:
+    """A compiled program's memory on one device by cause."""
     causes = held_bytes(step)
-    # Arguments are padded on the device; what is over belongs to the parameters in the main.
+    # Arguments are padded on the device; most of what that adds belongs to the parameters.
     causes["parameters"] += max(0, memory.argument_size_in_bytes - sum(causes.values()))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
     gradients = min(gradient_bytes(step), memory.temp_size_in_bytes)
-    causes |= {
+    return causes | {
         "gradients": gradients,
-        "activations and temporaries": memory.temp_size_in_bytes - gradients + unaliased,
+        TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
         "program": memory.generated_code_size_in_bytes,
     }
-    found = tuple(text.collectives(step.sizes))
-    return Counted(text.flops, text.cycles, found, causes, compile_s)
 
 
-def plan(step: Traced, slice: Slice | None, counted: Counted | OutOfMemory | None = None) -> Plan:
-    """Puts together what is known of a step; what was not compiled is as the trace says."""
-    asked, devices = record_loss(step.run), math.prod(step.sizes.values())
-    causes = {
-        **held_bytes(step),
-        "gradients": gradient_bytes(step),
-        "activations and temporaries": max(0, step.cost.peak_bytes - gradient_bytes(step)),
-    }
-    flops, collectives, unexpected = step.cost.flops, step.cost.collectives, tuple[Surprise, ...]()
-    products_s = other_s = None
+def plan(step: Traced, slice: Slice | None, counted: Counted) -> Plan:
+    """Puts together what is known of a step."""
+    asked, expected = record_loss(step.run), step.cost.collectives
+    places = None
     if slice is not None:
-        products_s, other_s = flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
-    if isinstance(counted, Counted):
-        flops, causes, collectives = (
-            counted.flops,
-            dict(counted.bytes_by_cause),
-            counted.collectives,
-        )
-        unexpected = tuple(surprises(collectives, step.cost.collectives, step.sizes))
-        if slice is not None and any(counted.cycles.values()):
-            products_s, other_s = (
-                counted.cycles[n] / slice.chip.clock_hz for n in ("products", "other")
-            )
-    found = places = None
-    if slice is not None and products_s is not None and other_s is not None:
-        mesh = step.mesh if isinstance(step.mesh, Mesh) and compiles_for_tpu(step) else None
-        places = coordinates(slice, step.sizes, mesh)
-        found = timing(slice, places, step.sizes, collectives, products_s, other_s)
+        places = coordinates(slice, step.sizes, tpus(step))
     return Plan(
         mesh=step.sizes,
         slice=slice,
         run=step.run,
         weights=asked.weights,
         model_flops=3.0 * asked.flops * step.run.microbatches,
-        executed_flops=float(flops * devices),
-        bytes_by_cause=causes,
-        needed_bytes=counted.needed_bytes
-        if isinstance(counted, OutOfMemory)
-        else sum(causes.values()),
-        refused=isinstance(counted, OutOfMemory),
-        compiled_for=None if counted is None else "TPU" if compiles_for_tpu(step) else "CPU",
-        collectives=collectives,
-        surprises=unexpected,
+        executed_flops=float(counted.flops * math.prod(step.sizes.values())),
+        counted=counted,
+        surprises=tuple(surprises(counted.collectives, expected, step.sizes)),
         places=places,
-        timing=found,
-        compile_s=None if counted is None else counted.compile_s,
+        timing=None if slice is None or places is None else timed(step, slice, places, counted),
     )
 
 
-def compiles_for_tpu(step: Traced) -> bool:
-    return isinstance(step.mesh, Mesh) and step.mesh.devices.flat[0].platform == "tpu"
+def timed(step: Traced, slice: Slice, places: np.ndarray, counted: Counted) -> Timing:
+    """How long a step takes: by the compiler's cycles, or by what products usually reach."""
+    if counted.cycles is None:
+        products_s, other_s = counted.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+    else:
+        clock_hz = slice.chip.clock_hz
+        products_s, other_s = (counted.cycles[kind] / clock_hz for kind in ("products", "other"))
+    return timing(slice, places, step.sizes, counted.collectives, products_s, other_s)
+
+
+def tpus(step: Traced) -> Mesh | None:
+    """The step's mesh, if it is one of TPUs, present or absent."""
+    if not isinstance(step.mesh, Mesh) or step.mesh.devices.flat[0].platform != "tpu":
+        return None
+    return step.mesh
 
 
 def held_bytes(step: Traced) -> dict[str, int]:
@@ -245,4 +239,5 @@ def shard_bytes(tree: Any) -> int:
 
 def planned(run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Plan:
     """The plan from a trace alone: seconds, and no compiler."""
-    return plan(traced(run, layout, abstract_mesh(sizes)), slice)
+    step = traced(run, layout, abstract_mesh(sizes))
+    return plan(step, slice, estimated(step))

@@ -118,3 +118,12 @@ def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     assert again.code == 0, again.error
     one = json.loads((tmp_path / "one.json").read_text())
     assert one["step_time_s"] == pytest.approx(times[0])
+
+
+def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
+    run: Meshloom, tmp_path: Path
+) -> None:
+    wide = ["Transformer.d_ff = 400000000", "Transformer.layers = 2"]
+    answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:1x1")
+    assert answer.code == 2
+    assert "layouts fits" in answer.error and "try --topology=v2:" in answer.error

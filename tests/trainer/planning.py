@@ -43,6 +43,4 @@ def traced_toy(name: str) -> Traced:
 @functools.cache
 def compiled_toy(name: str) -> Counted:
     with optax_promotion():
-        found = compiled(traced_toy(name))
-    assert isinstance(found, Counted)
-    return found
+        return compiled(traced_toy(name))

@@ -9,7 +9,7 @@ from layouts.torus import Slice
 from layouts.traffic import by_mesh_axis
 from tests.toys import optax_promotion
 from tests.trainer.planning import LAYOUTS, compiled_toy, layout_named, toy_run, traced_toy
-from trainer.plan import Counted, compiled, plan, planned, traced
+from trainer.plan import compiled, plan, planned, traced
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -35,12 +35,12 @@ def test_every_exchange_has_a_line_that_causes_it() -> None:
 
 def test_memory_is_told_by_cause() -> None:
     found = plan(traced_toy("fsdp"), None, compiled_toy("fsdp"))
-    causes = found.bytes_by_cause
+    causes = found.counted.bytes_by_cause
     params = sum(weight.bytes for weight in found.weights)
 
     assert causes["parameters"] == params // 8
     assert causes["gradients"] == pytest.approx(causes["parameters"], rel=0.05)
-    assert sum(causes.values()) == found.needed_bytes
+    assert sum(causes.values()) == found.counted.needed_bytes
     assert found.fits is None and found.step_s is None  # nobody said what the devices are
 
 
@@ -49,7 +49,7 @@ def test_a_plan_of_a_slice_needs_no_compiler() -> None:
     found = planned(
         toy_run(), layout_named("data_and_model_parallel"), {"data": 4, "model": 2}, slice
     )
-    assert found.fits and found.compile_s is None
+    assert found.fits and found.counted.compile_s is None
     assert found.timing is not None and found.step_s is not None
     assert found.timing.products_s > 0
     assert set(found.timing.traffic_s) <= {"data", "model", "data,model", "model,data"}
@@ -67,10 +67,9 @@ def test_the_step_compiles_for_tpus_that_are_not_there() -> None:
     with optax_promotion():
         step = traced(toy_run(), layout, absent_mesh(slice.name, sizes))
         counted = compiled(step)
-    assert isinstance(counted, Counted)
     assert counted.flops == pytest.approx(step.cost.flops, rel=0.02)
     found = plan(step, slice, counted)
-    assert found.compiled_for == "TPU" and found.fits
+    assert found.counted.compiled_for == "TPU" and found.fits
     assert found.timing is not None
     assert found.timing.products_s > 0 and found.timing.other_s > 0
     assert math.isclose(sum(found.timing.parts.values()), found.step_s or 0)
