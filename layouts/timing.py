@@ -75,7 +75,7 @@ def timing(
     waits: dict[str, float] = {}
     overlapped: dict[str, float] = {}
     for own in collectives:
-        axes = ",".join(own.mesh_axes)
+        axes = ",".join(name for name in mesh if name in own.mesh_axes)
         into = overlapped if own.overlaps else waits
         into[axes] = into.get(axes, 0.0) + own.times * seconds(slice, places, mesh, own)
     return Timing(products_s, other_s, waits, overlapped)

@@ -37,7 +37,6 @@ def test_memory_is_told_by_cause() -> None:
     found = plan(traced_toy("fsdp"), None, compiled_toy("fsdp"))
     causes = found.counted.bytes_by_cause
     params = sum(weight.bytes for weight in found.weights)
-
     assert causes["parameters"] == params // 8
     assert causes["gradients"] == pytest.approx(causes["parameters"], rel=0.05)
     assert sum(causes.values()) == found.counted.needed_bytes
@@ -52,7 +51,7 @@ def test_a_plan_of_a_slice_needs_no_compiler() -> None:
     assert found.fits and found.counted.compile_s is None
     assert found.timing is not None and found.step_s is not None
     assert found.timing.products_s > 0
-    assert set(found.timing.traffic_s) <= {"data", "model", "data,model", "model,data"}
+    assert set(found.timing.traffic_s) <= {"data", "model", "data,model"}
     assert found.utilisation == pytest.approx(
         found.model_flops / (found.step_s * 8 * slice.chip.peak_flops)
     )
