@@ -1,13 +1,26 @@
 """Mesh sizes to devices: process set-up, virtual devices, device order."""
 
+import contextlib
+import importlib.util
 import math
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
 from layouts.layout import Layout, pairs
+
+# Without the first three libtpu asks the network what machine it is on; with the last, several
+# processes may compile at once.
+LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 def simulate_devices(count: int) -> None:
@@ -21,6 +34,21 @@ def cache_compilations() -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/meshloom/compiled")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Compiles without that store: what was compiled for absent devices cannot be read back."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def join_processes(coordinator_address: str, process_count: int, process_index: int) -> None:
@@ -79,3 +107,36 @@ def make_mesh(layout: Layout) -> Mesh:
         axis_types=(AxisType.Explicit,) * len(sizes),
         devices=devices[: math.prod(sizes.values())],
     )
+
+
+def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
+    """A mesh of no devices, to trace on."""
+    return AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Explicit,) * len(sizes)
+    )
+
+
+def absent_mesh(topology: str, sizes: dict[str, int]) -> Mesh:
+    """A mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
+    from jax.experimental import topologies
+
+    for name, value in LIBTPU.items():
+        os.environ.setdefault(name, value)
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"--topology={topology}: the TPU compiler refuses it: {error}") from None
+    kinds = (AxisType.Explicit,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=found.devices)
+
+
+def has_tpu_compiler() -> bool:
+    """Whether libtpu is installed."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def entered(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:
+    """Makes a mesh the one that is set, for a while."""
+    if isinstance(mesh, Mesh):
+        return jax.set_mesh(mesh)
+    return jax.sharding.use_abstract_mesh(mesh)

@@ -22,7 +22,7 @@ from data.rows import Rows
 from data.task import Task, Translation
 from data.text_files import read_lines
 from data.vocabs import Vocabs
-from layouts.cost import peak_flops
+from layouts.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params

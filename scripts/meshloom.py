@@ -353,6 +353,43 @@ def gains(**flags: Any) -> None:
     gains(**flags)
 
 
+@cli.command()
+@options("gin_file", "gin_param", "json")
+@click.option("--html", metavar="FILE", help="Write the result as one page with charts.")
+@click.option("--topology", metavar="KIND:SIZES", help="Absent TPUs, such as v3:32x32.")
+@click.option(
+    "--analytic", is_flag=True, help="In seconds, from the layout alone; compile nothing."
+)
+@click.option("--compare", is_flag=True, help="Plan under each of these layout files.")
+@click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
+def plan(compare: bool, layouts: tuple[str, ...], html: str | None, **flags: Any) -> None:
+    """What a run will cost: memory, FLOPs, traffic and time of its real training step.
+
+    With --topology the step is compiled for TPUs that are not there (needs libtpu); without it,
+    for the devices of this machine, of which --simulate_devices makes any number.
+    """
+    from scripts import planning, searching
+
+    if compare != bool(layouts):
+        raise UserError("--compare and layout files go together: --compare a.gin b.gin")
+    if compare:
+        searching.compare(layouts, **flags)
+    else:
+        planning.plan_run(html=html, **flags)
+
+
+@cli.command("layouts")
+@options("gin_file", "gin_param", "json")
+@click.option("--topology", required=True, metavar="KIND:SIZES", help="Such as v3:32x32.")
+@click.option("--search", "verify", is_flag=True, help="Compile the best few (needs libtpu).")
+@click.option("--output", metavar="FILE", help="Write the best as a layout file.")
+def layouts_(**flags: Any) -> None:
+    """Rank the layouts that a model can have on a slice, the fastest that fits first."""
+    from scripts import searching
+
+    searching.search(**flags)
+
+
 @cli.command("report")
 @options("model_dir")
 def report(model_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """What is checked before anything is compiled: layout against model, vocabulary against model."""
 
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from layouts.record import Record, record
 from trainer.run import Run
 
 
+@functools.lru_cache(maxsize=8)
 def record_loss(run: Run) -> Record:
     """Every weight, tensor and product of one microbatch's loss, allocating nothing."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from configs.errors import UserError
 from data.order import batches
@@ -20,7 +20,7 @@ class Placement:
     """Where the arrays of a batch live: each by the letters that its name ends in."""
 
     layout: Layout
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     microbatches: int
 
     def of(self, name: str) -> NamedSharding:
@@ -31,7 +31,7 @@ class Placement:
         )
 
 
-def placement(layout: Layout, mesh: Mesh, microbatches: int) -> Placement:
+def placement(layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int) -> Placement:
     return Placement(layout, mesh, microbatches)
 
 

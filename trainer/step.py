@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from layouts.mesh import entered
 from models.api import Batch, Model, Params
 from models.loss import Criterion, Sums
 from trainer.optimizer import Adafactor, AdamW
@@ -48,7 +49,7 @@ class Program:
         return {"params": params, "slots": slots, "step": state["step"] + 1}
 
 
-def abstract_state(program: Program, mesh: Mesh) -> State:
+def abstract_state(program: Program, mesh: Mesh | AbstractMesh) -> State:
     """Shapes, types and placements of the state, allocating nothing.
 
     Slots inherit their placement: each is placed as the update that makes it leaves it.
@@ -62,7 +63,7 @@ def abstract_state(program: Program, mesh: Mesh) -> State:
         spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    with jax.set_mesh(mesh):
+    with entered(mesh):
         return jax.tree.map(placed, jax.eval_shape(after_one_update))
 
 

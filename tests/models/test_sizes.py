@@ -66,3 +66,18 @@ def test_gshards_models_have_about_their_published_sizes(name: str) -> None:
     assert spec.vocab == 32_000 and spec.source_vocab == 64_000 and spec.moe is not None
     # The seven numbers fit a billion of 1000 x 2^20, rounded.
     assert found / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)
+
+
+# The Giant Models guide, Table 1, in billions.
+GIANT = {"64b": 64, "128b": 128, "1t": 1000, "4t": 4000}
+
+
+@pytest.mark.parametrize("size", GIANT)
+def test_giant_models_have_their_published_sizes(size: str) -> None:
+    spec, found = counted(f"giant_{size}")
+    assert spec.d_kv * spec.heads == 2 * spec.d_model  # the guide names heads of 128 and the width
+    assert found == pytest.approx(GIANT[size] * 1e9, rel=0.11)  # it rounds to powers of two
+
+
+def test_the_guide_prints_one_exact_number() -> None:
+    assert counted("giant_128b")[1] == 137_702_416_384

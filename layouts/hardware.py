@@ -1,0 +1,60 @@
+"""What devices can do at their best, as published: the only table of such numbers."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """One TPU chip.  A device, as JAX counts, is a core where `cores` is 2."""
+
+    kind: str  # what `Device.device_kind` begins with
+    cores: int  # devices on a chip
+    peak_flops: float  # of a device, matrix products in bfloat16
+    clock_hz: float
+    memory_bytes: int  # of a device
+    memory_bandwidth: float  # of a device, bytes/s
+    link_bandwidth: float  # of one link between chips in one direction, bytes/s
+    axes: int  # of the torus
+    wraps: int
+    """An axis of the torus of a multiple of so many chips is a ring, a shorter one a line."""
+    source: str
+
+
+# A chip has two links along each axis of the torus.  Clocks of v4 and later are the peak over the
+# FLOPs of a cycle: 2 x 128 x 128 x matrix units.
+JOUPPI = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training, table 3"
+CLOUD = "docs.cloud.google.com/tpu/docs"
+CHIPS = {
+    "v2": Chip("TPU v2", 2, 22.5e12, 700e6, 8 * GIB, 350e9, 496e9 / 8, 2, 16, JOUPPI),
+    "v3": Chip("TPU v3", 2, 61.5e12, 940e6, 16 * GIB, 450e9, 656e9 / 8, 2, 32, JOUPPI),
+    "v4": Chip("TPU v4", 1, 275e12, 1050e6, 32 * GIB, 1228e9, 50e9, 3, 4, f"{CLOUD}/v4"),
+    "v5e": Chip("TPU v5 lite", 1, 197e12, 1500e6, 16 * GIB, 819e9, 50e9, 2, 16, f"{CLOUD}/v5e"),
+    "v5p": Chip("TPU v5", 1, 459e12, 1750e6, 95 * GIB, 2765e9, 100e9, 3, 4, f"{CLOUD}/v5p"),
+}
+
+# The share of its bandwidth that a link reaches: the Giant Models guide, section 2.4.
+LINK_UTILISATION = 2 / 3
+
+# Peak matrix-product FLOP/s of one JAX device in bfloat16, by the start of its device kind.
+PEAK_BF16_FLOPS = {
+    **{chip.kind: chip.peak_flops for chip in CHIPS.values()},
+    "TPU v6 lite": 918e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def peak_flops(devices: Iterable[jax.Device]) -> float | None:
+    """Peak bfloat16 FLOP/s of these devices together; None where a kind is not in the table."""
+    total = 0.0
+    for device in devices:
+        peaks = [p for kind, p in PEAK_BF16_FLOPS.items() if device.device_kind.startswith(kind)]
+        if not peaks:
+            return None
+        total += peaks[0]
+    return total

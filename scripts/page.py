@@ -1,0 +1,62 @@
+"""A plan as one HTML page that needs no other file."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scripts.report import STYLE, table
+from trainer.plan import Plan
+
+BARS = (
+    ".bar{display:flex;height:2rem;margin:.5rem 0}.bar div{overflow:hidden;color:#fff;"
+    "font-size:.75rem;line-height:2rem;padding-left:.3rem;white-space:nowrap}"
+)
+COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+HEAD = ("fits", "bytes_per_device", "parameters", "model_flops", "executed_flops", "step_time_s",
+        "tokens_per_s", "utilisation", "run_hours", "chip_hours", "compile_s")  # fmt: skip
+
+
+def write_page(file: str, title: str, found: Plan, facts: dict[str, Any]) -> None:
+    """Writes the page."""
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
+        f"<style>{STYLE}{BARS}</style><h1>{html.escape(title)}</h1>",
+        table([{"figure": name, "value": shown(facts[name])} for name in HEAD]),
+        "<h2>Memory of a device</h2>",
+        bar(facts["bytes_by_cause"], facts["memory_bytes"]),
+        table([{"cause": c, "bytes": n} for c, n in facts["bytes_by_cause"].items()]),
+    ]
+    if facts["step_time_parts_s"] is not None:
+        times = {name: s for name, s in facts["step_time_parts_s"].items() if s}
+        parts += ["<h2>Time of a step</h2>", bar(times, None)]
+        parts.append(table([{"part": name, "s": s} for name, s in times.items()]))
+    lists = [{**c, "mesh_axes": ", ".join(c["mesh_axes"])} for c in facts["collectives"]]
+    parts += ["<h2>Collectives</h2>", table(lists)]
+    if facts["surprises"]:
+        items = "".join(f"<li>{html.escape(text)}" for text in facts["surprises"])
+        parts.append(f"<h2>Unlike what the layout asks for</h2><ul>{items}</ul>")
+    parts += ["<h2>Largest weights</h2>", table(facts["weights"])]
+    spare = Path(f"{file}.tmp")
+    spare.write_text("\n".join(parts), encoding="utf-8")
+    spare.replace(file)
+    click.echo(f"Wrote {file}.")
+
+
+def shown(value: object) -> object:
+    """What a table says of a yes, a no or an unknown."""
+    return {True: "yes", False: "no", None: "unknown"}.get(value, value) if (
+        value is None or isinstance(value, bool)
+    ) else value  # fmt: skip
+
+
+def bar(sizes: dict[str, float], whole: float | None) -> str:
+    """Parts beside each other; the rest of the whole stays empty."""
+    total = max(sum(sizes.values()), whole or 0.0) or 1.0
+    parts = "".join(
+        f'<div style="width:{100 * size / total:.2f}%;background:{COLOURS[i % len(COLOURS)]}"'
+        f' title="{html.escape(name)}">{html.escape(name)}</div>'
+        for i, (name, size) in enumerate(sizes.items())
+    )
+    return f'<div class="bar">{parts}</div>'

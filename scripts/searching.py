@@ -1,0 +1,126 @@
+"""`meshloom layouts` and `meshloom plan --compare`: several layouts of one run."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from layouts.inefficient import size_text
+from layouts.layout import Layout
+from layouts.mesh import has_tpu_compiler
+from layouts.search import as_gin
+from layouts.torus import Slice
+from scripts.commands import Strings, open_output, set_where, settings, write_json
+from scripts.planning import NO_COMPILER, as_json, plan_of, sizes_on
+from scripts.terminal import print_table, tell
+from trainer.advice import smallest_slice
+from trainer.checks import check_layout, check_length, check_sides
+from trainer.run import Run
+from trainer.search import Ranked, named, ranked, verified
+
+COMPILED = 3  # of the best by their traces
+RUNNERS_UP = 4  # in the file
+COLUMNS = [
+    "layout",
+    "fits",
+    "bytes a device",
+    "traffic a device",
+    "step s",
+    "tokens/s",
+    "share of peak",
+]
+
+
+def compare(
+    layouts: Strings,
+    gin_file: Strings,
+    gin_param: Strings,
+    json_file: str | None,
+    topology: str | None,
+    analytic: bool,
+) -> None:
+    """Plans one run under several layout files, the fastest first."""
+    slice, found = None if topology is None else Slice.named(topology), {}
+    for name in layouts:
+        config = settings(None, (*gin_file, name), gin_param)
+        run, layout = config.make(Run), config.make(Layout)
+        check_sides(run)
+        check_length(run)
+        sizes = sizes_on(layout, slice)
+        for warning in check_layout(run, layout, sizes, set_where(config)):
+            tell(warning)
+        found[Path(name).stem] = as_json(plan_of(run, layout, sizes, slice, analytic), layout)
+    names = sorted(found, key=lambda name: (found[name]["fits"] is False, seconds(found[name])))
+    print_table(COLUMNS, [row(name, found[name]) for name in names])
+    write_json(json_file, {name: found[name] for name in names})
+
+
+def search(
+    gin_file: Strings,
+    gin_param: Strings,
+    json_file: str | None,
+    topology: str,
+    verify: bool,
+    output: str | None,
+) -> None:
+    """Ranks all layouts of a run on a slice; writes the best as a layout file."""
+    run, slice = settings(None, gin_file, gin_param).make(Run), Slice.named(topology)
+    check_sides(run)
+    check_length(run)
+    found = ranked(run, slice, tell)
+    refuse_what_fits_nowhere(found, slice)
+    how = "by their traces"
+    if verify:
+        if not has_tpu_compiler():
+            raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
+        found = [*verified(run, slice, found[:COMPILED], tell), *found[COMPILED:]]
+        how = f"the first {COMPILED} by their compiled programs"
+    facts = [as_json(own.plan, own.layout) for own in found]
+    print_table(COLUMNS, [row(named(f.layout), j) for f, j in zip(found, facts, strict=True)])
+    write_json(
+        json_file, [{"layout": named(f.layout), **j} for f, j in zip(found, facts, strict=True)]
+    )
+    if output is not None:
+        with open_output(output) as file:
+            file.write(as_gin(found[0].layout, comments(found, slice, how)))
+        tell(f"Wrote {output}.")
+
+
+def refuse_what_fits_nowhere(found: Sequence[Ranked], slice: Slice) -> None:
+    least = min((own.plan for own in found), key=lambda plan: plan.counted.needed_bytes)
+    if not least.fits:
+        raise UserError(
+            f"--topology={slice.name}: none of {len(found)} layouts fits; the least needs "
+            f"{size_text(least.counted.needed_bytes)} a device, and there are "
+            f"{size_text(slice.chip.memory_bytes)}.  {smallest_slice(least)}"
+        )
+
+
+def comments(found: Sequence[Ranked], slice: Slice, how: str) -> list[str]:
+    """What a layout file says of itself and of those that it beat."""
+    best = found[0]
+    return [
+        f"The fastest of {len(found)} layouts on {slice.name}, {how}: {best.step_s:.4g} s a step,",
+        f"{size_text(best.plan.counted.needed_bytes)} a device, which fits.  Runners-up:",
+        *(
+            f"{own.step_s / best.step_s - 1:+.0%}{'' if own.plan.fits else ', does not fit'}:"
+            f" {named(own.layout)}"
+            for own in found[1 : 1 + RUNNERS_UP]
+        ),
+    ]
+
+
+def seconds(facts: dict[str, Any]) -> float:
+    return math.inf if facts["step_time_s"] is None else facts["step_time_s"]
+
+
+def row(name: str, facts: dict[str, Any]) -> list[str]:
+    """A plan as a line of a table."""
+    received = sum(own["received_bytes"] for own in facts["collectives"])
+    known = {True: "yes", False: "no", None: "unknown"}[facts["fits"]]
+    line = [name, known, size_text(facts["bytes_per_device"]), size_text(received)]
+    if facts["step_time_s"] is None:
+        return [*line, "unknown", "unknown", "unknown"]
+    times = (f"{facts['step_time_s']:.4g}", f"{facts['tokens_per_s']:,.0f}")
+    return [*line, *times, f"{facts['utilisation']:.1%}"]

@@ -1,0 +1,129 @@
+"""`meshloom plan`: its figures, its page, and what it says of mistakes."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.conftest import Meshloom
+from tests.trainer.command import settings
+
+STABLE = {
+    "fits", "bytes_per_device", "bytes_by_cause", "parameters", "model_flops", "executed_flops",
+    "collectives", "step_time_s", "tokens_per_s", "utilisation", "compile_s",
+}  # fmt: skip
+
+
+def toy(folder: Path, *params: str, layout: str = "data_and_model_parallel") -> list[str]:
+    given = [*settings(folder / "text.txt"), *params]
+    return [f"--gin_file=layouts/{layout}.gin", *(f"--gin_param={setting}" for setting in given)]
+
+
+def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
+    json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={json_file}", f"--html={page}"]
+    answer = run("plan", *toy(tmp_path), *flags)
+    assert answer.code == 0, answer.error
+    found = json.loads(json_file.read_text())
+    assert set(found) >= STABLE
+    assert found["fits"] is True and found["compile_s"] is None
+    assert found["memory_bytes"] == 16 * 2**30
+    assert found["bytes_per_device"] == sum(found["bytes_by_cause"].values())
+    assert found["tokens_per_s"] * found["step_time_s"] == pytest.approx(8 * 24)
+    assert {"kind", "mesh_axes", "count", "bytes", "source"} <= set(found["collectives"][0])
+    assert "decoder/layers_N/mlp/wi_DF" in answer.out and "chip-hours" in answer.out
+    text = page.read_text()
+    assert text.startswith("<!doctype html>") and "matrix products" in text
+    assert "http" not in text  # it needs no other file
+
+
+def test_a_plan_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) -> None:
+    json_file = tmp_path / "plan.json"
+    answer = run("plan", *toy(tmp_path), f"--json={json_file}")
+    assert answer.code == 0, answer.error
+    found = json.loads(json_file.read_text())
+    assert found["compiled_for"] == "CPU" and found["compile_s"] > 0
+    assert found["step_time_s"] is None and found["fits"] is None
+    assert found["executed_flops"] == pytest.approx(found["model_flops"], rel=0.1)
+
+
+def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) -> None:
+    wide = ["Transformer.d_ff = 400000000", "Transformer.layers = 2"]
+    answer = run("plan", *toy(tmp_path, *wide), "--topology=v2:2x2", "--analytic")
+    assert answer.code == 0
+    assert "does not fit" in answer.out
+    assert 'Precision.store = "bfloat16" saves about' in answer.out
+    assert "at least" in answer.out and "v2:" in answer.out  # the smallest slice that would do
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--topology=v9:2x2"], "Legal: v2, v3, v4, v5e, v5p"),
+        (["--topology=v3:4x4x4"], "v3 has a torus of 2 axes"),
+        (
+            ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
+            "its sizes multiply to 6, and --topology=v3:2x2 has 8 devices (4 chips of 2)",
+        ),
+        (
+            ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:-1,model:3'"],
+            "Legal: sizes that multiply to 8, or -1 for one",
+        ),
+    ],
+)
+def test_mistakes_are_told_with_what_is_legal(
+    run: Meshloom, tmp_path: Path, flags: list[str], wanted: str
+) -> None:
+    answer = run("plan", *toy(tmp_path), *flags)
+    assert answer.code == 2
+    assert wanted in answer.error
+    assert "Traceback" not in answer.error
+
+
+def test_without_the_tpu_compiler_it_says_what_is_missing(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    answer = run("plan", *toy(tmp_path), "--topology=v3:2x2")
+    assert answer.code == 0
+    assert "pip install libtpu" in answer.error and "are missing" in answer.error
+
+
+def test_layouts_beside_each_other(run: Meshloom, tmp_path: Path) -> None:
+    files = ["layouts/data_parallel.gin", "layouts/fsdp.gin"]
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'both.json'}"]
+    answer = run("plan", *toy(tmp_path)[1:], *flags, "--compare", *files)
+    assert answer.code == 0, answer.error
+    found = json.loads((tmp_path / "both.json").read_text())
+    assert list(found) == sorted(found, key=lambda name: found[name]["step_time_s"])
+    assert found["fsdp"]["bytes_by_cause"]["parameters"] * 8 == pytest.approx(
+        found["data_parallel"]["bytes_by_cause"]["parameters"], rel=0.01
+    )
+    assert run("plan", *toy(tmp_path), *files).code == 2
+
+
+def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
+    best = tmp_path / "best.gin"
+    flags = ["--topology=v3:2x1", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
+    answer = run("layouts", *toy(tmp_path)[1:], *flags)
+    assert answer.code == 0, answer.error
+    found = json.loads((tmp_path / "all.json").read_text())
+    times = [own["step_time_s"] for own in found if own["fits"]]
+    assert len(times) > 10 and times == sorted(times)
+    text = best.read_text()
+    assert "Runners-up:" in text and f"{times[0]:.4g} s a step" in text
+    again = run("plan", *toy(tmp_path)[1:], f"--gin_file={best}", "--topology=v3:2x1",
+                "--analytic", f"--json={tmp_path / 'one.json'}")  # fmt: skip
+    assert again.code == 0, again.error
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert one["step_time_s"] == pytest.approx(times[0])
+
+
+def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
+    run: Meshloom, tmp_path: Path
+) -> None:
+    wide = ["Transformer.d_ff = 400000000", "Transformer.layers = 2"]
+    answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:1x1")
+    assert answer.code == 2
+    assert "layouts fits" in answer.error and "try --topology=v2:" in answer.error
