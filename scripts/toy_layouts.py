@@ -8,7 +8,6 @@ multiplies and holds is printed beside the paper's formulas.  The last layout is
 section 8.5.  The axes io and hidden are called d_model and d_ff here.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import click
@@ -51,8 +50,9 @@ class Costs(NamedTuple):
 def formulas(layout: Layout) -> Costs:
     """Table 1 with its constant factors and lower-order terms.
 
-    Where a product sums over a split axis, its result is summed over the devices: y and the gradient
-    of x over hidden, hidden and its gradient over io, the weights' gradients over the batch.
+    Where a product sums over a split axis, its result is summed over the devices: y and the
+    gradient of x over hidden, hidden and its gradient over io, the weights' gradients over the
+    batch.
     """
     r, c, p = (parts(layout, axis) for axis in ("batch", "d_ff", "d_model"))
     b, d_io, d_h = BATCH // r, IO // p, HIDDEN // c
@@ -91,7 +91,7 @@ def measured(layout: Layout) -> Costs:
 
     with jax.set_mesh(mesh):
         program = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
-    read = Compiled.read(program.as_text())
+    read = Compiled.read(program.as_text() or "")
     sums = read.collectives(mesh_sizes(layout.mesh, DEVICES))
     assert all(own.kind == "all-reduce" for own in sums), sums
     memory = program.memory_analysis()
