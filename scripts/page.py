@@ -46,9 +46,9 @@ def write_page(file: str, title: str, found: Plan, facts: dict[str, Any]) -> Non
 
 def shown(value: object) -> object:
     """What a table says of a yes, a no or an unknown."""
-    return {True: "yes", False: "no", None: "unknown"}.get(value, value) if (
-        value is None or isinstance(value, bool)
-    ) else value  # fmt: skip
+    if value is None:
+        return "unknown"
+    return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 def bar(sizes: dict[str, float], whole: float | None) -> str:
