@@ -110,7 +110,7 @@ def translator(
         return None
     parts = subset(held_out(task, "validation"), run.bleu_sentences)
     model, places = run.model.model(layout), run.model.most_places
-    rows = -(-BLEU_BATCH // batch_pieces(layout, mesh.shape)) * batch_pieces(layout, mesh.shape)
+    rows = rounded(BLEU_BATCH, batch_pieces(layout, mesh.shape))
 
     def translated(params: Params) -> Quality:
         decoder = Decoder(model, params, mesh, Sampling(temperature=0), rows)
@@ -127,9 +127,8 @@ def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> Tr
     config = settings(model_dir, gin_file, gin_param)
     run, layout = config.make(Run), config.make(Layout)
     mesh_sizes = dict(make_mesh(layout).shape)
-    fitting = dataclasses.replace(
-        run, batch_sequences=batch_pieces(layout, mesh_sizes), microbatches=1
-    )
+    rows = rounded(run.batch_sequences, batch_pieces(layout, mesh_sizes) * rows_of_group(run))
+    fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in check_layout(fitting, layout, mesh_sizes, set_where(config)):
         tell(warning)
     return TrainedModels(model_dir, run, layout, tell)
@@ -182,8 +181,21 @@ def only(steps: list[int | None]) -> int | None:
 
 def batch_of(trained: Trained, wanted: int | None) -> int:
     """Rows at a time: what was asked for, rounded up to what the batch is split over."""
-    pieces = batch_pieces(trained.model.layout, trained.mesh.shape)
-    return -(-(wanted or trained.run.batch_sequences) // pieces) * pieces
+    pieces = batch_pieces(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
+    return rounded(wanted or trained.run.batch_sequences, pieces)
+
+
+def rows_of_group(run: Run) -> int:
+    """How many rows have whole groups of tokens, where experts serve groups of several rows."""
+    lengths = run.task.array_lengths
+    whole = [math.lcm(group, lengths[name]) // lengths[name]
+             for name, group in run.model.groups.items()]  # fmt: skip
+    return math.lcm(*whole)
+
+
+def rounded(rows: int, pieces: int) -> int:
+    """The next number of rows that divides over so many pieces."""
+    return -(-rows // pieces) * pieces
 
 
 def batch_pieces(layout: Layout, mesh_sizes: Mapping[str, int]) -> int:

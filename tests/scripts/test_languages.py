@@ -16,6 +16,7 @@ PARAMS = [
     "Transformer.d_ff = 28", "Transformer.heads = 2", "Transformer.d_kv = 6",
     "Transformer.positions = 'sinusoidal'", 'Transformer.pattern = ("dense", "moe")',
     "Transformer.moe = @Moe()", "Moe.experts = 4",
+    "Moe.group_tokens = 64",
     "Run.task = @Translation()", "Translation.name = 'many'", "Translation.source = @Mixture()",
     "Mixture.parts = (@Phrases(),)", f"Mixture.languages = {LANGUAGES}",
     "Phrases.language = '{language}'", "Phrases.train = 300", "Phrases.held_out = 20",
@@ -70,6 +71,19 @@ def test_each_language_has_its_loss_its_experts_and_its_bleu(place: Place, last:
     assert (tokens, losses) == (found["tokens"], pytest.approx(found["loss"] * tokens))
     mean = sum(part["bleu"] for part in found["parts"].values()) / 3
     assert found["mean_bleu"] == pytest.approx(mean)
+
+
+def test_groups_of_several_rows_are_evaluated_under_a_layout(
+    run: Meshloom, place: Place, last: str, tmp_path: Path
+) -> None:
+    answer = run(
+        "evaluate", place.model_dir, f"--data_dir={place.folder / 'data'}", "--split=test",
+        "--sentences=0", f"--json={tmp_path / 'split.json'}",
+        "--gin_file=layouts/data_parallel.gin", "--gin_param=Layout.mesh='data:2'",
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    found, wanted = (json.loads(Path(p).read_text()) for p in (tmp_path / "split.json", last))
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=2e-6)
 
 
 def test_a_report_shows_which_language_uses_which_experts(run: Meshloom, place: Place) -> None:
