@@ -79,15 +79,6 @@ class Compiled:
         """FLOPs of the matrix products of a step on one device."""
         return sum(run.times * product_flops(run.instruction, run.inside) for run in self.runs)
 
-    def flops_by_source(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for run in self.runs:
-            flops = run.times * product_flops(run.instruction, run.inside)
-            if flops:
-                source = self.source(run.instruction)
-                found[source] = found.get(source, 0) + flops
-        return found
-
     @functools.cached_property
     def cycles(self) -> dict[str, int]:
         """The compiler's estimates of a step: cycles of matrix products and of all else."""

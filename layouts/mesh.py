@@ -4,14 +4,14 @@ import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
-from layouts.layout import Layout, pairs
+from layouts.layout import Layout, mesh_axes, pairs
 
 # Without the first three libtpu asks the network what machine it is on; with the last, several
 # processes may compile at once.
@@ -95,6 +95,11 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
             f"to take what there is, or add --simulate_devices={rest} to try it on this machine."
         )
     return sizes
+
+
+def batch_pieces(layout: Layout, sizes: Mapping[str, int]) -> int:
+    """Into how many parts a batch is split; a mesh axis that is not there is the lint's matter."""
+    return math.prod(sizes.get(name, 1) for name in mesh_axes(layout.place("B")[0]))
 
 
 def make_mesh(layout: Layout) -> Mesh:

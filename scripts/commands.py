@@ -24,19 +24,12 @@ from data.text_files import read_lines
 from data.vocabs import Vocabs
 from layouts.hardware import peak_flops
 from layouts.layout import Layout
-from layouts.mesh import make_mesh
+from layouts.mesh import batch_pieces, make_mesh
 from models.api import Params
 from models.sampling import Sampling
 from models.spec import Transformer
 from scripts.terminal import Terminal, print_table, tell
-from trainer.checks import (
-    check_groups,
-    check_layout,
-    check_length,
-    check_sides,
-    check_vocabs,
-    step_flops,
-)
+from trainer.checks import check_layout, check_run, check_vocabs, step_flops
 from trainer.decode import Decoder
 from trainer.loop import Clock
 from trainer.loop import train as train_loop
@@ -80,9 +73,7 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
-    check_sides(run)
-    check_length(run)
-    check_groups(run)
+    check_run(run)
     for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
     prepared = prepare(run.task, data_dir, report=tell)
@@ -196,13 +187,6 @@ def rows_of_group(run: Run) -> int:
 def rounded(rows: int, pieces: int) -> int:
     """The next number of rows that divides over so many pieces."""
     return -(-rows // pieces) * pieces
-
-
-def batch_pieces(layout: Layout, mesh_sizes: Mapping[str, int]) -> int:
-    """Into how many parts a batch is split; a mesh axis that is not there is the lint's matter."""
-    place = layout.place("B")[0]
-    axes = (place,) if isinstance(place, str) else place or ()
-    return math.prod(mesh_sizes.get(axis, 1) for axis in axes)
 
 
 def read_input(path: str) -> Iterator[str]:

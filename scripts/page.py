@@ -1,11 +1,11 @@
 """A plan as one HTML page that needs no other file."""
 
 import html
-from pathlib import Path
 from typing import Any
 
 import click
 
+from scripts.commands import open_output
 from scripts.report import STYLE, table
 from trainer.plan import Plan
 
@@ -38,9 +38,8 @@ def write_page(file: str, title: str, found: Plan, facts: dict[str, Any]) -> Non
         items = "".join(f"<li>{html.escape(text)}" for text in facts["surprises"])
         parts.append(f"<h2>Unlike what the layout asks for</h2><ul>{items}</ul>")
     parts += ["<h2>Largest weights</h2>", table(facts["weights"])]
-    spare = Path(f"{file}.tmp")
-    spare.write_text("\n".join(parts), encoding="utf-8")
-    spare.replace(file)
+    with open_output(file) as page:
+        page.write("\n".join(parts))
     click.echo(f"Wrote {file}.")
 
 

@@ -18,7 +18,7 @@ from scripts.commands import Strings, set_where, settings, warn_unused, write_js
 from scripts.page import write_page
 from scripts.terminal import print_table, tell
 from trainer.advice import advice, smallest_slice
-from trainer.checks import check_layout, check_length, check_sides, layout_name
+from trainer.checks import check_layout, check_run, layout_name
 from trainer.plan import Plan, compiled, plan, planned, traced
 from trainer.run import Run
 
@@ -44,8 +44,7 @@ def plan_run(
     slice = None if topology is None else Slice.named(topology)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
-    check_sides(run)
-    check_length(run)
+    check_run(run)
     sizes = sizes_on(layout, slice)
     for warning in check_layout(run, layout, sizes, set_where(config)):
         tell(warning)

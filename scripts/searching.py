@@ -15,7 +15,7 @@ from scripts.commands import Strings, open_output, set_where, settings, write_js
 from scripts.planning import NO_COMPILER, as_json, plan_of, sizes_on
 from scripts.terminal import print_table, tell
 from trainer.advice import smallest_slice
-from trainer.checks import check_layout, check_length, check_sides
+from trainer.checks import check_layout, check_run
 from trainer.run import Run
 from trainer.search import Ranked, named, ranked, verified
 
@@ -45,8 +45,7 @@ def compare(
     for name in layouts:
         config = settings(None, (*gin_file, name), gin_param)
         run, layout = config.make(Run), config.make(Layout)
-        check_sides(run)
-        check_length(run)
+        check_run(run)
         sizes = sizes_on(layout, slice)
         for warning in check_layout(run, layout, sizes, set_where(config)):
             tell(warning)
@@ -66,8 +65,7 @@ def search(
 ) -> None:
     """Ranks all layouts of a run on a slice; writes the best as a layout file."""
     run, slice = settings(None, gin_file, gin_param).make(Run), Slice.named(topology)
-    check_sides(run)
-    check_length(run)
+    check_run(run)
     found = ranked(run, slice, tell)
     refuse_what_fits_nowhere(found, slice)
     how = "by their traces"

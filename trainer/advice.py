@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout
+from layouts.mesh import batch_pieces
 from models.spec import Transformer
 from models.weights import Precision
 from trainer.plan import Plan, planned
@@ -30,9 +31,9 @@ def advice(found: Plan, layout: Layout) -> list[Change]:
     """Changes that save memory, the most first."""
     base = planned(found.run, layout, dict(found.mesh), found.slice)
     listed = []
-    ways = math.prod(found.mesh[name] for name in mesh_axes(layout.place("B")[0]))
+    pieces = batch_pieces(layout, found.mesh)
     for setting, run in changes(found.run):
-        if run.batch_sequences // run.microbatches % ways:
+        if run.batch_sequences // run.microbatches % pieces:
             continue
         other = planned(run, layout, dict(found.mesh), found.slice)
         saved = base.counted.needed_bytes - other.counted.needed_bytes

@@ -53,6 +53,13 @@ def sources(where: Mapping[str, str]) -> dict[str, str]:
     return {"batch": "Run.batch_sequences", "length": "Task.length", **where}
 
 
+def check_run(run: Run) -> None:
+    """Refuses settings that contradict each other, whatever the layout."""
+    check_sides(run)
+    check_length(run)
+    check_groups(run)
+
+
 def check_sides(run: Run) -> None:
     """Refuses a model and a task of which only one has a source side."""
     kind = type(run.task).__name__

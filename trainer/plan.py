@@ -21,7 +21,7 @@ from layouts.record import Weight
 from layouts.timing import PRODUCT_UTILISATION, Timing, coordinates, timing
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
-from trainer.checks import record_loss
+from trainer.checks import record_loss, step_flops
 from trainer.feed import placement
 from trainer.loop import program_of
 from trainer.run import Run
@@ -189,7 +189,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted) -> Plan:
         slice=slice,
         run=step.run,
         weights=asked.weights,
-        model_flops=3.0 * asked.flops * step.run.microbatches,
+        model_flops=step_flops(step.run),
         executed_flops=float(counted.flops * math.prod(step.sizes.values())),
         counted=counted,
         surprises=tuple(surprises(counted.collectives, expected, step.sizes)),

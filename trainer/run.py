@@ -40,7 +40,8 @@ class Run:
     evaluate_every: Count | None = None
     """Steps between evaluations on the validation split; only at the end where it is None."""
     evaluate_batches: Count | None = None
-    """Batches in an evaluation during training; the whole split where it is None."""
+    """Batches in an evaluation during training, shared by the parts of a mixture, of which each has
+    one at the least; the whole split where it is None."""
 
     bleu_sentences: CountOrZero = 0
     """Sentences of the validation split that each of these evaluations translates for BLEU."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from configs.errors import UserError
-from layouts.layout import Layout, mesh_axes
-from layouts.mesh import absent_mesh, mesh_sizes
+from layouts.layout import Layout
+from layouts.mesh import absent_mesh, batch_pieces, mesh_sizes
 from layouts.search import candidates
 from layouts.torus import Slice
 from trainer.checks import record_loss
@@ -46,10 +46,7 @@ def legal(run: Run, devices: int) -> Iterator[Layout]:
     """Layouts under which every microbatch divides as well."""
     rows = run.batch_sequences // run.microbatches
     for layout in candidates(record_loss(run), devices):
-        sizes, ways = mesh_sizes(layout.mesh, devices), 1
-        for name in mesh_axes(layout.place("B")[0]):
-            ways *= sizes[name]
-        if rows % ways == 0:
+        if rows % batch_pieces(layout, mesh_sizes(layout.mesh, devices)) == 0:
             yield layout
 
 
