@@ -18,24 +18,31 @@ from models.api import Batch, Params
 from models.beam import Beam
 from models.decode import END, Asked, Found, Search, generate
 from models.sampling import Sampling
-from models.spec import Transformer
+from models.spec import Moe, Transformer
 from models.transformer import TransformerModel
 from tests.models.test_transformer import randomised
 from tests.toys import ROOT, SPLITTABLE, WHOLE, packed_rows
 
-LAYOUTS = sorted(path.name for path in (ROOT / "layouts").glob("*.gin"))
+LAYOUTS = sorted(path.stem for path in (ROOT / "layouts").glob("*.gin") if path.stem != "whole")
 NEW = 6
 LENGTHS = [5, 0, 3, 5, 1, 2, 4, 5]
 PROMPTS = np.random.default_rng(0).integers(2, 64, (8, 5)).astype(np.int32)
 SOURCES = packed_rows([[7], [8], [3], [5], [2], [8], [6], [1]], 8, 64, seed=1)
-PAIR = dataclasses.replace(SPLITTABLE, encoder_layers=2, positions="relative")
-NO_PROMPT = dataclasses.replace(PAIR, positions="sinusoidal", scan=True)
+DECODER = dataclasses.replace(SPLITTABLE, layers=2)
+PAIR = dataclasses.replace(DECODER, encoder_layers=2, layers=1, positions="relative")
+EXPERTS = dataclasses.replace(DECODER, pattern=("dense", "moe"), moe=Moe(experts=16, d_ff=24))
+NO_PROMPT = dataclasses.replace(PAIR, layers=3, positions="sinusoidal", scan=True)
 GREEDY = Sampling(temperature=0)
 SAMPLED = Sampling(temperature=1.5, top_k=20, top_p=0.9, width=2)
 BEAM = Beam(width=3)
 APART = Beam(width=3, flat=False)
 SEARCHES = {"greedy": GREEDY, "sampled": SAMPLED, "flat beam": BEAM, "beam": APART}
-MODELS = {"decoder": SPLITTABLE, "pair": PAIR, "pair without prompts, scan": NO_PROMPT}
+SEARCHED = [
+    ("decoder", "greedy"), ("decoder", "sampled"), ("pair", "flat beam"),
+    ("pair without prompts, scan", "beam"),
+]  # fmt: skip
+SEARCHED_WITH_EXPERTS = [("experts", "sampled")]
+MODELS = {"decoder": DECODER, "pair": PAIR, "pair without prompts, scan": NO_PROMPT}
 
 
 @functools.cache
@@ -222,16 +229,19 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
             assert not np.isfinite(found.score_BW[row, 85:]).any()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize(
-    ("kind", "search"),
-    [("decoder", "greedy"), ("decoder", "sampled"), ("pair", "flat beam"),
-     ("pair without prompts, scan", "beam")],
-)  # fmt: skip
+    ("name", "kind", "search"),
+    [
+        (name, *case)
+        for name in LAYOUTS
+        for case in (SEARCHED_WITH_EXPERTS if name.startswith("expert") else SEARCHED)
+    ],
+)
 def test_no_layout_changes_what_is_decoded(name: str, kind: str, search: str) -> None:
-    layout = load([f"layouts/{name}"]).make(Layout)
-    found = decoded(MODELS[kind], SEARCHES[search], layout)
-    wanted = decoded(MODELS[kind], SEARCHES[search])
+    layout = load([f"layouts/{name}.gin"]).make(Layout)
+    spec = EXPERTS if kind == "experts" else MODELS[kind]
+    found = decoded(spec, SEARCHES[search], layout)
+    wanted = decoded(spec, SEARCHES[search])
     np.testing.assert_array_equal(found.tokens_BWT, wanted.tokens_BWT)
     np.testing.assert_allclose(found.score_BW, wanted.score_BW, rtol=1e-4)
 
@@ -256,7 +266,7 @@ def test_texts_keep_their_limits(search: str) -> None:
 
 
 def test_nothing_follows_the_end() -> None:
-    tokens = decoded(SPLITTABLE, SAMPLED).tokens_BWT.reshape(-1, NEW)
+    tokens = decoded(DECODER, SAMPLED).tokens_BWT.reshape(-1, NEW)
     ended = 0
     for row in tokens:
         places = np.flatnonzero(row == END)
@@ -267,15 +277,15 @@ def test_nothing_follows_the_end() -> None:
 
 
 def test_top_k_of_one_is_greedy() -> None:
-    greedy = decoded(SPLITTABLE, GREEDY).tokens_BWT
+    greedy = decoded(DECODER, GREEDY).tokens_BWT
     for cut in (Sampling(temperature=2.0, top_k=1), Sampling(temperature=2.0, top_p=1e-6)):
-        np.testing.assert_array_equal(decoded(SPLITTABLE, cut).tokens_BWT, greedy)
+        np.testing.assert_array_equal(decoded(DECODER, cut).tokens_BWT, greedy)
 
 
 def test_samples_follow_the_probabilities() -> None:
     """The first token of 4,000 samples of one row, against the model's own distribution."""
-    found = decoded(SPLITTABLE, Sampling(width=4000, flat=False), rows=(1,), most=(1,) * 8)
+    found = decoded(DECODER, Sampling(width=4000, flat=False), rows=(1,), most=(1,) * 8)
     counts = np.bincount(found.tokens_BWT[0, :, 0], minlength=64)
-    wanted = 4000 * np.exp(gains(SPLITTABLE, 1, [[]])[0, 0])
+    wanted = 4000 * np.exp(gains(DECODER, 1, [[]])[0, 0])
     assert (np.abs(counts - wanted) < 5 * np.sqrt(wanted) + 5).all()
     assert (counts > 0).sum() > 10

@@ -1,7 +1,7 @@
 """Laws of the model: what must hold whatever its weights are."""
 
 import dataclasses
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from models.transformer import TransformerModel
 from models.weights import Precision
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
+Array = jax.Array | np.ndarray
 KINDS = {
     "learned": toy(),
     "rotary, gated": toy(positions="rotary", gated=True, activation="silu"),
@@ -168,7 +169,7 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
 )
 def test_ways_to_compute_give_the_same_loss_and_gradients(change: dict) -> None:
     plain = toy(
-        dropout=0.2, attention_dropout=0.3, positions="relative", tied=False, encoder_layers=3
+        dropout=0.2, attention_dropout=0.3, positions="relative", tied=False, encoder_layers=2
     )
     criterion = Criterion(label_smoothing=0.1, z_loss=1e-2)
     wanted = sums_and_gradients(plain, PAIR_ROWS, criterion)
@@ -214,23 +215,24 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
         x_BLD = network(batch)[0] * spec.logit_scale
         return WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
 
-    @functools.partial(jax.jit, static_argnums=3)
-    def in_parts(params: Params, source: Batch | None, tokens: np.ndarray, prompt: int) -> list:
-        step, cache = model.start(params, source, 4, 8)
-        found = []
-        for start, stop in [(0, prompt), *((i, i + 1) for i in range(prompt, 8))]:
-            here = (slice(None), slice(start, stop))
-            cache, logits_BLV = step(
-                cache, tokens[here], places[here], seen[here], jnp.asarray(start)
-            )
-            found.append(logits_BLV)
-        return jnp.concatenate(found, axis=1)
+    @jax.jit
+    def part(
+        params: Params, source: Batch | None, cache: Any, tokens: Array, places: Array, seen: Array
+    ) -> tuple[Any, Array]:
+        step, empty = model.start(params, source, 4, 8)
+        return step(empty if cache is None else cache, tokens, places, seen, places[0, 0])
 
     with jax.set_mesh(mesh):
         params = randomised(model)
         wanted_BLV = jax.jit(teacher_forced)(params, placed)
         for prompt in (1, 5):
-            assert_close(in_parts(params, source, placed["inputs_BL"], prompt), wanted_BLV, 1e-4)
+            cache = None
+            for start, stop in [(0, prompt), *((i, i + 1) for i in range(prompt, 8))]:
+                here = (slice(None), slice(start, stop))
+                cache, logits_BLV = part(
+                    params, source, cache, tokens[here], places[here], seen[here]
+                )
+                assert_close(logits_BLV, wanted_BLV[here], 1e-4)
 
 
 def test_bfloat16_computes_near_float32() -> None:

@@ -4,6 +4,7 @@ Every program is compiled once, for the whole module; new layout files join by t
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -237,7 +238,7 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     """What the shipped small models use: one product for q, k and v, rotation, slices."""
     spec = dataclasses.replace(
         SPEC, positions="rotary", gated=True, combined_qkv=True, attention_chunks=2, loss_chunks=3,
-        attention_dropout=0.0, scan=False,
+        attention_dropout=0.0, scan=False, layers=1,
     )  # fmt: skip
     # AdamW divides each gradient by its own size: without a floor, one that is nothing but
     # round-off (here one weight of 2,304) would move its weight as far as any other.
@@ -257,11 +258,12 @@ def test_translation_models_are_equal_too(name: str) -> None:
 
 
 def small(model: Transformer) -> Transformer:
-    """A model with experts at the sweep's sizes.
+    """A model with experts at the sweep's sizes; beside an encoder, with layers of experts alone.
 
     Top-2 has a random second expert, jitter and both losses, and drops choices.
     """
     assert model.moe is not None
+    pattern = ("moe",) if model.encoder_layers else model.pattern
     router = dataclasses.replace(model.moe.router, jitter=0.1, z_loss=1e-3, capacity_factor=0.75)
     group_tokens = model.moe.group_tokens and SPEC.length // 3
     moe = dataclasses.replace(
@@ -269,9 +271,9 @@ def small(model: Transformer) -> Transformer:
     )
     sizes = {name: getattr(SPEC, name) for name in ("vocab", "d_model", "d_ff", "heads", "d_kv")}
     return dataclasses.replace(
-        model, **sizes, moe=moe, layers=len(model.pattern), scan=False, dropout=SPEC.dropout,
+        model, **sizes, moe=moe, pattern=pattern, layers=len(pattern), scan=False,
         source_vocab=model.source_vocab and 72, attention_chunks=1, precision=Precision(),
-        encoder_layers=model.encoder_layers and len(model.pattern_of_encoder),
+        encoder_layers=model.encoder_layers and len(pattern), dropout=SPEC.dropout,
     )  # fmt: skip
 
 
@@ -293,8 +295,10 @@ def assert_experts_are_equal(name: str, spec: Transformer) -> None:
     # Some experts see few tokens, and some of their gradients are round-off alone: see above.
     floored = dataclasses.replace(ADAMW, epsilon=1e-5)
     found, wanted = trained(floored, LAYOUTS[name], spec), trained(floored, WHOLE, spec)
-    shape, shard = found.shards["params/decoder/layers_N/block1/mlp/wi_EDF"]
-    assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
+    shards = [found.shards[path] for path in found.shards if re.match("params.*/wi_EDF", path)]
+    for shape, shard in shards:
+        assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
+    assert len(shards) == 1 + bool(spec.encoder_layers)
     assert_equal_to_round_off(found, wanted)
 
 
