@@ -49,6 +49,16 @@ PEAK_BF16_FLOPS = {
 }
 
 
+def known_kind(device_kind: str) -> str | None:
+    """The key of a chip in the table above, from what JAX calls a device.
+
+    >>> known_kind("TPU v5 lite"), known_kind("TPU v5"), known_kind("cpu")
+    ('v5e', 'v5p', None)
+    """
+    found = (kind for kind, chip in CHIPS.items() if device_kind.startswith(chip.kind))
+    return next(found, None)
+
+
 def peak_flops(devices: Iterable[jax.Device]) -> float | None:
     """Peak bfloat16 FLOP/s of these devices together; None where a kind is not in the table."""
     total = 0.0

@@ -63,7 +63,7 @@ def seconds(slice: Slice, places: np.ndarray, mesh: Mapping[str, int], own: Coll
     return slice.seconds(own.kind, own.bytes, group)
 
 
-def timing(
+def add_up(
     slice: Slice,
     places: np.ndarray,
     mesh: Mapping[str, int],

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.errors import UserError, did_you_mean
-from layouts.hardware import CHIPS, LINK_UTILISATION, Chip
+from layouts.hardware import CHIPS, LINK_UTILISATION, Chip, known_kind
 
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
 
@@ -51,6 +51,17 @@ class Slice:
                 f"{chip.axes} numbers of chips with x between them, as in {example}."
             )
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")))
+
+    @classmethod
+    def of(cls, devices: np.ndarray) -> "Slice | None":
+        """The box of chips that these devices are on; None where they are of no known kind."""
+        found = known_kind(devices.flat[0].device_kind)
+        if found is None:
+            return None
+        axes = CHIPS[found].axes
+        places = np.array([device.coords[:axes] for device in devices.flat])
+        extents = tuple(int(n) for n in places.max(axis=0) - places.min(axis=0) + 1)
+        return cls(f"{found}:{'x'.join(map(str, extents))}", CHIPS[found], extents)
 
     @property
     def kind(self) -> str:

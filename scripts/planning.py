@@ -9,21 +9,19 @@ from jax.sharding import Mesh
 from configs.errors import UserError
 from layouts.inefficient import size_text
 from layouts.layout import Layout
-from layouts.lint import table
 from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
-from layouts.timing import seconds
 from layouts.torus import Slice
-from layouts.traffic import heaviest, mesh_of
+from layouts.traffic import mesh_of
 from scripts.commands import Strings, set_where, settings, warn_unused, write_json
 from scripts.page import write_page
 from scripts.terminal import print_table, tell
 from trainer.advice import advice, smallest_slice
 from trainer.checks import check_layout, check_run, layout_name
 from trainer.plan import Plan, compiled, plan, planned, traced
+from trainer.plan_facts import as_json
 from trainer.run import Run
 
-SHOWN = 12  # collectives and weights in a table
-HOUR_S = 3600
+SHOWN = 12  # collectives in a table
 NO_COMPILER = (
     "The TPU compiler is not installed: what fits and how long it takes are estimates from the "
     "layout alone; cycles, memory and collectives of the compiled program are missing.  "
@@ -98,62 +96,6 @@ def mesh_for(layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Mesh
         return absent_mesh(slice.name, sizes)
     tell(NO_COMPILER)
     return None
-
-
-def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
-    """Every figure of a plan by a stable name; None where it is not known."""
-    step_s, slice = found.step_s, found.slice
-    hours = None if step_s is None else step_s * found.run.steps / HOUR_S
-    weights = table(found.weights, layout, found.mesh)
-    weights.sort(key=lambda row: -row.bytes_per_device)
-    return {
-        "topology": None if slice is None else slice.name,
-        "devices": found.devices,
-        "mesh": dict(found.mesh),
-        "compiled_for": found.counted.compiled_for,
-        "fits": found.fits,
-        "bytes_per_device": found.counted.needed_bytes,
-        "memory_bytes": None if slice is None else slice.chip.memory_bytes,
-        "bytes_by_cause": dict(found.counted.bytes_by_cause),
-        "parameters": found.parameters,
-        "model_flops": found.model_flops,
-        "executed_flops": found.executed_flops,
-        "collectives": collectives(found),
-        "surprises": [str(surprise) for surprise in found.surprises],
-        "step_time_s": step_s,
-        "step_time_parts_s": None if found.timing is None else found.timing.parts,
-        "tokens_per_step": found.tokens_per_step,
-        "tokens_per_s": None if step_s is None else found.tokens_per_step / step_s,
-        "utilisation": found.utilisation,
-        "run_steps": found.run.steps,
-        "run_hours": hours,
-        "chip_hours": None if hours is None or slice is None else hours * slice.chips,
-        "compile_s": found.counted.compile_s,
-        "weights": [
-            {"path": row.path, "axes": row.axes, "bytes": row.bytes,
-             "bytes_per_device": row.bytes_per_device}
-            for row in weights[:SHOWN]
-        ],
-    }  # fmt: skip
-
-
-def collectives(found: Plan) -> list[dict[str, Any]]:
-    """All collectives, what a device receives the most of first."""
-    rows = []
-    for own in heaviest(found.counted.collectives):
-        row = {
-            "kind": own.kind,
-            "mesh_axes": list(own.mesh_axes),
-            "count": own.times,
-            "bytes": own.bytes,
-            "received_bytes": round(own.received_bytes),
-            "overlaps": own.overlaps,
-            "source": own.source,
-        }
-        if found.places is not None and found.slice is not None:
-            row["seconds"] = own.times * seconds(found.slice, found.places, found.mesh, own)
-        rows.append(row)
-    return rows
 
 
 def show(found: Plan, facts: dict[str, Any], title: str) -> None:

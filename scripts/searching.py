@@ -12,10 +12,11 @@ from layouts.mesh import has_tpu_compiler
 from layouts.search import as_gin
 from layouts.torus import Slice
 from scripts.commands import Strings, open_output, set_where, settings, write_json
-from scripts.planning import NO_COMPILER, as_json, plan_of, sizes_on
+from scripts.planning import NO_COMPILER, plan_of, sizes_on
 from scripts.terminal import print_table, tell
 from trainer.advice import smallest_slice
 from trainer.checks import check_layout, check_run
+from trainer.plan_facts import as_json
 from trainer.run import Run
 from trainer.search import Ranked, named, ranked, verified
 

@@ -28,9 +28,8 @@ from scripts.terminal import tell
 from trainer import t5
 from trainer.checkpoint import Checkpoints
 from trainer.checks import check_sides, check_vocabs
-from trainer.loop import program_of
 from trainer.optimizer import Adafactor
-from trainer.run import Run
+from trainer.run import Run, program_of
 from trainer.schedule import Constant
 from trainer.step import abstract_state
 from trainer.trained import chosen_steps

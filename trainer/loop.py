@@ -18,13 +18,16 @@ from trainer.checkpoint import Checkpoints
 from trainer.evaluate import evaluate
 from trainer.experts import by_layer, warnings
 from trainer.feed import feed, placement
+from trainer.foresee import foresee
 from trainer.guard import StopSignal, check_finite
 from trainer.inherit import inherited
 from trainer.metrics import Line, Writers
+from trainer.plan import traced
+from trainer.plan_facts import as_json
 from trainer.processes import connect
 from trainer.quality import Quality
-from trainer.run import Run
-from trainer.step import Metrics, Program, State, abstract_state, init_state, train_step
+from trainer.run import Run, program_of
+from trainer.step import Metrics, Program, State, abstract_state, init_state
 
 Say = Callable[[str], None]
 WARN_EVERY = 100  # steps between warnings about experts
@@ -50,6 +53,8 @@ class Outcome:
     """Seconds a step, the first one (which compiles) not counted."""
     data_wait: float
     """The share of that time in which the loop waited for data."""
+    foreseen_s: float | None = None
+    """Seconds a step, as they were predicted before the first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +138,11 @@ def train(
             first_step=first_step,
         )
         watcher.start(first_step, run.steps)
+        foreseen = None
+        if first_step < run.steps:
+            foreseen = foresee(traced(run, layout, mesh, state))
+            watcher.say(foreseen.told)
+            writers.plan(as_json(foreseen.plan, layout))
 
         def last_good() -> int | None:
             """The newest checkpoint, once the one that is being saved is there as well."""
@@ -178,11 +188,11 @@ def train(
             return line["bleu" if run.best_by == "bleu" else "loss"]
 
         pending, stopped, done = None, False, first_step
-        while done < run.steps and not stopped:
+        while foreseen is not None and done < run.steps and not stopped:
             before = time.perf_counter()
             row_ids, batch = next(batches)
             clock.waited_s += time.perf_counter() - before
-            state, metrics = train_step(program, state, batch)
+            state, metrics = foreseen.step(state, batch)
             if pending is not None:
                 read(pending)  # of the step before, while the device works on this one
             pending, done = Pending(done, row_ids, metrics), done + 1
@@ -197,18 +207,7 @@ def train(
         checkpoints.wait()
     step_s = clock.total_s / (clock.steps - 1) if clock.steps > 1 else None
     waited = clock.waited_s / clock.total_s if clock.total_s else 0.0
-    return Outcome(done, stopped, step_s, waited)
-
-
-def program_of(run: Run, layout: Layout) -> Program:
-    return Program(
-        model=run.model.model(layout),
-        optimizer=run.optimizer,
-        criterion=run.criterion,
-        steps=run.steps,
-        seed=run.seed,
-        microbatches=run.microbatches,
-    )
+    return Outcome(done, stopped, step_s, waited, foreseen.plan.step_s if foreseen else None)
 
 
 def due(done: int, every: int | None, steps: int) -> bool:

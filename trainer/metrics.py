@@ -49,6 +49,12 @@ class Writers:
                 str(model_dir / "events"), purge_step=first_step or None, flush_secs=10
             )
 
+    def plan(self, facts: Mapping[str, Any]) -> None:
+        """Keeps what is known of a step before the first of them runs."""
+        if self._writes:
+            text = json.dumps(facts, indent=2) + "\n"
+            (self._model_dir / "plan.json").write_text(text, encoding="utf-8")
+
     def train(self, line: Line, layers: dict[str, Layer] | None = None) -> None:
         """Writes a step's numbers; those of layers with experts go under "experts"."""
         if self._writes:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -18,13 +19,12 @@ from layouts.cost import CPU, TPU, Cost, cost_of
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, entered, uncached
 from layouts.record import Weight
-from layouts.timing import PRODUCT_UTILISATION, Timing, coordinates, timing
+from layouts.timing import PRODUCT_UTILISATION, Timing, add_up, coordinates
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
 from trainer.checks import record_loss, step_flops
 from trainer.feed import placement
-from trainer.loop import program_of
-from trainer.run import Run
+from trainer.run import Run, program_of
 from trainer.step import State, abstract_state, train_step
 
 GIB = 2**30
@@ -40,11 +40,21 @@ class Traced:
     state: State
     batch: dict[str, jax.ShapeDtypeStruct]
     program: Any  # of jax: what `trace` returns
-    cost: Cost
 
     @property
     def sizes(self) -> dict[str, int]:
         return dict(self.mesh.shape)
+
+    @property
+    def platform(self) -> str | None:
+        """Of the devices, present or absent; none are on an abstract mesh."""
+        return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else None
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """What the trace says of it."""
+        habits = CPU if self.platform == "cpu" else TPU
+        return cost_of(self.program.jaxpr, self.sizes, habits)
 
 
 class Counted(NamedTuple):
@@ -58,6 +68,8 @@ class Counted(NamedTuple):
     """Of products and of other work, as a compiler for TPUs estimates them."""
     compiled_for: str | None = None
     compile_s: float | None = None
+    moved_bytes: int | None = None
+    """What all but matrix products read and write, in a program for CPUs."""
     refused: bool = False
     """Whether the compiler found no room for it; all but what is needed is then by the trace."""
 
@@ -112,10 +124,12 @@ class Plan:
         return self.model_flops / (self.step_s * self.slice.peak_flops)
 
 
-def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Traced:
-    """Traces the step that `train` would run; allocates nothing."""
+def traced(
+    run: Run, layout: Layout, mesh: Mesh | AbstractMesh, state: State | None = None
+) -> Traced:
+    """Traces the step that `train` runs, for its state where that is there; allocates nothing."""
     program = program_of(run, layout)
-    state = abstract_state(program, mesh)
+    state = abstract_state(program, mesh) if state is None else jax.tree.map(abstract, state)
     where = placement(layout, mesh, run.microbatches)
     batch = {}
     for name, length in run.task.array_lengths.items():
@@ -125,9 +139,11 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Traced:
         batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name))
     with entered(mesh):
         found = train_step.trace(program, state, batch)
-    on_cpu = isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
-    cost = cost_of(found.jaxpr, dict(mesh.shape), CPU if on_cpu else TPU)
-    return Traced(run, mesh, state, batch, found, cost)
+    return Traced(run, mesh, state, batch, found)
+
+
+def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def estimated(step: Traced) -> Counted:
@@ -139,11 +155,10 @@ def estimated(step: Traced) -> Counted:
 
 
 def compiled(step: Traced) -> Counted:
-    """Compiles a step for its mesh and counts what is in the program."""
-    target = "CPU" if tpus(step) is None else "TPU"
+    """Compiles a step for its mesh, of absent TPUs or of devices, and counts what is in it."""
     start = time.perf_counter()
     try:
-        cache = uncached() if target == "TPU" else contextlib.nullcontext()
+        cache = uncached() if step.platform == "tpu" else contextlib.nullcontext()
         with entered(step.mesh), cache:
             program = step.program.lower().compile()
     except jax.errors.JaxRuntimeError as error:
@@ -152,16 +167,36 @@ def compiled(step: Traced) -> Counted:
             raise RunError(f"the compiler fails on this step: {error}") from error
         return estimated(step)._replace(
             needed_bytes=round(float(needed[1]) * GIB) + sum(held_bytes(step).values()),
-            compiled_for=target,
+            compiled_for=target(step),
             compile_s=time.perf_counter() - start,
             refused=True,
         )
-    compile_s = time.perf_counter() - start
-    text, causes = Compiled.read(program.as_text()), causes_of(step, program.memory_analysis())
-    found = tuple(text.collectives(step.sizes))
-    cycles = text.cycles if target == "TPU" else None
-    needed_bytes = sum(causes.values())
-    return Counted(text.flops, found, causes, needed_bytes, cycles, target, compile_s)
+    return read(step, program, time.perf_counter() - start)
+
+
+def read(step: Traced, program: Any, compile_s: float) -> Counted:
+    """Counts what is in a compiled step; of other texts than a CPU's or TPU's, the memory alone."""
+    causes = causes_of(step, program.memory_analysis())
+    known: dict[str, Any] = {
+        "bytes_by_cause": causes,
+        "needed_bytes": sum(causes.values()),
+        "compiled_for": target(step),
+        "compile_s": compile_s,
+    }
+    if step.platform not in ("cpu", "tpu"):
+        return estimated(step)._replace(**known)
+    text = Compiled.read(program.as_text())
+    return Counted(
+        flops=text.flops,
+        collectives=tuple(text.collectives(step.sizes)),
+        cycles=text.cycles if step.platform == "tpu" else None,
+        moved_bytes=text.moved_bytes if step.platform == "cpu" else None,
+        **known,
+    )
+
+
+def target(step: Traced) -> str | None:
+    return None if step.platform is None else step.platform.upper()
 
 
 def causes_of(step: Traced, memory: Any) -> dict[str, int]:
@@ -178,23 +213,24 @@ def causes_of(step: Traced, memory: Any) -> dict[str, int]:
     }
 
 
-def plan(step: Traced, slice: Slice | None, counted: Counted) -> Plan:
-    """Puts together what is known of a step."""
-    asked, expected = record_loss(step.run), step.cost.collectives
-    places = None
+def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | None = None) -> Plan:
+    """Puts together what is known of a step; without a slice its time, where that is known."""
+    places, devices = None, math.prod(step.sizes.values())
     if slice is not None:
         places = coordinates(slice, step.sizes, tpus(step))
+        timing = timed(step, slice, places, counted)
+    expected = step.cost.collectives if devices > 1 else ()
     return Plan(
         mesh=step.sizes,
         slice=slice,
         run=step.run,
-        weights=asked.weights,
+        weights=record_loss(step.run).weights,
         model_flops=step_flops(step.run),
-        executed_flops=float(counted.flops * math.prod(step.sizes.values())),
+        executed_flops=float(counted.flops * devices),
         counted=counted,
         surprises=tuple(surprises(counted.collectives, expected, step.sizes)),
         places=places,
-        timing=None if slice is None or places is None else timed(step, slice, places, counted),
+        timing=timing,
     )
 
 
@@ -205,7 +241,7 @@ def timed(step: Traced, slice: Slice, places: np.ndarray, counted: Counted) -> T
     else:
         clock_hz = slice.chip.clock_hz
         products_s, other_s = (counted.cycles[kind] / clock_hz for kind in ("products", "other"))
-    return timing(slice, places, step.sizes, counted.collectives, products_s, other_s)
+    return add_up(slice, places, step.sizes, counted.collectives, products_s, other_s)
 
 
 def tpus(step: Traced) -> Mesh | None:

@@ -5,9 +5,11 @@ from typing import Literal
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, spec
 from data.task import Task, Translation
+from layouts.layout import Layout
 from models.api import ModelSpec
 from models.loss import Criterion
 from trainer.optimizer import Adafactor, AdamW
+from trainer.step import Program
 
 
 @spec
@@ -63,3 +65,15 @@ class Run:
     @property
     def criterion(self) -> Criterion:
         return Criterion(label_smoothing=self.label_smoothing, z_loss=self.z_loss)
+
+
+def program_of(run: Run, layout: Layout) -> Program:
+    """What the compiled steps of a run depend on."""
+    return Program(
+        model=run.model.model(layout),
+        optimizer=run.optimizer,
+        criterion=run.criterion,
+        steps=run.steps,
+        seed=run.seed,
+        microbatches=run.microbatches,
+    )

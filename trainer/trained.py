@@ -13,9 +13,8 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Model, Params
 from trainer.checkpoint import Checkpoints
-from trainer.loop import program_of
 from trainer.processes import connect
-from trainer.run import Run
+from trainer.run import Run, program_of
 from trainer.step import abstract_state
 from trainer.workspace import Workspace
 

@@ -4,7 +4,7 @@ config.gin         model, task and all settings of the run, self-contained; neve
 vocab.model        the vocabulary
 source_vocab.model that of the source, where it has its own
 checkpoints/       weights, slots and step
-metrics.jsonl, evaluations.jsonl, events/, loss.png
+metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 """
 
 import os

@@ -1,0 +1,92 @@
+"""What a run's own step costs: told from the compiled program before it runs, and held against."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from layouts.inefficient import size_text
+from layouts.measured import rates
+from layouts.timing import Timing
+from layouts.torus import Slice
+from models.api import Batch
+from trainer.plan import Counted, Plan, Traced, estimated, plan, read
+from trainer.step import Metrics, State
+
+G = 1e9
+
+
+class Foreseen(NamedTuple):
+    """A training step, ready to run, and what it will cost."""
+
+    step: Callable[[State, Batch], tuple[State, Metrics]]
+    plan: Plan
+    told: str
+
+
+def foresee(step: Traced) -> Foreseen:
+    """Compiles a step for the devices at hand, once, and reads the program that will run."""
+    assert isinstance(step.mesh, Mesh)
+    start = time.perf_counter()
+    with jax.set_mesh(step.mesh):
+        program = step.program.lower().compile()
+    counted, of = counted_in(step, program, time.perf_counter() - start)
+    slice = Slice.of(step.mesh.devices) if step.platform == "tpu" else None
+    timing, why = None, f"no rates of {step.mesh.devices.flat[0].device_kind} are known"
+    if step.platform == "cpu" and counted.moved_bytes is not None:
+        timing, why = by_rates(step.mesh, counted)
+    found = plan(step, slice, counted, timing)
+    if slice is not None:
+        why = f"the compiler's cycles and links of {slice.name}, at published rates"
+    return Foreseen(program, found, f"{summary(found)}{of}\n{prediction(found, why)}")
+
+
+def counted_in(step: Traced, program: object, compile_s: float) -> tuple[Counted, str]:
+    """What is in the program; by its trace where a newer compiler's text is not understood."""
+    try:
+        return read(step, program, compile_s), ""
+    except (LookupError, ValueError, AssertionError) as error:  # no reason not to train
+        return estimated(step), f"  By its trace, as its text cannot be read: {error!r}."
+
+
+def by_rates(mesh: Mesh, counted: Counted) -> tuple[Timing, str]:
+    """A CPU's step at the rates that it reaches now in large products and large arrays."""
+    own = rates(mesh)
+    assert counted.moved_bytes is not None
+    timing = Timing(counted.flops / own.flops_per_s, counted.moved_bytes / own.bytes_per_s, {}, {})
+    devices = mesh.devices.size
+    return timing, (
+        f"{timing.products_s:.3g} s of products at {devices * own.flops_per_s / G:.0f} GFLOP/s and "
+        f"{timing.other_s:.3g} s for the bytes of all else at "
+        f"{devices * own.bytes_per_s / G:.1f} GB/s, which large ones reach here now; small ones, "
+        "arithmetic and traffic between processes take longer"
+    )
+
+
+def summary(found: Plan) -> str:
+    """Memory, FLOPs and traffic of a step in one line."""
+    causes = sorted(found.counted.bytes_by_cause.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
+    received = sum(own.received_bytes for own in found.counted.collectives)
+    executed, asked = found.executed_flops / G, found.model_flops / G
+    return (
+        f"The step: {size_text(found.counted.needed_bytes)} a device ({parts}), "
+        f"{executed:,.3g} GFLOPs (the model asks for {asked:,.3g}), "
+        f"{size_text(received)} of traffic a device."
+    )
+
+
+def prediction(found: Plan, why: str) -> str:
+    if found.step_s is None:
+        return f"No time is predicted: {why}."
+    return f"Predicted: {found.step_s:.3g} s a step: {why}."
+
+
+def measured(step_s: float, foreseen_s: float | None) -> str:
+    """How long steps took, beside what was predicted."""
+    if foreseen_s is None:
+        return f"{step_s:.3g} s a step measured; no prediction."
+    off = step_s / foreseen_s - 1
+    return f"{step_s:.3g} s a step measured, {foreseen_s:.3g} s predicted ({off:+.0%})."
