@@ -31,11 +31,13 @@ class Compiled:
     """A program's computations by name, and where its lines come from."""
 
     computations: Mapping[str, Computation]
-    entry: str
+    entries: tuple[str, ...]
     sources: Mapping[int, str]
+    open_loop: str | None = None
+    """The scope of a loop that ends by what it finds; one turn of it is counted."""
 
     @classmethod
-    def read(cls, text: str) -> "Compiled":
+    def read(cls, text: str, open_loop: str | None = None) -> "Compiled":
         """Reads what `compiled.as_text()` prints."""
         computations: dict[str, Computation] = {}
         entry, current = "", None
@@ -47,12 +49,23 @@ class Compiled:
                 current = None
             elif current is not None and (found := instruction(line)):
                 current[found.name] = found
-        return cls(computations, entry, frames(text))
+        return cls(computations, (entry,), frames(text), open_loop)
+
+    @property
+    def turn(self) -> "Compiled":
+        """One turn of the open loop, alone: whether it goes on, and what it does."""
+        loop = next(run.instruction for run in self.runs if self.is_open(run.instruction))
+        parts = (loop.attribute("condition"), loop.attribute("body"))
+        return dataclasses.replace(self, entries=tuple(part for part in parts if part is not None))
+
+    def is_open(self, own: Instruction) -> bool:
+        return own.opcode == "while" and f'{self.open_loop}/while"' in own.rest
 
     @functools.cached_property
     def runs(self) -> list[Run]:
         """All that a step runs, loops multiplied out."""
-        return list(self._walk(self.computations[self.entry], 1, None))
+        starts = (self.computations[name] for name in self.entries)
+        return [run for own in starts for run in self._walk(own, 1, None)]
 
     def _walk(self, inside: Computation, times: int, fused_in: Instruction | None) -> Iterator[Run]:
         for own in inside.values():
@@ -67,6 +80,8 @@ class Compiled:
 
     def turns(self, loop: Instruction) -> int:
         """How often a loop runs: a counter from 0 to a constant, as JAX's scans make them."""
+        if self.is_open(loop):
+            return 1
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         condition = self.computations[loop.attribute("condition") or ""]
@@ -154,7 +169,7 @@ def operand_bytes(run: Run) -> int:
 def called(own: Instruction) -> list[str]:
     """The computations that run when an instruction does; not those that only combine numbers."""
     if own.opcode == "while":
-        names = [own.attribute("body")]
+        names = [own.attribute("body")]  # conditions only compare, but that of an open loop
     elif own.opcode == "conditional":
         branches = re.search(r"branch_computations=\{([^}]*)\}", own.rest)
         parts = re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []

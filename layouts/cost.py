@@ -76,7 +76,7 @@ CPU = Habits(joins=False, scatters=False)
 
 
 def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -> Cost:
-    """The cost of a traced function on a mesh."""
+    """The cost of a traced function on a mesh.  Of a loop without a known end, of one turn."""
     counter = Counter(mesh, habits)
     counter.walk(jaxpr.jaxpr, 1, backward=False)
     return Cost(counter.flops, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))

@@ -25,18 +25,22 @@ class Timing:
     """By mesh axis, or several with commas; while the device waits."""
     overlapped_s: Mapping[str, float]
     """The same, while the device may compute."""
+    memory_s: float = 0.0
+    """Reading what the step reads once, at the memory's bandwidth; 0 where cycles tell it."""
 
     @property
     def step_s(self) -> float:
-        compute = self.products_s + self.other_s
+        compute = max(self.products_s + self.other_s, self.memory_s)
         return max(compute, sum(self.overlapped_s.values())) + sum(self.traffic_s.values())
 
     @property
     def parts(self) -> dict[str, float]:
         """All parts by name."""
+        waits_s = max(0.0, self.memory_s - self.products_s - self.other_s)
         return {
             "matrix products": self.products_s,
             "other compute": self.other_s,
+            **({"waiting for memory": waits_s} if self.memory_s else {}),
             **{f"traffic over {axes}": s for axes, s in self.traffic_s.items()},
             **{f"overlapped traffic over {axes}": s for axes, s in self.overlapped_s.items()},
         }

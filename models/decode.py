@@ -12,6 +12,7 @@ from models.api import Batch, Cache, Decodes, Step, step_layout
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids that every vocabulary of `data.vocab` has
+NEW_TOKENS = "new_tokens"  # the scope of the loop over them, for who reads the program
 
 
 class Asked(NamedTuple):
@@ -79,7 +80,7 @@ def generate(
     """
     layout = step_layout(model.layout)
     rows, prompt = asked.prompts_BL.shape
-    buffer = (Flat if search.flat else Apart)(layout, rows, search.width, prompt, new_tokens)
+    buffer = buffer_of(layout, search, rows, prompt, new_tokens)
     feed, cache = model.start(params, source, rows, buffer.places)
     last_B, cache, seen_BM = read_prompt(layout, feed, cache, asked, buffer.places)
     cache, seen_BWM = buffer.expand(cache), spread(layout, seen_BM, search.width, "BWM")
@@ -100,8 +101,19 @@ def generate(
         return step + 1, state, cache, seen_BWM, last_BW
 
     start = (jnp.zeros((), jnp.int32), state, cache, seen_BWM, last_BW)
-    _, state, *_ = jax.lax.while_loop(goes_on, extend, start)
+    with jax.named_scope(NEW_TOKENS):
+        _, state, *_ = jax.lax.while_loop(goes_on, extend, start)
     return search.found(layout, state)
+
+
+def cache_of(
+    model: Decodes, search: Search, new_tokens: int, params: Any, source: Batch | None, asked: Asked
+) -> Cache:
+    """The cache that `generate` keeps through its steps, as it is before the first token."""
+    layout = step_layout(model.layout)
+    rows, prompt = asked.prompts_BL.shape
+    buffer = buffer_of(layout, search, rows, prompt, new_tokens)
+    return buffer.expand(model.start(params, source, rows, buffer.places)[1])
 
 
 def read_prompt(
@@ -220,3 +232,10 @@ class Apart:
         """Rows as hypotheses of their sentences."""
         shape = (self.rows, self.width, *x.shape[1:])
         return self.layout.reshape(x, shape, axes)
+
+
+def buffer_of(
+    layout: Layout, search: Search, rows: int, prompt: int, new_tokens: int
+) -> Flat | Apart:
+    """The places of the cache that a search needs."""
+    return (Flat if search.flat else Apart)(layout, rows, search.width, prompt, new_tokens)

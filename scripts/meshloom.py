@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from configs.errors import RunError, UserError
 
@@ -353,8 +354,25 @@ def gains(**flags: Any) -> None:
     gains(**flags)
 
 
+# What a plan of decoding is asked for; names as `decode` has them, but for the lengths of texts.
+DECODE_FLAGS = ("batch_sequences", "beam", "flat", "temperature", "top_k", "top_p", "samples",
+                "max_tokens", "source_tokens", "prompt_tokens")  # fmt: skip
+
+
 @cli.command()
-@options("gin_file", "gin_param", "json")
+@options(
+    "gin_file", "gin_param", "json", "batch_sequences", "beam", "flat", "temperature", "top_k",
+    "top_p", "samples", "max_tokens",
+)  # fmt: skip
+@click.option("--decode", is_flag=True, help="Plan decoding, not training, by decode's own flags.")
+@click.option(
+    "--source_tokens", type=click.IntRange(1), metavar="N",
+    help="Of a translation's source; a row's where absent.",
+)  # fmt: skip
+@click.option(
+    "--prompt_tokens", type=click.IntRange(0), metavar="N",
+    help="What each text begins with; half a row where absent, of a translation none.",
+)  # fmt: skip
 @click.option("--html", metavar="FILE", help="Write the result as one page with charts.")
 @click.option("--topology", metavar="KIND:SIZES", help="Absent TPUs, such as v3:32x32.")
 @click.option(
@@ -362,14 +380,29 @@ def gains(**flags: Any) -> None:
 )
 @click.option("--compare", is_flag=True, help="Plan under each of these layout files.")
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
-def plan(compare: bool, layouts: tuple[str, ...], html: str | None, **flags: Any) -> None:
+def plan(
+    decode: bool, compare: bool, layouts: tuple[str, ...], html: str | None, **flags: Any
+) -> None:
     """What a run will cost: memory, FLOPs, traffic and time of its real training step.
 
     With --topology the step is compiled for TPUs that are not there (needs libtpu); without it,
-    for the devices of this machine, of which --simulate_devices makes any number.
+    for the devices of this machine, of which --simulate_devices makes any number.  With --decode:
+    memory, cache, and time of a token and of a whole output, for a batch of --batch_sequences.
     """
-    from scripts import planning, searching
+    from scripts import planning, planning_decode, searching
 
+    decoding = {name: flags.pop(name) for name in DECODE_FLAGS}
+    if decode:
+        if compare or layouts or html is not None:
+            raise UserError(
+                "--decode plans one layout, as tables and --json: no --compare, --html."
+            )
+        planning_decode.plan_decoding(**decoding, **flags)
+        return
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in DECODE_FLAGS if source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise UserError(f"--{given[0]} is about decoding.  Give --decode as well.")
     if compare != bool(layouts):
         raise UserError("--compare and layout files go together: --compare a.gin b.gin")
     if compare:

@@ -10,6 +10,7 @@ from configs.errors import UserError
 from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
+from layouts.timing import Timing
 from layouts.torus import Slice
 from layouts.traffic import mesh_of
 from scripts.commands import Strings, set_where, settings, warn_unused, write_json
@@ -109,25 +110,28 @@ def show(found: Plan, facts: dict[str, Any], title: str) -> None:
             for w in facts["weights"]
         ],
     )
-    print_table(
-        ["collective", "over", "times", "MB each", "MB received a step", "for"],
-        [
-            (c["kind"], ",".join(c["mesh_axes"]), c["count"], f"{c['bytes'] / 1e6:,.2f}",
-             f"{c['received_bytes'] / 1e6:,.1f}", c["source"])
-            for c in facts["collectives"][:SHOWN]
-        ],
-    )  # fmt: skip
-    if found.timing is not None and found.step_s is not None:
-        print_table(
-            ["time of a step", "s", "share"],
-            [
-                (name, f"{s:.4g}", f"{s / found.step_s:.1%}")
-                for name, s in found.timing.parts.items()
-            ],
-        )
+    print_collectives(facts["collectives"], "a step")
+    if found.timing is not None:
+        print_times("step", found.timing)
     for surprise in found.surprises:
         print(f"Unlike what the layout asks for: {surprise}.")
     print(summary(facts))
+
+
+def print_collectives(rows: list[dict[str, Any]], each: str) -> None:
+    print_table(
+        ["collective", "over", "times", "MB each", f"MB received {each}", "for"],
+        [
+            (c["kind"], ",".join(c["mesh_axes"]), c["count"], f"{c['bytes'] / 1e6:,.2f}",
+             f"{c['received_bytes'] / 1e6:,.1f}", c["source"])
+            for c in rows[:SHOWN]
+        ],
+    )  # fmt: skip
+
+
+def print_times(what: str, timing: Timing) -> None:
+    rows = [(name, f"{s:.4g}", f"{s / timing.step_s:.1%}") for name, s in timing.parts.items()]
+    print_table([f"time of a {what}", "s", "share"], rows)
 
 
 def causes(facts: dict[str, Any]) -> list[tuple[str, int]]:

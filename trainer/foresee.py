@@ -12,7 +12,7 @@ from layouts.measured import rates
 from layouts.timing import Timing
 from layouts.torus import Slice
 from models.api import Batch
-from trainer.plan import Counted, Plan, Traced, estimated, plan, read
+from trainer.plan import Counted, Plan, Traced, estimated, plan, read, target
 from trainer.step import Metrics, State
 
 G = 1e9
@@ -33,9 +33,9 @@ def foresee(step: Traced) -> Foreseen:
     with jax.set_mesh(step.mesh):
         program = step.program.lower().compile()
     counted, of = counted_in(step, program, time.perf_counter() - start)
-    slice = Slice.of(step.mesh.devices) if step.platform == "tpu" else None
+    slice = Slice.of(step.mesh.devices) if target(step.mesh) == "TPU" else None
     timing, why = None, f"no rates of {step.mesh.devices.flat[0].device_kind} are known"
-    if step.platform == "cpu" and counted.moved_bytes is not None:
+    if target(step.mesh) == "CPU" and counted.moved_bytes is not None:
         timing, why = by_rates(step.mesh, counted)
     found = plan(step, slice, counted, timing)
     if slice is not None:

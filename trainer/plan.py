@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.compiled import Compiled
-from layouts.cost import CPU, TPU, Cost, cost_of
+from layouts.cost import CPU, TPU, Cost, Habits, cost_of
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, entered, uncached
 from layouts.record import Weight
@@ -45,16 +45,10 @@ class Traced:
     def sizes(self) -> dict[str, int]:
         return dict(self.mesh.shape)
 
-    @property
-    def platform(self) -> str | None:
-        """Of the devices, present or absent; none are on an abstract mesh."""
-        return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else None
-
     @functools.cached_property
     def cost(self) -> Cost:
         """What the trace says of it."""
-        habits = CPU if self.platform == "cpu" else TPU
-        return cost_of(self.program.jaxpr, self.sizes, habits)
+        return cost_of(self.program.jaxpr, self.sizes, habits(self.mesh))
 
 
 class Counted(NamedTuple):
@@ -129,7 +123,7 @@ def traced(
 ) -> Traced:
     """Traces the step that `train` runs, for its state where that is there; allocates nothing."""
     program = program_of(run, layout)
-    state = abstract_state(program, mesh) if state is None else jax.tree.map(abstract, state)
+    state = abstract_state(program, mesh) if state is None else jax.tree.map(shape_of, state)
     where = placement(layout, mesh, run.microbatches)
     batch = {}
     for name, length in run.task.array_lengths.items():
@@ -142,8 +136,12 @@ def traced(
     return Traced(run, mesh, state, batch, found)
 
 
-def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+def shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def habits(mesh: Mesh | AbstractMesh) -> Habits:
+    return CPU if target(mesh) == "CPU" else TPU
 
 
 def estimated(step: Traced) -> Counted:
@@ -156,22 +154,39 @@ def estimated(step: Traced) -> Counted:
 
 def compiled(step: Traced) -> Counted:
     """Compiles a step for its mesh, of absent TPUs or of devices, and counts what is in it."""
+    found = compile_for(step.program, step.mesh)
+    if found.refused_bytes is None:
+        return read(step, found.program, found.compile_s)
+    return estimated(step)._replace(
+        needed_bytes=found.refused_bytes + sum(held_bytes(step).values()),
+        compiled_for=target(step.mesh),
+        compile_s=found.compile_s,
+        refused=True,
+    )
+
+
+class Compilation(NamedTuple):
+    """What came of a compilation: a program, or how much memory one would need."""
+
+    program: Any
+    compile_s: float
+    refused_bytes: int | None = None
+    """Beside the arguments, where a device has no room for them."""
+
+
+def compile_for(program: Any, mesh: Mesh | AbstractMesh) -> Compilation:
+    """Compiles what was traced, for absent TPUs or for devices."""
     start = time.perf_counter()
     try:
-        cache = uncached() if step.platform == "tpu" else contextlib.nullcontext()
-        with entered(step.mesh), cache:
-            program = step.program.lower().compile()
+        cache = uncached() if target(mesh) == "TPU" else contextlib.nullcontext()
+        with entered(mesh), cache:
+            done = program.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
         if needed is None:
-            raise RunError(f"the compiler fails on this step: {error}") from error
-        return estimated(step)._replace(
-            needed_bytes=round(float(needed[1]) * GIB) + sum(held_bytes(step).values()),
-            compiled_for=target(step),
-            compile_s=time.perf_counter() - start,
-            refused=True,
-        )
-    return read(step, program, time.perf_counter() - start)
+            raise RunError(f"the compiler fails on this program: {error}") from error
+        return Compilation(None, time.perf_counter() - start, round(float(needed[1]) * GIB))
+    return Compilation(done, time.perf_counter() - start)
 
 
 def read(step: Traced, program: Any, compile_s: float) -> Counted:
@@ -180,23 +195,24 @@ def read(step: Traced, program: Any, compile_s: float) -> Counted:
     known: dict[str, Any] = {
         "bytes_by_cause": causes,
         "needed_bytes": sum(causes.values()),
-        "compiled_for": target(step),
+        "compiled_for": target(step.mesh),
         "compile_s": compile_s,
     }
-    if step.platform not in ("cpu", "tpu"):
+    if known["compiled_for"] not in ("CPU", "TPU"):
         return estimated(step)._replace(**known)
     text = Compiled.read(program.as_text())
     return Counted(
         flops=text.flops,
         collectives=tuple(text.collectives(step.sizes)),
-        cycles=text.cycles if step.platform == "tpu" else None,
-        moved_bytes=text.moved_bytes if step.platform == "cpu" else None,
+        cycles=text.cycles if known["compiled_for"] == "TPU" else None,
+        moved_bytes=text.moved_bytes if known["compiled_for"] == "CPU" else None,
         **known,
     )
 
 
-def target(step: Traced) -> str | None:
-    return None if step.platform is None else step.platform.upper()
+def target(mesh: Mesh | AbstractMesh) -> str | None:
+    """What a program for a mesh is compiled for: CPU, TPU or GPU; nothing where no devices are."""
+    return mesh.devices.flat[0].platform.upper() if isinstance(mesh, Mesh) else None
 
 
 def causes_of(step: Traced, memory: Any) -> dict[str, int]:
@@ -217,8 +233,8 @@ def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | N
     """Puts together what is known of a step; without a slice its time, where that is known."""
     places, devices = None, math.prod(step.sizes.values())
     if slice is not None:
-        places = coordinates(slice, step.sizes, tpus(step))
-        timing = timed(step, slice, places, counted)
+        places = coordinates(slice, step.sizes, tpus(step.mesh))
+        timing = timed(slice, places, step.sizes, counted)
     expected = step.cost.collectives if devices > 1 else ()
     return Plan(
         mesh=step.sizes,
@@ -234,21 +250,32 @@ def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | N
     )
 
 
-def timed(step: Traced, slice: Slice, places: np.ndarray, counted: Counted) -> Timing:
-    """How long a step takes: by the compiler's cycles, or by what products usually reach."""
-    if counted.cycles is None:
-        products_s, other_s = counted.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+class Work(Protocol):
+    """What one device does."""
+
+    @property
+    def flops(self) -> int: ...
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]: ...
+
+    @property
+    def cycles(self) -> Mapping[str, int] | None: ...
+
+
+def timed(slice: Slice, places: np.ndarray, sizes: Mapping[str, int], work: Work) -> Timing:
+    """How long it takes: by the compiler's cycles, or by what products usually reach."""
+    if work.cycles is None:
+        products_s, other_s = work.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
     else:
         clock_hz = slice.chip.clock_hz
-        products_s, other_s = (counted.cycles[kind] / clock_hz for kind in ("products", "other"))
-    return add_up(slice, places, step.sizes, counted.collectives, products_s, other_s)
+        products_s, other_s = (work.cycles[kind] / clock_hz for kind in ("products", "other"))
+    return add_up(slice, places, sizes, work.collectives, products_s, other_s)
 
 
-def tpus(step: Traced) -> Mesh | None:
-    """The step's mesh, if it is one of TPUs, present or absent."""
-    if not isinstance(step.mesh, Mesh) or step.mesh.devices.flat[0].platform != "tpu":
-        return None
-    return step.mesh
+def tpus(mesh: Mesh | AbstractMesh) -> Mesh | None:
+    """A mesh, if it is one of TPUs, present or absent."""
+    return mesh if isinstance(mesh, Mesh) and target(mesh) == "TPU" else None
 
 
 def held_bytes(step: Traced) -> dict[str, int]:

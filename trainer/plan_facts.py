@@ -1,11 +1,15 @@
 """A plan's figures by stable names, for files and tables."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from layouts.layout import Layout
 from layouts.lint import table
 from layouts.timing import seconds
-from layouts.traffic import heaviest
+from layouts.torus import Slice
+from layouts.traffic import Collective, heaviest
 from trainer.plan import Plan
 
 SHOWN = 12  # weights
@@ -30,7 +34,7 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
         "parameters": found.parameters,
         "model_flops": found.model_flops,
         "executed_flops": found.executed_flops,
-        "collectives": collectives(found),
+        "collectives": collectives(found.counted.collectives, slice, found.places, found.mesh),
         "surprises": [str(surprise) for surprise in found.surprises],
         "step_time_s": step_s,
         "step_time_parts_s": None if found.timing is None else found.timing.parts,
@@ -49,10 +53,15 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def collectives(found: Plan) -> list[dict[str, Any]]:
+def collectives(
+    counted: Iterable[Collective],
+    slice: Slice | None,
+    places: np.ndarray | None,
+    mesh: Mapping[str, int],
+) -> list[dict[str, Any]]:
     """All collectives, what a device receives the most of first."""
     rows = []
-    for own in heaviest(found.counted.collectives):
+    for own in heaviest(counted):
         row = {
             "kind": own.kind,
             "mesh_axes": list(own.mesh_axes),
@@ -62,7 +71,7 @@ def collectives(found: Plan) -> list[dict[str, Any]]:
             "overlaps": own.overlaps,
             "source": own.source,
         }
-        if found.places is not None and found.slice is not None:
-            row["seconds"] = own.times * seconds(found.slice, found.places, found.mesh, own)
+        if places is not None and slice is not None:
+            row["seconds"] = own.times * seconds(slice, places, mesh, own)
         rows.append(row)
     return rows

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,12 +60,23 @@ def abstract_state(program: Program, mesh: Mesh | AbstractMesh) -> State:
         state = program.fresh()
         return program.update(state, state["params"])
 
+    return abstract(after_one_update, mesh)
+
+
+def abstract_params(model: Model, mesh: Mesh | AbstractMesh) -> Params:
+    """Shapes, types and placements of the weights, allocating nothing."""
+    return abstract(lambda: model.init(jax.random.key(0)), mesh)
+
+
+def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: Any) -> Any:
+    """What a function would make of such arguments on a mesh."""
+
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     with entered(mesh):
-        return jax.tree.map(placed, jax.eval_shape(after_one_update))
+        return jax.tree.map(placed, jax.eval_shape(make, *arguments))
 
 
 def init_state(program: Program, mesh: Mesh) -> State:
