@@ -15,8 +15,6 @@ from models.api import Batch
 from trainer.plan import Counted, Plan, Traced, estimated, plan, read, target
 from trainer.step import Metrics, State
 
-G = 1e9
-
 
 class Foreseen(NamedTuple):
     """A training step, ready to run, and what it will cost."""
@@ -35,7 +33,7 @@ def foresee(step: Traced) -> Foreseen:
     counted, of = counted_in(step, program, time.perf_counter() - start)
     slice = Slice.of(step.mesh.devices) if target(step.mesh) == "TPU" else None
     timing, why = None, f"no rates of {step.mesh.devices.flat[0].device_kind} are known"
-    if target(step.mesh) == "CPU" and counted.moved_bytes is not None:
+    if target(step.mesh) == "CPU":
         timing, why = by_rates(step.mesh, counted)
     found = plan(step, slice, counted, timing)
     if slice is not None:
@@ -47,20 +45,18 @@ def counted_in(step: Traced, program: object, compile_s: float) -> tuple[Counted
     """What is in the program; by its trace where a newer compiler's text is not understood."""
     try:
         return read(step, program, compile_s), ""
-    except (LookupError, ValueError, AssertionError) as error:  # no reason not to train
+    except Exception as error:  # whatever it is, it is no reason not to train
         return estimated(step), f"  By its trace, as its text cannot be read: {error!r}."
 
 
 def by_rates(mesh: Mesh, counted: Counted) -> tuple[Timing, str]:
     """A CPU's step at the rates that it reaches now in large products and large arrays."""
-    own = rates(mesh)
-    assert counted.moved_bytes is not None
-    timing = Timing(counted.flops / own.flops_per_s, counted.moved_bytes / own.bytes_per_s, {}, {})
-    devices = mesh.devices.size
+    own, devices, moved_bytes = rates(mesh), mesh.devices.size, counted.moved_bytes or 0
+    timing = Timing(counted.flops / own.flops_per_s, moved_bytes / own.bytes_per_s, {}, {})
     return timing, (
-        f"{timing.products_s:.3g} s of products at {devices * own.flops_per_s / G:.0f} GFLOP/s and "
+        f"{timing.products_s:.3g} s of products at {scaled(devices * own.flops_per_s, 'FLOP/s')}, "
         f"{timing.other_s:.3g} s for the bytes of all else at "
-        f"{devices * own.bytes_per_s / G:.1f} GB/s, which large ones reach here now; small ones, "
+        f"{scaled(devices * own.bytes_per_s, 'B/s')}, as large ones reach here now.  Small ones, "
         "arithmetic and traffic between processes take longer"
     )
 
@@ -70,10 +66,10 @@ def summary(found: Plan) -> str:
     causes = sorted(found.counted.bytes_by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
     received = sum(own.received_bytes for own in found.counted.collectives)
-    executed, asked = found.executed_flops / G, found.model_flops / G
     return (
         f"The step: {size_text(found.counted.needed_bytes)} a device ({parts}), "
-        f"{executed:,.3g} GFLOPs (the model asks for {asked:,.3g}), "
+        f"{scaled(found.executed_flops, 'FLOPs')} "
+        f"(the model asks for {scaled(found.model_flops, 'FLOPs')}), "
         f"{size_text(received)} of traffic a device."
     )
 
@@ -81,7 +77,19 @@ def summary(found: Plan) -> str:
 def prediction(found: Plan, why: str) -> str:
     if found.step_s is None:
         return f"No time is predicted: {why}."
-    return f"Predicted: {found.step_s:.3g} s a step: {why}."
+    return f"Predicted: {found.step_s:.3g} s a step, by {why}."
+
+
+def scaled(amount: float, unit: str) -> str:
+    """
+    >>> scaled(34_628_173_824, "FLOPs"), scaled(33_000_000, "B/s")
+    ('34.6 GFLOPs', '33 MB/s')
+    """
+    prefixes = iter(" kMGTPE")
+    prefix = next(prefixes).strip()
+    while amount >= 1000:
+        amount, prefix = amount / 1000, next(prefixes)
+    return f"{amount:.3g} {prefix}{unit}"
 
 
 def measured(step_s: float, foreseen_s: float | None) -> str:

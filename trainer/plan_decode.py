@@ -60,9 +60,7 @@ class Part(NamedTuple):
 
     def without(self, part: "Part", read_bytes: int) -> "Part":
         """What is left of a whole."""
-        sent = Counter(self.collectives)
-        sent.subtract(part.collectives)
-        left = tuple(own for own, count in sent.items() for _ in range(count))
+        left = tuple((Counter(self.collectives) - Counter(part.collectives)).elements())
         cycles = None
         if self.cycles is not None and part.cycles is not None:
             cycles = {kind: count - part.cycles[kind] for kind, count in self.cycles.items()}

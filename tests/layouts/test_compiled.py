@@ -93,3 +93,25 @@ def test_multiplications_with_padding_and_holes_are_not_counted(
     reach = (kernel - 1) * dilation
     met = sum(wide[i : i + reach + 1 : dilation].sum() for i in range(0, len(wide) - reach, stride))
     assert found.flops == 2 * batch * outputs * features * met
+
+
+def test_what_is_no_product_moves_bytes() -> None:
+    found = compiled(
+        lambda x, w: jnp.sin(x @ w), ((ROWS, INNER), jax.P()), ((INNER, OUTER), jax.P())
+    )
+    assert found.flops == 2 * ROWS * INNER * OUTER
+    assert found.moved_bytes == 2 * 4 * ROWS * OUTER  # the sine reads and writes
+
+
+def test_a_loop_without_a_known_end_is_counted_by_the_turn() -> None:
+    def search(x, w):
+        def turn(x):
+            return jnp.tanh(x @ w)
+
+        with jax.named_scope("search"):
+            return jax.lax.while_loop(lambda x: jnp.sum(x) > 3, turn, x @ w @ w)
+
+    shapes = (ROWS, INNER), (INNER, INNER)
+    text = jax.jit(search).lower(*map(jnp.ones, shapes)).compile().as_text()
+    found, one = Compiled.read(text, "search"), 2 * ROWS * INNER * INNER
+    assert (found.flops, found.turn.flops) == (3 * one, one)

@@ -1,5 +1,7 @@
 """How long exchanges take on a slice: the published estimates, and what follows from the shape."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -82,3 +84,24 @@ def test_cores_are_numbered_as_tpus_number_them() -> None:
 def test_an_unknown_slice_is_refused_with_what_is_legal(name: str, wanted: str) -> None:
     with pytest.raises(UserError, match=f"--topology={name}.*{wanted}"):
         Slice.named(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What is asked of a device that is there."""
+
+    device_kind: str
+    coords: tuple[int, ...]
+
+
+def devices(kind: str) -> np.ndarray:
+    """Two cores on each of 4 x 2 chips, which stand somewhere in a larger torus."""
+    cores = [Device(kind, (x, y + 4, 0)) for x in range(4) for y in range(2) for _ in range(2)]
+    found = np.empty(len(cores), object)
+    found[:] = cores
+    return found
+
+
+def test_devices_at_hand_are_a_slice_of_their_kind() -> None:
+    assert Slice.of(devices("TPU v3")) == Slice.named("v3:4x2")
+    assert Slice.of(devices("NVIDIA H200")) is None

@@ -21,6 +21,9 @@ def test_training_writes_what_scripts_rely_on(trained: Place) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     wanted = {"step", "loss", "tokens_per_s", "grad_norm", "learning_rate", "accuracy"}
     assert wanted <= set(lines[-1])
+    plan = read_json(trained.folder / "run" / "plan.json")
+    assert plan["compiled_for"] == "CPU" and plan["step_time_s"] > 0
+    assert plan["executed_flops"] == pytest.approx(plan["model_flops"], rel=0.1)
 
 
 def test_evaluate_names_its_numbers(run: Meshloom, trained: Place, tmp_path: Path) -> None:
