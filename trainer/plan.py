@@ -122,7 +122,7 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Traced:
         shape: tuple[int, ...] = (run.batch_sequences, length)
         if run.microbatches > 1:
             shape = (run.microbatches, run.batch_sequences // run.microbatches, length)
-        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name))
+        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, shape[-2]))
     with entered(mesh):
         found = train_step.trace(program, state, batch)
     on_cpu = isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
