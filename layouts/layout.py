@@ -207,7 +207,7 @@ class Layout:
         *,
         stored: bool = False,
     ) -> Array:
-        """Random numbers of this shape, without padding; no bit depends on the layout."""
+        """Random numbers whose bits do not depend on the layout."""
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
 
     def pads(self, letter: str) -> bool:

@@ -115,19 +115,21 @@ class Padded(Layout):
         *,
         stored: bool = False,
     ) -> Array:
-        """Random numbers of this shape, and zeros in the padding.
+        """Random numbers, and zeros in the padding, which `shape` has unless they are stored.
 
         More along the first axis leaves the bits before them as they are, so only another axis that
         is padded is drawn whole.
         """
-        held, place = self.held(axes, shape), self.place(axes, stored=stored)
-        drawn_shape = (*held[:1], *shape[1:])
+        true, held = self.true(axes, shape), shape
+        if stored:
+            true, held = shape, self.held(axes, shape)
+        place, drawn_shape = self.place(axes, stored=stored), (*held[:1], *true[1:])
         even = tuple(
             entry if size == own else None
             for entry, size, own in zip(place, drawn_shape, held, strict=True)
         )
         drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*even))
-        return filled(resized(drawn, held, place), shape, place, 0)
+        return filled(resized(drawn, held, place), true, place, 0)
 
     def masked(self, x: Array, axes: str, letter: str, fill: float) -> Array:
         own = zip(axes, x.shape, self.true(axes, x.shape), strict=True)

@@ -18,7 +18,7 @@ def dropout(layout: Layout, key: Array | None, rate: float, x: Array, axes: str)
     if key is None or not rate:
         return x
     dropped = min(max(round(rate * LEVELS), 1), LEVELS - 1)
-    kept = layout.draw(random_bytes, key, axes, layout.true(axes, x.shape)) >= dropped
+    kept = layout.draw(random_bytes, key, axes, x.shape) >= dropped
     return jnp.where(kept, x * (LEVELS / (LEVELS - dropped)), 0)
 
 

@@ -74,8 +74,7 @@ class MoeLayer(nnx.Module):
         """What the router says, in float32."""
         rate, wide_GSD = self.moe.router.jitter, x_GSD.astype(jnp.float32)
         if key is not None and rate:
-            shape = self.layout.true("GSD", x_GSD.shape)
-            drawn_GSD = self.layout.draw(jax.random.uniform, key, "GSD", shape)
+            drawn_GSD = self.layout.draw(jax.random.uniform, key, "GSD", x_GSD.shape)
             wide_GSD *= 1 + rate * (2 * drawn_GSD - 1)
         router_De = self.layout.to(self.router_DE[...].astype(jnp.float32), "De")
         return self.layout.einsum("GSD,De->GSe", wide_GSD, router_De)

@@ -75,14 +75,16 @@ Layout 'mine': 3 problems.
   decoder/layers_N/attention/wk_DJK, decoder/layers_N/attention/wo_JQKD and 2 more: \
 kv_heads = 3 does not divide over model = 4.
       Rule heads:model (Layout.rules, layouts/mine.gin:3).
-      Legal: kv_heads 4; model 1 or 3.  Or remove "heads:model" and hold heads whole.
+      Legal: kv_heads 4; model 1 or 3.  \
+Or remove "heads:model" and hold heads whole, or pad it: "heads:model+".
   decoder/layers_N/mlp/wi_DF and decoder/layers_N/mlp/wo_FD: \
 d_ff = 14 does not divide over model = 4.
       Rule d_ff:model (Layout.rules, layouts/mine.gin:3).
       Legal: d_ff 12 or 16; model 1, 2, 7 or 14.  Or remove "d_ff:model" and hold d_ff whole.
   embed_VD: vocab = 22 does not divide over model = 4.
       Rule vocab:model (Layout.rules, layouts/mine.gin:3).
-      Legal: vocab 20 or 24; model 1, 2, 11 or 22.  Or remove "vocab:model" and hold vocab whole."""
+      Legal: vocab 20 or 24; model 1, 2, 11 or 22.  \
+Or remove "vocab:model" and hold vocab whole, or pad it: "vocab:model+"."""
     )
 
 
@@ -100,7 +102,7 @@ Layout 'mine': 2 problems.
 batch = 6 (Run.batch_sequences) does not divide over data x model = 2 x 2.
       Rule batch:data and batch:model (Layout.rules, layouts/mine.gin:3).
       Legal: batch 4 or 8; data x model 1, 2, 3 or 6.  \
-Or remove "batch:model" and hold batch whole."""
+Or remove "batch:model" and hold batch whole, or pad it: "batch:model+"."""
     )
 
 
