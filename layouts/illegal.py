@@ -140,9 +140,9 @@ def _spelling(case: Case, part: str, before: list[str]) -> Problem | None:
         legal = f"The mesh has {', '.join(case.mesh)} ({case.source('mesh')})."
         return Problem("error", "no such mesh axis.", fix=f"{near}  {legal}".strip())
     if rule.pads and not (rule.firm and BY_NAME[rule.axis].pads):
-        axes = either(axis.name for axis in BY_LETTER.values() if axis.pads)
-        legal = f'Legal with a "+": {axes}, and no "?" beside it.'
-        return Problem("error", "cannot be padded.", fix=legal)
+        able = either(axis.name for axis in BY_LETTER.values() if axis.pads)
+        fix = f'Legal with a "+": {able}, and no "?" beside it.'
+        return Problem("error", "cannot be padded.", fix=fix)
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "is there twice.", fix="Remove one of them.")
     return None
@@ -242,7 +242,7 @@ def _padded(
     return Problem(
         "warning",
         f"{BY_LETTER[letter].name} = {size} is held as {held} over {_over(case, rules)}: "
-        f"{1 - size / held:.1%} of it is padding.",
+        f"{100 * (1 - size / held):.2g}% of it is padding.",
         several(_weights(case, names) or names),
         case.cite(*rules),
         _that_divide(case, letter, size, rules).replace("Legal", "Without any"),

@@ -3,6 +3,7 @@
 Every mean divides by the weight's true size.  Trees are weights by path.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def scale_by_weight_rms(least: float, shapes: Shapes) -> optax.GradientTransform
 
 def rms(path: str, x: Array, shapes: Shapes) -> Array:
     """Root of the mean square of what is no padding."""
-    return jnp.sqrt(jnp.sum(jnp.square(x)) / np.prod(shapes.get(path, x.shape)))
+    return jnp.sqrt(jnp.sum(jnp.square(x)) / math.prod(shapes.get(path, x.shape)))
 
 
 def of_each(change: Callable[[str, Array, Array], Array]) -> optax.GradientTransformation:

@@ -1,4 +1,4 @@
-"""A state as devices hold it, where a layout may pad it, and as it is saved, which has no padding."""
+"""A state as devices hold it, padded where the layout says so, and as it is saved: never."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ from jax.sharding import Mesh
 
 from layouts.padding import resized
 from trainer.step import Program, State, abstract_state
-
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,9 @@ def host_rows(where: Placement, batch_sequences: int, microbatches: int) -> tupl
     places = batch_sequences // microbatches
     batch_axis = 0 if microbatches == 1 else 1
     shape = (places,) if microbatches == 1 else (microbatches, places)
-    rows_only = NamedSharding(where.mesh, jax.P(*where.of("targets_BL", places).spec[: batch_axis + 1]))
+    rows_only = NamedSharding(
+        where.mesh, jax.P(*where.of("targets_BL", places).spec[: batch_axis + 1])
+    )
     try:
         held = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Adafactor and AdamW, as optax transformations; every decision about a weight is read off its letters."""
+"""Adafactor and AdamW, for optax; every decision about a weight is read off its letters."""
 
 from typing import Any
 
