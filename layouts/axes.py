@@ -8,20 +8,21 @@ class Axis(NamedTuple):
     name: str
     meaning: str
     meets: str = ""  # letters that may want the same mesh axis in one tensor; the leftmost gets it
+    pads: bool = False  # whether a rule may pad it, "batch:data+"
 
 
 AXES = (
     Axis("A", "microbatches", "slices of the batch whose gradients are added up"),
-    Axis("B", "batch", "sequences"),
+    Axis("B", "batch", "sequences", pads=True),
     Axis("L", "length", "query or target positions", meets="M"),
     Axis("M", "memory", "key/value or source positions", meets="L"),
     Axis("D", "d_model", "residual width"),
     Axis("F", "d_ff", "feed-forward width"),
-    Axis("H", "heads", "query heads = kv_heads x queries"),
-    Axis("J", "kv_heads", "key/value heads"),
+    Axis("H", "heads", "query heads = kv_heads x queries", pads=True),
+    Axis("J", "kv_heads", "key/value heads", pads=True),
     Axis("Q", "queries", "query heads per key/value head"),
     Axis("K", "d_kv", "width of one head"),
-    Axis("E", "experts", "feed-forward experts", meets="G"),
+    Axis("E", "experts", "feed-forward experts", meets="G", pads=True),
     Axis("G", "groups", "token groups", meets="E"),
     Axis("S", "group_tokens", "position inside a group"),
     Axis("C", "capacity", "places per expert"),
@@ -32,7 +33,7 @@ AXES = (
     Axis("U", "candidates", "tokens that may continue a hypothesis"),
     Axis("R", "buckets", "relative positions"),
     Axis("P", "stages", "pipeline"),
-    Axis("V", "vocab", "tokens of the vocabulary"),
+    Axis("V", "vocab", "tokens of the vocabulary", pads=True),
 )
 
 BY_LETTER = {axis.letter: axis for axis in AXES}

@@ -139,6 +139,10 @@ def _spelling(case: Case, part: str, before: list[str]) -> Problem | None:
         near = did_you_mean(rule.mesh_axis, case.mesh).strip()
         legal = f"The mesh has {', '.join(case.mesh)} ({case.source('mesh')})."
         return Problem("error", "no such mesh axis.", fix=f"{near}  {legal}".strip())
+    if rule.pads and not (rule.firm and BY_NAME[rule.axis].pads):
+        able = either(axis.name for axis in BY_LETTER.values() if axis.pads)
+        fix = f'Legal with a "+": {able}, and no "?" beside it.'
+        return Problem("error", "cannot be padded.", fix=fix)
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "is there twice.", fix="Remove one of them.")
     return None
@@ -151,6 +155,7 @@ class Misfits(NamedTuple):
         tuple[Written, Written], list[str]
     ]  # by the rule that wins and the one that loses
     uneven: dict[tuple[str, int, tuple[Written, ...]], list[str]]  # by letter, size and its rules
+    padded: dict[tuple[str, int, tuple[Written, ...]], list[str]]  # the same, where a rule pads
 
     def blame(self, written: Written) -> bool:
         """Whether this rule is part of any cause."""
@@ -159,7 +164,7 @@ class Misfits(NamedTuple):
 
 def misfits(case: Case) -> Misfits:
     """Axes that clash over a mesh axis, and sizes that do not divide."""
-    found, order = Misfits({}, {}), case.written()
+    found, order = Misfits({}, {}, {}), case.written()
     for tensor in case.record.tensors:
         winners: dict[str, tuple[Written, Claim]] = {}
         split: dict[int, tuple[Written, ...]] = {}
@@ -176,16 +181,21 @@ def misfits(case: Case) -> Misfits:
         for index, rules in split.items():
             size = tensor.shape[index]
             if size is not None and size % _ways(case, rules):
-                key = (tensor.axes[index], size, rules)
-                found.uneven.setdefault(key, []).append(tensor.name)
+                letter = tensor.axes[index]
+                causes = found.padded if case.layout.pads(letter) else found.uneven
+                causes.setdefault((letter, size, rules), []).append(tensor.name)
     return found
 
 
 def illegal(case: Case) -> list[Problem]:
-    """Clashes and sizes that do not divide, each cause once however many tensors it spoils."""
+    """Clashes and sizes that do not divide, each cause once however many tensors it spoils.
+
+    Sizes that are padded are warnings.
+    """
     found = misfits(case)
     clashes = [_clash(case, *pair, names) for pair, names in found.clashes.items()]
-    return clashes + [_uneven(case, *cause, names) for cause, names in found.uneven.items()]
+    uneven = [_uneven(case, *cause, names) for cause, names in found.uneven.items()]
+    return clashes + uneven + [_padded(case, *own, names) for own, names in found.padded.items()]
 
 
 def _ways(case: Case, rules: tuple[Written, ...]) -> int:
@@ -212,23 +222,48 @@ def _clash(case: Case, first: Written, second: Written, names: list[str]) -> Pro
 def _uneven(
     case: Case, letter: str, size: int, rules: tuple[Written, ...], names: list[str]
 ) -> Problem:
-    name, ways, weights = BY_LETTER[letter].name, _ways(case, rules), _weights(case, names)
-    mesh_axes = [written.rule.mesh_axis for written in rules]
-    over = f"{' x '.join(mesh_axes)} = {' x '.join(str(case.mesh[axis]) for axis in mesh_axes)}"
+    name, weights = BY_LETTER[letter].name, _weights(case, names)
     from_data = name in case.where and len(weights) < len(names)
     setter = f" ({case.where[name]})" if from_data else ""
+    return Problem(
+        "error",
+        f"{name} = {size}{setter} does not divide over {_over(case, rules)}.",
+        several(weights or names),
+        case.cite(*rules),
+        f"{_that_divide(case, letter, size, rules)}  {_way_out(case, rules[-1])}",
+    )
+
+
+def _padded(
+    case: Case, letter: str, size: int, rules: tuple[Written, ...], names: list[str]
+) -> Problem:
+    ways = _ways(case, rules)
+    held = -(-size // ways) * ways
+    return Problem(
+        "warning",
+        f"{BY_LETTER[letter].name} = {size} is held as {held} over {_over(case, rules)}: "
+        f"{100 * (1 - size / held):.2g}% of it is padding.",
+        several(_weights(case, names) or names),
+        case.cite(*rules),
+        _that_divide(case, letter, size, rules).replace("Legal", "Without any"),
+    )
+
+
+def _over(case: Case, rules: tuple[Written, ...]) -> str:
+    """The mesh axes of these rules and their sizes."""
+    mesh_axes = [written.rule.mesh_axis for written in rules]
+    return f"{' x '.join(mesh_axes)} = {' x '.join(str(case.mesh[axis]) for axis in mesh_axes)}"
+
+
+def _that_divide(case: Case, letter: str, size: int, rules: tuple[Written, ...]) -> str:
+    """The nearest sizes of the axis, and of the mesh axes, that divide."""
+    ways = _ways(case, rules)
     below = size // ways * ways
     sizes = [n for n in (below, below + ways) if n]
     divisors = [n for n in range(1, size + 1) if size % n == 0]
     near = sorted(sorted(divisors, key=lambda n: abs(n - ways))[:6])
-    legal = f"Legal: {name} {either(sizes)}; {' x '.join(mesh_axes)} {either(near)}."
-    return Problem(
-        "error",
-        f"{name} = {size}{setter} does not divide over {over}.",
-        several(weights or names),
-        case.cite(*rules),
-        f"{legal}  {_way_out(case, rules[-1])}",
-    )
+    mesh_axes = " x ".join(written.rule.mesh_axis for written in rules)
+    return f"Legal: {BY_LETTER[letter].name} {either(sizes)}; {mesh_axes} {either(near)}."
 
 
 def _way_out(case: Case, written: Written) -> str:
@@ -240,4 +275,6 @@ def _way_out(case: Case, written: Written) -> str:
         changed = misfits(case.changed(written.field, [*rules, str(queries)]))
         if not changed.blame(Written(written.field, queries)):
             return f'Or split the queries of each: "{queries}" for "{rule}".'
-    return f'Or remove "{rule}" and hold {rule.axis} whole.'
+    way = f'Or remove "{rule}" and hold {rule.axis} whole'
+    pads = rule.firm and BY_NAME[rule.axis].pads
+    return f'{way}, or pad it: "{rule}+".' if pads else f"{way}."

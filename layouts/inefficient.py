@@ -37,7 +37,7 @@ def idle_rules(case: Case) -> list[Problem]:
 
 
 def _why_idle(case: Case, written: Written, wished: bool) -> str:
-    axis, mesh_axis, _ = written.rule
+    axis, mesh_axis = written.rule[:2]
     if wished:
         return f"never takes effect: another axis has {mesh_axis} in every tensor with {axis}."
     if axis == "heads" and any(BY_NAME["kv_heads"].letter in t.axes for t in case.record.tensors):

@@ -20,14 +20,15 @@ Entry = str | tuple[str, ...] | None  # of a jax.P
 
 
 class Rule(NamedTuple):
-    """One "axis:mesh_axis" pair; a rule that is not firm was written with a "?"."""
+    """One "axis:mesh_axis" pair; one with a "?" is not firm, one with a "+" pads."""
 
     axis: str
     mesh_axis: str
     firm: bool = True
+    pads: bool = False
 
     def __str__(self) -> str:
-        return f"{self.axis}:{self.mesh_axis}{'' if self.firm else '?'}"
+        return f"{self.axis}:{self.mesh_axis}{'' if self.firm else '?'}{'+' if self.pads else ''}"
 
 
 def parts(text: str) -> list[str]:
@@ -54,8 +55,8 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
 def parse_rules(text: str) -> tuple[Rule, ...]:
     """The rules of a layout string, in order, Mesh-TensorFlow's axis names translated."""
     return tuple(
-        Rule(SYNONYMS.get(axis, axis), mesh_axis.removesuffix("?"), not mesh_axis.endswith("?"))
-        for axis, mesh_axis in pairs(text)
+        Rule(SYNONYMS.get(axis, axis), word.rstrip("?+"), "?" not in word, "+" in word)
+        for axis, word in pairs(text)
     )
 
 
@@ -117,9 +118,10 @@ def claims(rules: str, param_rules: str, axes: str, stored: bool) -> tuple[Claim
 class Layout:
     """Maps axis names to mesh axes.  Hashable, so it is part of every jit key.
 
-    A mesh axis written "data?" is taken only where no other axis of the tensor wants it.  An axis
-    with several rules is split over several mesh axes.  After Shazeer et al. 2018
-    (Mesh-TensorFlow), section 3.1.
+    A mesh axis written "data?" is taken only where no other axis of the tensor wants it.  Written
+    "data+", it pads the axis where its size does not divide (`layouts.padding`).  An axis with
+    several rules is split over several mesh axes.  After Shazeer et al. 2018 (Mesh-TensorFlow),
+    section 3.1.
     """
 
     mesh: str = "data:-1"
@@ -207,6 +209,23 @@ class Layout:
     ) -> Array:
         """Random numbers whose bits do not depend on the layout."""
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
+
+    def pads(self, letter: str) -> bool:
+        """Whether an axis is padded where its size does not divide."""
+        rules = (_by_letter(parse_rules(text)) for text in (self.rules, self.param_rules))
+        return any(rule.pads for own in rules for rule in own.get(letter, ()))
+
+    def true(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor without its padding."""
+        return shape
+
+    def masked(self, x: Array, axes: str, letter: str, fill: float) -> Array:
+        """The same numbers, and `fill` in the padding of one axis."""
+        return x
+
+    def sized(self, **sizes: int) -> "Layout":
+        """The same layout, which knows by letter how large axes are without their padding."""
+        return self
 
     def unstack(self, tree: Tree) -> list[Tree]:
         """The parts of a tree of stacked arrays along their first axis, which is made whole.

@@ -76,7 +76,7 @@ class Beam:
 
         Twice, because at most one continuation of each hypothesis is its END.
         """
-        rows, width, vocab = logits_BWV.shape
+        rows, width, vocab = layout.true("BWV", logits_BWV.shape)
         k = min(2 * width, vocab)
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         log_z_BW1 = jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)

@@ -59,6 +59,7 @@ def token_losses(
 ) -> Array:
     """Negative log-likelihood of each counted target; 0 elsewhere."""
     logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=jnp.float32)
+    logits_BLV = layout.masked(logits_BLV, "BLV", "V", -jnp.inf)
     gold_BL1 = layout.pick(logits_BLV, layout.align(targets_BL, "BL", "BLV"), "BLV")
     loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - gold_BL1
     loss_BL = layout.to(loss_BL1[:, :, 0], "BL")
@@ -160,7 +161,8 @@ def _forward(
     """The sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
     logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=jnp.float32)
-    logits_BLV = logits_BLV * criterion.logit_scale
+    logits_BLV = layout.masked(logits_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
+    vocab = layout.true(axes, logits_BLV.shape)[-1]
     target_BL1 = layout.align(targets_BL, axes[:2], axes)
     counted_BL1 = layout.align(counted_BL, axes[:2], axes).astype(jnp.float32)
 
@@ -173,7 +175,8 @@ def _forward(
     objective_BL1 = loss_BL1 + criterion.z_loss * jnp.square(log_z_BL1)
     smooth = criterion.label_smoothing
     if smooth:
-        objective_BL1 += smooth * (gold_BL1 - jnp.mean(logits_BLV, axis=-1, keepdims=True))
+        total_BL1 = jnp.sum(layout.masked(logits_BLV, axes, "V", 0), axis=-1, keepdims=True)
+        objective_BL1 += smooth * (gold_BL1 - total_BL1 / vocab)
     sums = Sums(
         objective=jnp.sum(objective_BL1 * counted_BL1),
         loss=jnp.sum(loss_BL1 * counted_BL1),
@@ -183,6 +186,7 @@ def _forward(
 
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
     hit_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
-    wanted_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / logits_BLV.shape[-1]
+    wanted_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / vocab
+    wanted_BLV = layout.masked(wanted_BLV, axes, "V", 0)
     dlogits_BLV = exp_BLV * pull_BL1 - wanted_BLV * counted_BL1
     return sums, dlogits_BLV * criterion.logit_scale

@@ -45,9 +45,9 @@ class MoeLayer(nnx.Module):
             (None,) * 3 if key is None else jax.random.split(key, 3)
         )
         batch, length, d_model = x_BLD.shape
-        tokens = length
+        (rows,), tokens = layout.true("B", (batch,)), length
         if real_BL is not None and self.moe.group_tokens is not None:
-            tokens = math.gcd(batch * length, self.moe.group_tokens)
+            tokens = math.gcd(rows * length, self.moe.group_tokens)
         shape = (batch * length // tokens, tokens)
         x_GSD = self.regrouped(x_BLD, (*shape, d_model), "BlD", "GSD")
         capacity = tokens
@@ -61,7 +61,7 @@ class MoeLayer(nnx.Module):
         logits_GSe = self.logits(x_GSD, jitter_key)
         gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
         routing = router.route(layout, gates_GSe, real_GS, capacity, route_key)
-        experts = Experts(self, dropout_key)
+        experts = Experts(self, layout.sized(G=rows * length // tokens), dropout_key)
         y_GSD = KINDS[self.moe.dispatch](experts, x_GSD, routing, capacity)
         y_BlD = self.regrouped(y_GSD, x_BLD.shape, "GSD", "BlD")
         return layout.to(y_BlD, "BLD"), loaded(layout, logits_GSe, gates_GSe, routing, real_GS)
@@ -83,8 +83,8 @@ class MoeLayer(nnx.Module):
 class Experts:
     """The feed-forward layers of a mixture, as `models.dispatch.Experts`."""
 
-    def __init__(self, owner: MoeLayer, key: Array | None):
-        self.owner, self.layout, self.key = owner, owner.layout, key
+    def __init__(self, owner: MoeLayer, layout: Layout, key: Array | None):
+        self.owner, self.layout, self.key = owner, layout, key
         self.count = owner.moe.experts
 
     def run(self, x_EGCD: Array) -> Array:

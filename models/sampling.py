@@ -86,7 +86,7 @@ class Sampling:
 
         The whole vocabulary is gathered only to draw from all of it, or for top_p alone.
         """
-        vocab = logits_BWV.shape[-1]
+        vocab = layout.true("BWV", logits_BWV.shape)[-1]
         if self.temperature == 0:
             return layout.top_k(logits_BWV, 1, "BWV")
         if self.top_k is not None:

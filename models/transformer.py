@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
+from layouts.padding import fitted, with_empty_rows
 from models.api import Batch, Cache, Params, Step, step_layout
 from models.attention import View, packed_view, source_view
 from models.dropout import dropout
@@ -112,6 +113,9 @@ class TransformerModel:
     spec: Transformer
     layout: Layout
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", fitted(self.layout, **self.spec.sizes))
+
     def build(self, key: Array) -> Network:
         spec = self.spec
         weights = Weights(self.layout, spec.sizes, nnx.Rngs(params=key), spec.precision.store)
@@ -125,13 +129,18 @@ class TransformerModel:
         abstract = jax.eval_shape(lambda: self.build(jax.random.key(0)))
         return nnx.merge(nnx.split(abstract)[0], params)
 
+    def filled_up(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
+        """The network with these weights, and the batch with empty rows where it needs them."""
+        layout, batch = with_empty_rows(self.layout, batch, self.spec.groups)
+        return dataclasses.replace(self, layout=layout).network(params), batch
+
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> Sums:
-        network = self.network(params)
+        network, batch = self.filled_up(params, batch)
         x_BLD, loads = network(batch, key)
         sums = softmax_loss(
-            self.layout,
+            network.layout,
             criterion,
             self.spec.loss_chunks,
             x_BLD * self.spec.logit_scale,
@@ -146,10 +155,12 @@ class TransformerModel:
         return sums._replace(objective=sums.objective + wanted, loads=loads)
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
-        network = self.network(params)
-        x_BLD = network(batch)[0] * self.spec.logit_scale
+        rows = batch["targets_BL"].shape[0]
+        network, batch = self.filled_up(params, batch)
+        layout, x_BLD = network.layout, network(batch)[0] * self.spec.logit_scale
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
-        return token_losses(self.layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
+        losses_BL = token_losses(layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
+        return losses_BL if len(losses_BL) == rows else layout.to(losses_BL, "bL")
 
     def start(
         self, params: Params, source: Batch | None, batch_sequences: int, places: int
@@ -184,6 +195,7 @@ class TransformerModel:
             logits_BLV = layout.einsum(
                 "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=jnp.float32
             )
+            logits_BLV = layout.masked(logits_BLV, "BLV", "V", -jnp.inf)
             return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 
         return step, cache

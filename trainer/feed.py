@@ -11,6 +11,7 @@ from configs.errors import UserError
 from data.order import batches
 from data.rows import Rows
 from layouts.layout import Layout
+from layouts.mesh import batch_pieces
 
 HostBatch = dict[str, np.ndarray]
 
@@ -23,9 +24,14 @@ class Placement:
     mesh: Mesh | AbstractMesh
     microbatches: int
 
-    def of(self, name: str) -> NamedSharding:
-        """Several microbatches are a leading axis."""
+    def of(self, name: str, rows: int) -> NamedSharding:
+        """Several microbatches, of so many rows each, are a leading axis.
+
+        Where rows that do not divide are to be padded, they come whole: the model pads them.
+        """
         axes = name.rpartition("_")[2]
+        if self.layout.pads("B") and rows % batch_pieces(self.layout, self.mesh.shape):
+            axes = axes.replace("B", "b")
         return NamedSharding(
             self.mesh, self.layout.place(axes if self.microbatches == 1 else f"a{axes}")
         )
@@ -44,7 +50,9 @@ def host_rows(where: Placement, batch_sequences: int, microbatches: int) -> tupl
     places = batch_sequences // microbatches
     batch_axis = 0 if microbatches == 1 else 1
     shape = (places,) if microbatches == 1 else (microbatches, places)
-    rows_only = NamedSharding(where.mesh, jax.P(*where.of("targets_BL").spec[: batch_axis + 1]))
+    rows_only = NamedSharding(
+        where.mesh, jax.P(*where.of("targets_BL", places).spec[: batch_axis + 1])
+    )
     try:
         held = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
     except ValueError:
@@ -70,7 +78,8 @@ def place(
         else:
             rows = rows.reshape(-1, microbatches, length).swapaxes(0, 1)
             shape = (microbatches, batch_sequences // microbatches, length)
-        return jax.make_array_from_process_local_data(where.of(name), rows, shape)
+        sharding = where.of(name, batch_sequences // microbatches)
+        return jax.make_array_from_process_local_data(sharding, rows, shape)
 
     return {name: put(name, rows) for name, rows in batch.items()}
 

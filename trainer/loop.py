@@ -15,6 +15,7 @@ from data.rows import Rows
 from layouts.layout import Layout
 from models.api import Params
 from trainer.checkpoint import Checkpoints
+from trainer.disk import Disk
 from trainer.evaluate import evaluate
 from trainer.experts import by_layer, warnings
 from trainer.feed import feed, placement
@@ -27,7 +28,7 @@ from trainer.plan_facts import as_json
 from trainer.processes import connect
 from trainer.quality import Quality
 from trainer.run import Run, program_of
-from trainer.step import Metrics, Program, State, abstract_state, init_state
+from trainer.step import Metrics, State, init_state
 
 Say = Callable[[str], None]
 WARN_EVERY = 100  # steps between warnings about experts
@@ -125,7 +126,8 @@ def train(
                 report=watcher.say,
             )
         )
-        state, first_step = restore_or_init(program, mesh, checkpoints, watcher.say, run.start_from)
+        disk = Disk(program, mesh)
+        state, first_step = restore_or_init(disk, checkpoints, watcher.say, run.start_from)
         writes = jax.process_index() == 0
         writers = stack.enter_context(Writers(model_dir, first_step, writes=writes))
         stop = stack.enter_context(StopSignal())
@@ -202,7 +204,8 @@ def train(
             if stopped or evaluates or due(done, run.checkpoint_every, run.steps):
                 read(pending)  # nothing is saved before its loss was seen to be a number
                 pending = None
-                checkpoints.save(done, state, check(done, state) if evaluates else None)
+                metric = check(done, state) if evaluates else None
+                checkpoints.save(done, disk.to_save(state), metric)
                 clock.last = time.perf_counter()
         checkpoints.wait()
     step_s = clock.total_s / (clock.steps - 1) if clock.steps > 1 else None
@@ -216,15 +219,16 @@ def due(done: int, every: int | None, steps: int) -> bool:
 
 
 def restore_or_init(
-    program: Program, mesh: Mesh, checkpoints: Checkpoints, say: Say, start_from: str | None
+    disk: Disk, checkpoints: Checkpoints, say: Say, start_from: str | None
 ) -> tuple[State, int]:
     """The newest readable checkpoint, placed on this mesh, or a new state."""
     if checkpoints.latest is None:
-        state = init_state(program, mesh)
+        state = init_state(disk.program, disk.mesh)
         if start_from is not None:
-            layout = program.model.layout
-            state["params"] = inherited(state["params"], start_from, layout, mesh, say)
+            layout, fresh = disk.program.even().model.layout, disk.to_save(state)["params"]
+            params = inherited(fresh, start_from, layout, disk.mesh, say)
+            state |= disk.to_hold({"params": params})
         return state, 0
-    state, step = checkpoints.restore(abstract_state(program, mesh))
+    state, step = checkpoints.restore(disk.saved)
     say(f"Continuing from step {step}.")
-    return state, step
+    return disk.to_hold(state), step

@@ -1,4 +1,4 @@
-"""Adafactor and AdamW, through optax; every decision about a weight is read off its letters."""
+"""Adafactor and AdamW, for optax; every decision about a weight is read off its letters."""
 
 from typing import Any
 
@@ -9,10 +9,12 @@ from flax import traverse_util
 
 from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.axes import axes_of_path
+from trainer.adafactor import Shapes, clip_by_rms, scale_by_factored_rms, scale_by_weight_rms
 from trainer.schedule import Constant, Cosine, InverseSqrt
 
 Tree = Any
 NO_STACK = "single"
+NOT_PADDED: Shapes = {}
 AnySchedule = InverseSqrt | Cosine | Constant
 
 
@@ -33,19 +35,20 @@ class Adafactor:
     weight_decay: NotNegative = 0.0
     clip_global_norm: Positive | None = None
 
-    def transform(self, steps: int) -> optax.GradientTransformation:
-        def decay(step: jax.Array, exponent: float) -> jax.Array:
-            plain = 1.0 - (step + 1.0) ** -exponent
+    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> optax.GradientTransformation:
+        """The update of all weights, of which those with padding have these true shapes."""
+
+        def decay(step: jax.Array) -> jax.Array:
+            plain = 1.0 - (step + 1.0) ** -self.decay_exponent
             return plain if self.decay_cap is None else jnp.minimum(plain, self.decay_cap)
 
-        second_moment = optax.scale_by_factored_rms(
-            decay_rate=self.decay_exponent,
-            min_dim_size_to_factor=self.factored_from,
-            decay_rate_fn=decay,
-        )
-        parts = [second_moment, optax.clip_by_block_rms(self.clip_update_rms)]
+        shapes = {path: shape[axes_of_path(path).count("N") :] for path, shape in padded.items()}
+        parts = [
+            scale_by_factored_rms(decay, self.factored_from, shapes),
+            clip_by_rms(self.clip_update_rms, shapes),
+        ]
         if self.multiply_by_parameter_scale:
-            parts.append(optax.scale_by_param_block_rms(min_scale=1e-3))
+            parts.append(scale_by_weight_rms(1e-3, shapes))
         outer = [clip(self.clip_global_norm), per_layer(optax.chain(*parts))]
         if self.momentum is not None:
             outer.append(optax.ema(self.momentum, debias=False))
@@ -63,7 +66,8 @@ class AdamW:
     weight_decay: NotNegative = 0.01
     clip_global_norm: Positive | None = 1.0
 
-    def transform(self, steps: int) -> optax.GradientTransformation:
+    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> optax.GradientTransformation:
+        """The update of all weights.  Padding stays zero by itself."""
         adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
         outer = [clip(self.clip_global_norm), adam]
         return finish(outer, self.weight_decay, self.schedule, steps)

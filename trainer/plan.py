@@ -130,7 +130,7 @@ def traced(
         shape: tuple[int, ...] = (run.batch_sequences, length)
         if run.microbatches > 1:
             shape = (run.microbatches, run.batch_sequences // run.microbatches, length)
-        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name))
+        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, shape[-2]))
     with entered(mesh):
         found = train_step.trace(program, state, batch)
     return Traced(run, mesh, state, batch, found)

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax import traverse_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from layouts.mesh import entered
+from layouts.padding import even
 from models.api import Batch, Model, Params
 from models.loss import Criterion, Sums
 from trainer.optimizer import Adafactor, AdamW
@@ -32,7 +34,23 @@ class Program:
     microbatches: int = 1
 
     def transform(self) -> optax.GradientTransformation:
-        return self.optimizer.transform(self.steps)
+        return self.optimizer.transform(self.steps, self.padded())
+
+    def padded(self) -> dict[str, tuple[int, ...]]:
+        """The true shapes of weights, where the layout may pad some."""
+        own = self.even().model
+        if own == self.model:
+            return {}
+        found = jax.eval_shape(lambda: own.init(jax.random.key(0)))
+        return {path: w.shape for path, w in traverse_util.flatten_dict(found, sep="/").items()}
+
+    def even(self) -> "Program":
+        """The same without padding: what could be padded is whole on every device."""
+        model: Any = self.model
+        layout = even(model.layout)
+        if layout == model.layout:
+            return self
+        return dataclasses.replace(self, model=dataclasses.replace(model, layout=layout))
 
     def fresh(self) -> State:
         """A new state; its slots are not yet placed."""

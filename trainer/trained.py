@@ -13,9 +13,9 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Model, Params
 from trainer.checkpoint import Checkpoints
+from trainer.disk import Disk
 from trainer.processes import connect
 from trainer.run import Run, program_of
-from trainer.step import abstract_state
 from trainer.workspace import Workspace
 
 
@@ -66,7 +66,8 @@ class TrainedModels:
 
     def open(self, step: int | None, average: int | None = None) -> Trained:
         """The weights of one step, or the mean of the last few checkpoints up to it."""
-        wanted = abstract_state(self.program, self.mesh)["params"]
+        disk = Disk(self.program, self.mesh)
+        wanted = disk.saved["params"]
         with jax.set_mesh(self.mesh):
             if average is not None:
                 last = self.checkpoints.latest if step is None else step
@@ -76,6 +77,7 @@ class TrainedModels:
             else:
                 state, step = self.checkpoints.restore({"params": wanted}, step)
                 params = state["params"]
+        params = disk.to_hold({"params": params})["params"]
         return Trained(self.program.model, params, self.run, self.vocabs, self.mesh, step)
 
     def __enter__(self) -> "TrainedModels":

@@ -75,14 +75,16 @@ Layout 'mine': 3 problems.
   decoder/layers_N/attention/wk_DJK, decoder/layers_N/attention/wo_JQKD and 2 more: \
 kv_heads = 3 does not divide over model = 4.
       Rule heads:model (Layout.rules, layouts/mine.gin:3).
-      Legal: kv_heads 4; model 1 or 3.  Or remove "heads:model" and hold heads whole.
+      Legal: kv_heads 4; model 1 or 3.  \
+Or remove "heads:model" and hold heads whole, or pad it: "heads:model+".
   decoder/layers_N/mlp/wi_DF and decoder/layers_N/mlp/wo_FD: \
 d_ff = 14 does not divide over model = 4.
       Rule d_ff:model (Layout.rules, layouts/mine.gin:3).
       Legal: d_ff 12 or 16; model 1, 2, 7 or 14.  Or remove "d_ff:model" and hold d_ff whole.
   embed_VD: vocab = 22 does not divide over model = 4.
       Rule vocab:model (Layout.rules, layouts/mine.gin:3).
-      Legal: vocab 20 or 24; model 1, 2, 11 or 22.  Or remove "vocab:model" and hold vocab whole."""
+      Legal: vocab 20 or 24; model 1, 2, 11 or 22.  \
+Or remove "vocab:model" and hold vocab whole, or pad it: "vocab:model+"."""
     )
 
 
@@ -100,8 +102,39 @@ Layout 'mine': 2 problems.
 batch = 6 (Run.batch_sequences) does not divide over data x model = 2 x 2.
       Rule batch:data and batch:model (Layout.rules, layouts/mine.gin:3).
       Legal: batch 4 or 8; data x model 1, 2, 3 or 6.  \
-Or remove "batch:model" and hold batch whole."""
+Or remove "batch:model" and hold batch whole, or pad it: "batch:model+"."""
     )
+
+
+def test_what_a_rule_pads_is_a_warning_that_says_how_much() -> None:
+    text = said("batch:data+;heads:model+;vocab:model+", param_rules="d_model:data", record=TOY)
+    padded = [line.strip() for line in text.splitlines() if "held as" in line or "Without" in line]
+    assert padded == [
+        "Warning: decoder/layers_N/attention/wk_DJK, decoder/layers_N/attention/wo_JQKD and 2 "
+        "more: kv_heads = 3 is held as 4 over model = 4: 25% of it is padding.",
+        "Without any: kv_heads 4; model 1 or 3.",
+        "Warning: embed_VD: vocab = 22 is held as 24 over model = 4: 8.3% of it is padding.",
+        "Without any: vocab 20 or 24; model 1, 2, 11 or 22.",
+    ]
+
+
+def test_the_padding_that_is_offered_is_legal() -> None:
+    layout = Layout(mesh="data:2,model:4", rules="batch:data;heads:model;vocab:model")
+    sizes = mesh_sizes(layout.mesh, None)
+    errors = [p for p in lint(layout, sizes, TOY, WHERE) if p.severity == "error"]
+    offered = [re.search(r'or pad it: "(.*)"', problem.fix) for problem in errors]
+    rules = ";".join(["batch:data", *(found[1] for found in offered if found)])
+    assert rules == "batch:data;heads:model+;vocab:model+"
+    padded = dataclasses.replace(layout, rules=rules)
+    assert not [p for p in lint(padded, sizes, TOY, WHERE) if p.severity == "error"]
+
+
+def test_some_axes_cannot_be_padded() -> None:
+    legal = 'Legal with a "+": batch, heads, kv_heads, experts or vocab, and no "?" beside it.'
+    text = said("batch:data;d_ff:model+;heads:model?+;vocab:model+?", record=TOY)
+    for rule in ("d_ff:model+", "heads:model?+", "vocab:model+?"):
+        own = f"rule {rule} (Layout.rules, layouts/mine.gin:3): cannot be padded.\n      {legal}"
+        assert own in text
 
 
 def test_one_kv_head_is_told_to_split_its_queries() -> None:

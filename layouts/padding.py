@@ -1,0 +1,159 @@
+"""Axes that do not divide over their mesh axes: padded to the next size that does, and masked.
+
+Lepikhin et al. 2020 (GShard), section 3.3.  A rule ends in "+": "heads:model+".  What is padded is
+held so on the devices alone: true sizes are what is drawn, counted, masked and saved.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from layouts.axes import letters_of
+from layouts.layout import Layout, parse_rules, ways
+
+Array = jax.Array
+
+
+def fitted(layout: Layout, **sizes: int) -> Layout:
+    """The layout for axes of these sizes, by letter; itself where no rule pads."""
+    if not padded_axes(layout):
+        return layout
+    if not isinstance(layout, Padded):
+        layout = Padded(mesh=layout.mesh, rules=layout.rules, param_rules=layout.param_rules)
+    return layout.sized(**sizes)
+
+
+def even(layout: Layout) -> Layout:
+    """The layout that pads nothing: what could be padded is whole on every device."""
+    axes = padded_axes(layout)
+    return layout.without(*axes) if axes else layout
+
+
+def padded_axes(layout: Layout) -> set[str]:
+    """The axes of the rules that pad."""
+    rules = (*parse_rules(layout.rules), *parse_rules(layout.param_rules))
+    return {rule.axis for rule in rules if rule.pads}
+
+
+def with_empty_rows(
+    layout: Layout, batch: dict[str, Array], groups: Mapping[str, int]
+) -> tuple[Layout, dict[str, Array]]:
+    """A batch whose rows divide, and the layout that knows how many of them it had.
+
+    As do the groups, where the tokens of an array come in groups of so many.
+    """
+    if not isinstance(layout, Padded) or not layout.pads("B"):
+        return layout, batch
+    rows = next(iter(batch.values())).shape[0]
+    pieces = ways(layout.place("G")[0])
+    units = [layout.pieces("B"), pieces]
+    for name, size in groups.items():
+        length = batch[name].shape[1]
+        together = math.gcd(rows * length, size) * pieces
+        units.append(together // math.gcd(together, length))
+    held = -(-rows // math.lcm(*units)) * math.lcm(*units)
+    filled_up = {
+        name: resized(array, (held, *array.shape[1:]), layout.place(letters_of(name)))
+        for name, array in batch.items()
+    }
+    return layout.sized(B=rows), filled_up
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Padded(Layout):
+    """A layout of which some rules pad.
+
+    An uppercase axis of a tensor is held in a size that divides, with zeros or what follows from
+    zeros behind; a lowercase axis, being whole, has its true size.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Of axes without their padding, by letter."""
+
+    def sized(self, **sizes: int) -> Layout:
+        own = {letter: size for letter, size in sizes.items() if self.pads(letter)}
+        return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | own).items())))
+
+    def pieces(self, letter: str) -> int:
+        """What the held size of an axis is a multiple of, on the mesh that is set."""
+        if not self.pads(letter):
+            return 1
+        return math.lcm(*(ways(self.place(letter, stored=own)[0]) for own in (False, True)))
+
+    def true(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        known = dict(self.sizes)
+        return tuple(
+            min(size, known.get(letter.upper(), size))
+            for letter, size in zip(axes, shape, strict=True)
+        )
+
+    def held(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor with its padding."""
+        return tuple(
+            -(-size // self.pieces(letter)) * self.pieces(letter)
+            for letter, size in zip(axes, shape, strict=True)
+        )
+
+    def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
+        place = self.place(axes, stored=stored)
+        whole = tuple(
+            true if letter.islower() else size
+            for letter, size, true in zip(axes, x.shape, self.true(axes, x.shape), strict=True)
+        )
+        return resized(x, self.held(axes, whole), place)
+
+    def draw(
+        self,
+        sample: Callable[..., Array],
+        key: Array,
+        axes: str,
+        shape: tuple[int, ...],
+        *,
+        stored: bool = False,
+    ) -> Array:
+        """Random numbers, and zeros in the padding, which `shape` has unless they are stored.
+
+        More along the first axis leaves the bits before them as they are, so only another axis that
+        is padded is drawn whole.
+        """
+        true, held = self.true(axes, shape), shape
+        if stored:
+            true, held = shape, self.held(axes, shape)
+        place, drawn_shape = self.place(axes, stored=stored), (*held[:1], *true[1:])
+        even = tuple(
+            entry if size == own else None
+            for entry, size, own in zip(place, drawn_shape, held, strict=True)
+        )
+        drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*even))
+        return filled(resized(drawn, held, place), true, place, 0)
+
+    def masked(self, x: Array, axes: str, letter: str, fill: float) -> Array:
+        own = zip(axes, x.shape, self.true(axes, x.shape), strict=True)
+        shape = tuple(true if axis == letter else size for axis, size, true in own)
+        return filled(x, shape, self.place(axes), fill)
+
+
+def resized(x: Array, shape: tuple[int, ...], place: jax.P) -> Array:
+    """x with zeros behind, or cut, along the axes whose sizes differ; then placed so."""
+    if x.shape == shape:
+        return jax.sharding.reshard(x, place)
+    changes = [old != new for old, new in zip(x.shape, shape, strict=True)]
+    whole = jax.P(*(None if c else entry for c, entry in zip(changes, place, strict=True)))
+    kept = tuple(min(old, new) for old, new in zip(x.shape, shape, strict=True))
+    x = jax.lax.slice(jax.sharding.reshard(x, whole), (0,) * x.ndim, kept)
+    behind = [(0, new - own, 0) for own, new in zip(kept, shape, strict=True)]
+    return jax.sharding.reshard(jax.lax.pad(x, jnp.zeros((), x.dtype), behind), place)
+
+
+def filled(x: Array, true: tuple[int, ...], place: jax.P, fill: float) -> Array:
+    """x, and `fill` beyond its true shape."""
+    inside = [
+        jax.lax.broadcasted_iota(jnp.int32, x.shape, axis, out_sharding=place) < size
+        for axis, size in enumerate(true)
+        if size != x.shape[axis]
+    ]
+    return jnp.where(functools.reduce(jnp.logical_and, inside), x, fill) if inside else x

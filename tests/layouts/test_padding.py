@@ -1,0 +1,99 @@
+"""Padded axes: the numbers that are real are the same, and what is behind them is known."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from layouts.padding import even, fitted, with_empty_rows
+from models.dropout import random_bytes
+from tests.toys import WHOLE
+
+RULES = "batch:data+;heads:model+;vocab:model+;experts:data+"
+PADDED = fitted(Layout(mesh="data:4,model:2", rules=RULES), B=6, G=9, J=3, V=23, E=6, D=10)
+MESH = make_mesh(PADDED)
+
+
+def test_a_layout_without_plus_stays_what_it_is() -> None:
+    layout = Layout(mesh="data:4,model:2", rules="batch:data;heads:model?")
+    assert fitted(layout, B=6) is layout and even(layout) is layout
+    assert not layout.pads("B") and PADDED.pads("B") and PADDED.pads("G") and PADDED.pads("J")
+    assert even(PADDED).place("BJV") == jax.P(None, None, None)
+
+
+def test_uppercase_axes_are_padded_with_zeros_and_lowercase_ones_cut_again() -> None:
+    x = np.arange(6 * 10 * 3.0).reshape(6, 10, 3)
+    with jax.set_mesh(MESH):
+        x_EDJ = PADDED.to(jnp.asarray(x), "EDJ")
+        x_eDJ, x_eDj = PADDED.to(x_EDJ, "eDJ"), PADDED.to(x_EDJ, "eDj")
+    assert x_EDJ.shape == (8, 10, 4) and x_EDJ.sharding.spec == jax.P("data", None, "model")
+    assert x_EDJ.addressable_shards[0].data.shape == (2, 10, 2)
+    np.testing.assert_array_equal(np.asarray(x_EDJ)[:6, :, :3], x)
+    assert not np.asarray(x_EDJ)[6:].any() and not np.asarray(x_EDJ)[:, :, 3:].any()
+    assert x_eDJ.shape == (6, 10, 4)
+    np.testing.assert_array_equal(x_eDj, x)
+
+
+TRUE = {"N": 2, "B": 6, "G": 9, "L": 5, "D": 10, "J": 3, "Q": 2, "M": 7, "E": 6, "C": 2, "S": 4,
+        "K": 5, "V": 23, "F": 14}  # fmt: skip
+HELD = TRUE | {"B": 8, "G": 12, "J": 4, "E": 8, "V": 24}
+STORED, DROPPED = ("NDJQK", "VD"), ("BJQLM", "EGCF")
+
+
+def drawn(layout: Layout, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """Random weights, whose shapes have no padding, and bytes of these sizes."""
+    key = jax.random.key(3)
+
+    def draw() -> dict[str, jax.Array]:
+        weights = {
+            axes: layout.draw(
+                jax.random.normal, key, axes, tuple(TRUE[x] for x in axes), stored=True
+            )
+            for axes in STORED
+        }
+        return weights | {
+            axes: layout.draw(random_bytes, key, axes, tuple(sizes[x] for x in axes))
+            for axes in DROPPED
+        }
+
+    with jax.set_mesh(make_mesh(layout)):
+        return jax.device_get(jax.jit(draw)())
+
+
+def test_random_bits_are_those_without_padding() -> None:
+    own, whole = drawn(PADDED, HELD), drawn(WHOLE, TRUE)
+    for axes, wanted in whole.items():
+        assert own[axes].shape == tuple(HELD[letter] for letter in axes) != wanted.shape
+        real = tuple(slice(size) for size in wanted.shape)
+        np.testing.assert_array_equal(own[axes][real], wanted, err_msg=axes)
+        assert np.count_nonzero(own[axes]) == np.count_nonzero(wanted), axes
+
+
+def test_only_the_padding_of_the_named_axis_is_masked() -> None:
+    with jax.set_mesh(MESH):
+        x_BLV = PADDED.to(jnp.zeros((8, 5, 24)), "BLV")
+        masked = np.asarray(jax.jit(lambda x: PADDED.masked(x, "BLV", "V", 7.0))(x_BLV))
+    assert (masked[:, :, 23:] == 7).all() and not masked[:, :, :23].any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "group_tokens", "held"),
+    [(6, None, 8), (8, None, 8), (1, None, 4), (6, 8, 8), (6, 16, 8), (12, 32, 16), (9, 12, 12)],
+)
+def test_empty_rows_fill_up_devices_and_groups(
+    rows: int, group_tokens: int | None, held: int
+) -> None:
+    """Rows of 8 tokens over 4 devices: groups of 12 are a row and a half."""
+    batch = {"inputs_BL": jnp.ones((rows, 8)), "inputs_BM": jnp.ones((rows, 2))}
+    groups = {} if group_tokens is None else {"inputs_BL": group_tokens}
+    filled_up = functools.partial(with_empty_rows, PADDED, groups=groups)
+    with jax.set_mesh(MESH):
+        found = jax.eval_shape(lambda batch: filled_up(batch)[1], batch)
+    assert {x.shape for x in found.values()} == {(held, 8), (held, 2)}
+    tokens = 8 if group_tokens is None else math.gcd(rows * 8, group_tokens)
+    assert held * 8 // tokens % 4 == 0 and held * 8 % tokens == 0

@@ -1,0 +1,210 @@
+"""Layouts that pad do not change the result: training, checkpoints, scores and decoding.
+
+Nothing here divides: batch, heads, vocabularies, experts and groups of tokens.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.decode import Asked, generate
+from models.loss import Criterion
+from models.routing import Top2
+from models.sampling import Sampling
+from models.spec import Moe
+from models.transformer import TransformerModel
+from tests.toys import WHOLE, pair_rows, toy
+from tests.trainer.test_layout_sweep import (
+    LOSS_ROUND_OFF,
+    SLOT_ROUND_OFF,
+    WEIGHT_ROUND_OFF,
+    by_path,
+)
+from trainer.checkpoint import Checkpoints
+from trainer.disk import Disk
+from trainer.feed import host_rows, place, placement
+from trainer.optimizer import Adafactor, AdamW
+from trainer.schedule import Constant
+from trainer.score import token_losses
+from trainer.step import Program, State, train_step
+
+STEPS = 3
+RATE = Constant(peak=3e-3, warmup_steps=2)
+ROUTER = Top2(jitter=0.1, z_loss=1e-3, capacity_factor=0.75, least_capacity=1)
+
+
+class Case(NamedTuple):
+    """A program and how it is split; all sizes by what they are held as."""
+
+    program: Program
+    rows: int  # of a microbatch
+    padded: Layout
+    held: dict[int, int]
+
+
+# 3 key/value heads of 2 queries, experts with drops, groups of three rows, two microbatches.
+EXPERTS = Case(
+    Program(
+        TransformerModel(
+            toy(layers=1, pattern=("moe",), vocab=23, dropout=0.1, attention_dropout=0.2,
+                moe=Moe(experts=6, d_ff=12, router=ROUTER, group_tokens=24)),
+            WHOLE,
+        ),
+        Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=3),
+        Criterion(label_smoothing=0.1, z_loss=1e-3), STEPS, 5, microbatches=2,
+    ),
+    6,
+    Layout(mesh="data:4,model:2", rules="batch:data+;heads:model+;vocab:model+;experts:data+"),
+    {3: 4, 23: 24, 6: 8},
+)  # fmt: skip
+# One matrix for both vocabularies, weights that are split twice.
+DENSE = Case(
+    Program(
+        TransformerModel(toy(layers=1), WHOLE), AdamW(schedule=RATE, clip_global_norm=0.5),
+        Criterion(label_smoothing=0.1), STEPS, 5,
+    ),
+    5,
+    Layout(mesh="data:2,model:4", rules="batch:data+;kv_heads:model+;vocab:model+",
+           param_rules="d_model:data"),
+    {3: 4, 22: 24},
+)  # fmt: skip
+CASES = {"experts": EXPERTS, "dense": DENSE}
+
+
+class Trained(NamedTuple):
+    """What some steps left."""
+
+    disk: Disk
+    metrics: np.ndarray
+    state: State
+    saved: dict[str, np.ndarray]
+
+
+def under(layout: Layout, program: Program) -> Disk:
+    assert isinstance(program.model, TransformerModel)
+    own = dataclasses.replace(program, model=TransformerModel(program.model.spec, layout))
+    return Disk(own, make_mesh(layout))
+
+
+def batch(case: Case, step: int) -> dict[str, np.ndarray]:
+    rng, rows = np.random.default_rng(step), case.rows * case.program.microbatches
+    lengths = (rng.integers(1, high, (rows, 2)).tolist() for high in (5, 4))
+    return pair_rows(*lengths, 8, 22, seed=step, source_length=6)
+
+
+@functools.cache
+def trained(name: str, *, padded: bool) -> Trained:
+    case = CASES[name]
+    disk = under(case.padded if padded else WHOLE, case.program)
+    where = placement(disk.program.model.layout, disk.mesh, case.program.microbatches)
+    rng = np.random.default_rng(1)
+
+    def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        drawn = rng.normal("scale" in path, 0.25, leaf.shape) * path.startswith("params")
+        return jax.device_put(np.asarray(drawn, leaf.dtype), leaf.sharding)
+
+    first = [number(path, leaf) for path, leaf in by_path(disk.saved).items()]
+    state = disk.to_hold(jax.tree.unflatten(jax.tree.structure(disk.saved), first))
+    metrics = []
+    with jax.set_mesh(disk.mesh):
+        for step in range(STEPS):
+            rows = place(where, batch(case, step), case.rows * case.program.microbatches,
+                         case.program.microbatches)  # fmt: skip
+            state, found = train_step(disk.program, state, rows)
+            metrics.append([float(found[key]) for key in ("loss", "grad_norm", "tokens")])
+    saved = by_path(jax.device_get(disk.to_save(state)))
+    return Trained(disk, np.array(metrics), state, saved)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_that_of_one_device(name: str) -> None:
+    found, wanted = trained(name, padded=True), trained(name, padded=False)
+    np.testing.assert_allclose(found.metrics, wanted.metrics, rtol=LOSS_ROUND_OFF)
+    for path, array in wanted.saved.items():
+        is_weight, most = path.startswith("params"), np.abs(array).max()
+        limit = WEIGHT_ROUND_OFF if is_weight else SLOT_ROUND_OFF * most
+        np.testing.assert_allclose(found.saved[path], array, rtol=0, atol=limit, err_msg=path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
+    found, held = trained(name, padded=True), CASES[name].held
+    sizes = set()
+    for path, array in by_path(found.state["params"]).items():
+        true = found.saved[f"params/{path}"].shape
+        sizes |= {(a, b) for a, b in zip(true, array.shape, strict=True) if a != b}
+        behind = np.array(array)
+        behind[tuple(map(slice, true))] = 0
+        assert not behind.any(), path
+        assert array.shape == true or not array.sharding.is_fully_replicated, path
+    assert dict(sizes) == held
+
+
+def test_a_batch_that_does_not_divide_is_read_whole_by_every_host() -> None:
+    for rows, last in ((6, 6), (8, 8)):
+        where = placement(EXPERTS.padded, make_mesh(EXPERTS.padded), 1)
+        assert host_rows(where, rows, 1) == (0, last)
+        placed = place(where, {"inputs_BL": np.zeros((rows, 8), np.int32)}, rows, 1)
+        assert placed["inputs_BL"].sharding.is_fully_replicated == (rows == 6)
+
+
+def test_checkpoints_have_true_sizes_and_are_restored_under_any_layout(tmp_path: Path) -> None:
+    found = trained("experts", padded=True)
+    other = under(
+        Layout(mesh="data:2,model:4", rules="batch:data+;vocab:model+;experts:model+"),
+        EXPERTS.program,
+    )
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(STEPS, found.disk.to_save(found.state))
+        checkpoints.wait()
+        shapes = {path: array.shape for path, array in checkpoints.describe(STEPS).items()}
+        restored = other.to_hold(checkpoints.restore(other.saved)[0])
+    wanted = by_path(trained("experts", padded=False).state)
+    assert shapes == {path: array.shape for path, array in wanted.items()}
+    assert restored["params"]["embed_VD"].shape == (24, 10)
+    assert by_path(restored)["params/decoder/layers_N/mlp/wi_EDF"].shape == (1, 8, 10, 12)
+    for path, array in by_path(jax.device_get(other.to_save(restored))).items():
+        np.testing.assert_array_equal(array, found.saved[path], err_msg=path)
+
+
+def test_scores_and_samples_are_those_of_one_device() -> None:
+    """Of the weights that one device trained, under either layout."""
+
+    def made(padded: bool) -> tuple[Any, ...]:
+        disk = trained("dense", padded=padded).disk
+        model, where = disk.program.model, placement(disk.program.model.layout, disk.mesh, 1)
+
+        def put(array: np.ndarray, axes: str) -> jax.Array:
+            return jax.device_put(array, NamedSharding(disk.mesh, model.layout.place(axes)))
+
+        saved, wanted = trained("dense", padded=False).state["params"], disk.saved["params"]
+        params = jax.tree.map(
+            lambda x, like: jax.device_put(np.array(x), like.sharding), saved, wanted
+        )
+        params = disk.to_hold({"params": params})["params"]
+        with jax.set_mesh(disk.mesh):
+            rows = place(where, batch(DENSE, 9), DENSE.rows, 1)
+            losses_BL = np.asarray(token_losses(model, params, rows))
+            asked = Asked(
+                prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),
+                lengths_B=put(np.zeros(4, np.int32), "B"),
+                seeds_B=put(np.arange(4, dtype=np.uint32), "B"),
+                most_B=put(np.full(4, 4, np.int32), "B"),
+            )
+            texts = generate(model, Sampling(width=2), 4, params, None, asked)
+        return losses_BL, *map(np.asarray, texts)
+
+    found, wanted = made(True), made(False)
+    assert found[0].shape == (5, 8) and np.count_nonzero(found[0])
+    np.testing.assert_array_equal(found[1], wanted[1])
+    assert len(np.unique(found[1])) > 5
+    for own, other in zip(found[::2], wanted[::2], strict=True):
+        np.testing.assert_allclose(own, other, rtol=LOSS_ROUND_OFF)

@@ -1,0 +1,128 @@
+"""The parts of Adafactor, as optax has them, for weights that a layout may have padded.
+
+Every mean divides by the weight's true size.  Trees are weights by path.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+Array = jax.Array
+Weights = dict[str, Array]
+Shapes = Mapping[str, tuple[int, ...]]
+"""The true shape of each weight whose held one may differ."""
+EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
+
+
+class Moments(NamedTuple):
+    """What is kept of one weight's squared gradients; what is not kept has size 1."""
+
+    row: Array
+    column: Array
+    full: Array
+
+
+def scale_by_factored_rms(
+    decay: Callable[[Array], Array], factored_from: int, shapes: Shapes
+) -> optax.GradientTransformation:
+    """Divides gradients by the root of their second moment, factored where a weight is large.
+
+    Shazeer and Stern 2018, algorithm 4.
+    """
+
+    def state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
+        row, column, full = (
+            {path: own[i] for path, own in moments.items()} for i in range(len(Moments._fields))
+        )
+        return optax.FactoredState(count, row, column, full)
+
+    def init(params: Weights) -> optax.FactoredState:
+        def empty(path: str, weight: Array) -> Moments:
+            none, axes = jnp.zeros((1,), weight.dtype), factored(path, weight)
+            if axes is None:
+                return Moments(none, none, jnp.zeros_like(weight))
+            column, row = (jax.eval_shape(lambda x, a=a: jnp.sum(x, a), weight) for a in axes)
+            return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
+
+        own = {path: empty(path, weight) for path, weight in params.items()}
+        return state(jnp.zeros((), jnp.int32), own)
+
+    def factored(path: str, weight: Array) -> tuple[int, int] | None:
+        """The second longest and the longest axis, where the second is long enough."""
+        true = shapes.get(path, weight.shape)
+        order = np.argsort(true)
+        if len(true) < 2 or true[order[-2]] < factored_from:
+            return None
+        return int(order[-2]), int(order[-1])
+
+    def update(
+        gradients: Weights, state_before: optax.FactoredState, params: Any = None
+    ) -> tuple[Weights, optax.FactoredState]:
+        rate = decay(state_before.count)
+
+        def mixed(old: Array, new: Array) -> Array:
+            return (rate * old + (1.0 - rate) * new).astype(old.dtype)
+
+        def scaled(path: str, gradient: Array, old: Moments) -> tuple[Array, Moments]:
+            square, axes = jnp.square(gradient), factored(path, gradient)
+            if axes is None:
+                full = mixed(old.full, square + EPSILON)
+                return gradient * full**-0.5, old._replace(full=full)
+            (second, first), true = axes, shapes.get(path, gradient.shape)
+            row = mixed(old.row, jnp.sum(square, first) / true[first] + EPSILON)
+            column = mixed(old.column, jnp.sum(square, second) / true[second] + EPSILON)
+            along = second - (second > first)
+            mean = jnp.sum(row, along, keepdims=True) / true[second]
+            factors = (
+                jnp.expand_dims((row / mean) ** -0.5, first),
+                jnp.expand_dims(column**-0.5, second),
+            )
+            return gradient * factors[0] * factors[1], Moments(row, column, old.full)
+
+        updates, moments = {}, {}
+        for path, gradient in gradients.items():
+            old = Moments(*(own[path] for own in state_before[1:]))
+            update, moments[path] = scaled(path, gradient, old)
+            # A moment of the padding that nothing was ever added to would make 0 x infinity.
+            padded = shapes.get(path, gradient.shape) != gradient.shape
+            updates[path] = jnp.where(gradient == 0, 0, update) if padded else update
+        return updates, state(optax.safe_increment(state_before.count), moments)
+
+    return optax.GradientTransformation(init, update)
+
+
+def clip_by_rms(most: float, shapes: Shapes) -> optax.GradientTransformation:
+    """Scales an update down to this root mean square.  Algorithm 5."""
+
+    def clipped(path: str, update: Array, weight: Array) -> Array:
+        return update / jnp.maximum(1.0, rms(path, update, shapes) / most)
+
+    return of_each(clipped)
+
+
+def scale_by_weight_rms(least: float, shapes: Shapes) -> optax.GradientTransformation:
+    """Scales an update by the weight's root mean square, or this where that is less.  Section 8."""
+
+    def scaled(path: str, update: Array, weight: Array) -> Array:
+        return update * jnp.maximum(rms(path, weight, shapes), least)
+
+    return of_each(scaled)
+
+
+def rms(path: str, x: Array, shapes: Shapes) -> Array:
+    """Root of the mean square of what is no padding."""
+    return jnp.sqrt(jnp.sum(jnp.square(x)) / math.prod(shapes.get(path, x.shape)))
+
+
+def of_each(change: Callable[[str, Array, Array], Array]) -> optax.GradientTransformation:
+    """Changes each update, given its path and its weight."""
+
+    def update(updates: Weights, state: Any, params: Weights) -> tuple[Weights, Any]:
+        return {path: change(path, u, params[path]) for path, u in updates.items()}, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

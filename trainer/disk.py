@@ -1,0 +1,54 @@
+"""A state as devices hold it, padded where the layout says so, and as it is saved: never."""
+
+import dataclasses
+import functools
+
+import jax
+from jax.sharding import Mesh
+
+from layouts.padding import resized
+from trainer.step import Program, State, abstract_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Disk:
+    """Changes states of a program, or parts of them, from one form to the other."""
+
+    program: Program
+    mesh: Mesh
+
+    @functools.cached_property
+    def held(self) -> State:
+        """Shapes, types and placements on devices."""
+        return abstract_state(self.program, self.mesh)
+
+    @functools.cached_property
+    def saved(self) -> State:
+        """The same on disk; what has padding on devices is whole there where it would have it."""
+        even = self.program.even()
+        if even is self.program:
+            return self.held
+        found = abstract_state(even, self.mesh)
+        return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.held, found)
+
+    def to_save(self, state: State) -> State:
+        return state if self.program.even() is self.program else self._like(self.saved, state)
+
+    def to_hold(self, state: State) -> State:
+        return state if self.program.even() is self.program else self._like(self.held, state)
+
+    def _like(self, wanted: State, state: State) -> State:
+        leaves, structure = jax.tree.flatten(state)
+        found = jax.tree.leaves({name: wanted[name] for name in state})
+        shapes = {
+            i: (leaf.shape, leaf.sharding.spec)
+            for i, leaf in enumerate(found)
+            if leaf.shape != leaves[i].shape
+        }
+
+        def changed(own: dict[int, jax.Array]) -> dict[int, jax.Array]:
+            return {i: resized(x, *shapes[i]) for i, x in own.items()}
+
+        with jax.set_mesh(self.mesh):
+            new = jax.jit(changed)({i: leaves[i] for i in shapes})
+        return jax.tree.unflatten(structure, [new.get(i, x) for i, x in enumerate(leaves)])
