@@ -52,7 +52,7 @@ def drawn(layout: Layout, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     def draw() -> dict[str, jax.Array]:
         weights = {
             axes: layout.draw(
-                jax.random.normal, key, axes, tuple(TRUE[x] for x in axes), stored=True
+                jax.random.uniform, key, axes, tuple(TRUE[x] for x in axes), stored=True
             )
             for axes in STORED
         }
