@@ -10,16 +10,26 @@ from data.pair_sources import ParallelFiles
 from data.task import Translation
 from data.vocab import SentencePiece
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, make_mesh
+from layouts.mesh import absent_mesh, abstract_mesh, has_tpu_compiler, make_mesh
 from layouts.torus import Slice
-from layouts.traffic import by_mesh_axis
+from layouts.traffic import Collective, by_mesh_axis
 from models.beam import Beam
 from models.decode import Search
 from models.sampling import Sampling
 from models.spec import Moe, Transformer
 from tests.toys import ROOT
 from tests.trainer.planning import layout_named, toy_run
-from trainer.plan_decode import Counted, Traced, Wanted, compiled, estimated, plan, planned, traced
+from trainer.plan_decode import (
+    Counted,
+    Part,
+    Traced,
+    Wanted,
+    compiled,
+    estimated,
+    plan,
+    planned,
+    traced,
+)
 from trainer.run import Run
 
 ROWS, PROMPT, NEW, SOURCE, WIDTH = 8, 6, 10, 12, 3
@@ -75,6 +85,14 @@ def test_trace_and_compiler_count_the_same(case: str) -> None:
         assert sent["model"] == pytest.approx(asked["model"], rel=0.15)
 
 
+def test_the_start_is_what_a_whole_has_beside_a_token() -> None:
+    once, each = (Collective("all-reduce", ("x",), 2, size, 1, "") for size in (8, 4))
+    whole = Part(10, (once, each, each), 0, {"products": 7, "other": 5})
+    token = Part(4, (each,), 3, {"products": 2, "other": 1})
+    left = Part(6, (once, each), 9, {"products": 5, "other": 4})
+    assert whole.without(token, 9) == left
+
+
 def test_products_and_cache_are_those_of_the_model() -> None:
     found = plan(traced_toy("flat beam"), None, compiled_toy("flat beam"))
     wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * NEW
@@ -111,3 +129,18 @@ def test_what_every_device_computes_again_is_executed_but_not_asked_for() -> Non
                   wanted(DENSE, Beam(WIDTH)))  # fmt: skip
     found = plan(step, None, estimated(step))
     assert found.executed_flops == pytest.approx(4 * found.model_flops, rel=0.02)
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
+    slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
+    layout = layout_named("data_and_model_parallel")
+    step = traced(
+        toy_run(DENSE), layout, absent_mesh(slice.name, sizes), wanted(DENSE, Beam(WIDTH))
+    )
+    counted = compiled(step)
+    assert counted.token.flops == pytest.approx(step.parts[1].flops, rel=0.02)
+    found = plan(step, slice, counted)
+    assert found.counted.compiled_for == "TPU" and found.fits
+    assert found.timings is not None
+    assert all(own.products_s > 0 and own.other_s > 0 for own in found.timings)
