@@ -1,13 +1,15 @@
 """Eight virtual CPU devices, strict types and shapes, compiled programs kept between runs."""
 
+import importlib.util
 import os
 
 import jax
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if jax.__version_info__ < (0, 11):  # a flag that a jaxlib does not know ends the process
-    # The older of the compiler's two ways to write fused loops compiles in a third of the time.
+# The older of the compiler's two ways to write fused loops compiles in a third of the time.  A
+# compiler that does not know a flag ends the process.
+if jax.__version_info__ < (0, 11) and importlib.util.find_spec("libtpu") is None:
     os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

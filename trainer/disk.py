@@ -40,15 +40,18 @@ class Disk:
     def _like(self, wanted: State, state: State) -> State:
         leaves, structure = jax.tree.flatten(state)
         found = jax.tree.leaves({name: wanted[name] for name in state})
-        shapes = {
-            i: (leaf.shape, leaf.sharding.spec)
-            for i, leaf in enumerate(found)
-            if leaf.shape != leaves[i].shape
-        }
-
-        def changed(own: dict[int, jax.Array]) -> dict[int, jax.Array]:
-            return {i: resized(x, *shapes[i]) for i, x in own.items()}
-
+        differ = [i for i, leaf in enumerate(found) if leaf.shape != leaves[i].shape]
+        forms = tuple((found[i].shape, found[i].sharding.spec) for i in differ)
         with jax.set_mesh(self.mesh):
-            new = jax.jit(changed)({i: leaves[i] for i in shapes})
-        return jax.tree.unflatten(structure, [new.get(i, x) for i, x in enumerate(leaves)])
+            new = all_resized([leaves[i] for i in differ], forms)
+        for i, leaf in zip(differ, new, strict=True):
+            leaves[i] = leaf
+        return jax.tree.unflatten(structure, leaves)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def all_resized(
+    arrays: list[jax.Array], forms: tuple[tuple[tuple[int, ...], jax.P], ...]
+) -> list[jax.Array]:
+    """Arrays in other shapes and placements, zeros or nothing behind."""
+    return [resized(x, *form) for x, form in zip(arrays, forms, strict=True)]
