@@ -24,12 +24,28 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
 GROWS = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
+# What reads its operands from memory and writes its results there; all else is fused into these.
+WORKS = (
+    "dot_general", "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
+)  # fmt: skip
+
+
+class Work(NamedTuple):
+    """A computation on one device that reads and writes memory."""
+
+    flops: int  # 0 where it is no matrix product
+    bytes: int  # read and written
+    times: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """What one device does in a step."""
 
     flops: int
     """Of matrix products."""
+    work: tuple[Work, ...]
+    """Products and what else must go through memory, arguments and results at last."""
     collectives: tuple[Collective, ...]
     peak_bytes: int
     """The most that is held at once beside the arguments, if nothing is fused."""
@@ -79,7 +95,10 @@ def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -
     """The cost of a traced function on a mesh."""
     counter = Counter(mesh, habits)
     counter.walk(jaxpr.jaxpr, 1, backward=False)
-    return Cost(counter.flops, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
+    held = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars))
+    work = (*counter.work, Work(0, held, 1))
+    flops = sum(own.flops * own.times for own in work)
+    return Cost(flops, work, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
 
 
 class Counter:
@@ -88,7 +107,7 @@ class Counter:
     def __init__(self, mesh: Mapping[str, int], habits: Habits) -> None:
         self.sizes, self.habits = mesh, habits
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
-        self.flops = 0
+        self.work: list[Work] = []
         self.collectives: list[Collective] = []
         self.rules: dict[str, Callable[[Any, Flow], Iterator[Sent]]] = {
             "dot_general": self.product,
@@ -105,8 +124,12 @@ class Counter:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             behind = backward or "transpose(" in str(eqn.source_info.name_stack)
-            if name == "dot_general":
-                self.flops += times * self.flops_of(eqn)
+            if name in WORKS:
+                flops = self.flops_of(eqn) if name == "dot_general" else 0
+                # Of a table only those rows are read that are looked up.
+                read = eqn.outvars if name == "gather" else eqn.invars
+                size = sum(self.part(v).bytes for v in (*read, *eqn.outvars))
+                self.work.append(Work(flops, size, times))
             if name in self.rules:
                 found = self.rules[name](eqn, flow)
                 sent = [own for own in found if self.is_sent(own, eqn, flow, gathered)]

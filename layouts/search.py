@@ -57,11 +57,13 @@ def rule_sets(record: Record, data: int, model: int) -> Iterator[tuple[str, str]
 
 
 def as_gin(layout: Layout, comments: list[str]) -> str:
-    """A layout file: what it is for, and its three bindings."""
+    """A layout file: what it is for, and its bindings."""
     lines = [f"# {comment}" if comment else "#" for comment in comments]
     lines += [
         f'Layout.mesh = "{layout.mesh}"',
         f'Layout.rules = "{layout.rules}"',
         f'Layout.param_rules = "{layout.param_rules}"',
     ]
+    if layout.order is not None:
+        lines.append(f'Layout.order = "{layout.order}"')
     return "\n".join(lines) + "\n"

@@ -47,7 +47,8 @@ def compare(
         run, layout = config.make(Run), config.make(Layout)
         check_run(run)
         sizes = sizes_on(layout, slice)
-        for warning in check_layout(run, layout, sizes, set_where(config)):
+        torus = None if slice is None else slice.torus
+        for warning in check_layout(run, layout, sizes, set_where(config), torus):
             tell(warning)
         found[Path(name).stem] = as_json(plan_of(run, layout, sizes, slice, analytic), layout)
     names = sorted(found, key=lambda name: (found[name]["fits"] is False, seconds(found[name])))

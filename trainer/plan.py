@@ -14,11 +14,11 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.compiled import Compiled
-from layouts.cost import CPU, TPU, Cost, cost_of
+from layouts.cost import CPU, TPU, Cost, Work, cost_of
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, entered, uncached
 from layouts.record import Weight
-from layouts.timing import PRODUCT_UTILISATION, Timing, coordinates, timing
+from layouts.timing import Timing, compute_s, coordinates, timing
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
 from trainer.checks import record_loss, step_flops
@@ -36,6 +36,7 @@ class Traced:
     """A run's training step on a mesh, with its arguments, before it is compiled."""
 
     run: Run
+    layout: Layout
     mesh: Mesh | AbstractMesh
     state: State
     batch: dict[str, jax.ShapeDtypeStruct]
@@ -54,6 +55,8 @@ class Counted(NamedTuple):
     collectives: tuple[Collective, ...]
     bytes_by_cause: Mapping[str, int]
     needed_bytes: int
+    work: tuple[Work, ...] = ()
+    """By the trace, where that is all that is known."""
     cycles: Mapping[str, int] | None = None
     """Of products and of other work, as a compiler for TPUs estimates them."""
     compiled_for: str | None = None
@@ -127,7 +130,7 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Traced:
         found = train_step.trace(program, state, batch)
     on_cpu = isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == "cpu"
     cost = cost_of(found.jaxpr, dict(mesh.shape), CPU if on_cpu else TPU)
-    return Traced(run, mesh, state, batch, found, cost)
+    return Traced(run, layout, mesh, state, batch, found, cost)
 
 
 def estimated(step: Traced) -> Counted:
@@ -135,7 +138,8 @@ def estimated(step: Traced) -> Counted:
     gradients = gradient_bytes(step)
     temporaries = max(0, step.cost.peak_bytes - gradients)
     causes = {**held_bytes(step), "gradients": gradients, TEMPORARIES: temporaries}
-    return Counted(step.cost.flops, step.cost.collectives, causes, sum(causes.values()))
+    needed_bytes, work = sum(causes.values()), step.cost.work
+    return Counted(step.cost.flops, step.cost.collectives, causes, needed_bytes, work)
 
 
 def compiled(step: Traced) -> Counted:
@@ -161,7 +165,7 @@ def compiled(step: Traced) -> Counted:
     found = tuple(text.collectives(step.sizes))
     cycles = text.cycles if target == "TPU" else None
     needed_bytes = sum(causes.values())
-    return Counted(text.flops, found, causes, needed_bytes, cycles, target, compile_s)
+    return Counted(text.flops, found, causes, needed_bytes, (), cycles, target, compile_s)
 
 
 def causes_of(step: Traced, memory: Any) -> dict[str, int]:
@@ -183,7 +187,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted) -> Plan:
     asked, expected = record_loss(step.run), step.cost.collectives
     places = None
     if slice is not None:
-        places = coordinates(slice, step.sizes, tpus(step))
+        places = coordinates(slice, step.sizes, step.layout.order)
     return Plan(
         mesh=step.sizes,
         slice=slice,
@@ -199,13 +203,28 @@ def plan(step: Traced, slice: Slice | None, counted: Counted) -> Plan:
 
 
 def timed(step: Traced, slice: Slice, places: np.ndarray, counted: Counted) -> Timing:
-    """How long a step takes: by the compiler's cycles, or by what products usually reach."""
+    """How long a step takes: by the compiler's cycles, or by what its work usually takes."""
     if counted.cycles is None:
-        products_s, other_s = counted.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+        products_s, other_s = compute_s(slice.chip, counted.work)
     else:
         clock_hz = slice.chip.clock_hz
         products_s, other_s = (counted.cycles[kind] / clock_hz for kind in ("products", "other"))
     return timing(slice, places, step.sizes, counted.collectives, products_s, other_s)
+
+
+def reordered(found: Plan, order: str | None) -> Plan:
+    """The same plan with the devices in another order."""
+    assert found.slice is not None and found.timing is not None
+    places = coordinates(found.slice, found.mesh, order)
+    own = timing(
+        found.slice,
+        places,
+        found.mesh,
+        found.counted.collectives,
+        found.timing.products_s,
+        found.timing.other_s,
+    )
+    return dataclasses.replace(found, places=places, timing=own)
 
 
 def tpus(step: Traced) -> Mesh | None:

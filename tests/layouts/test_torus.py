@@ -62,10 +62,11 @@ def test_a_group_lies_along_the_axes_in_which_it_differs() -> None:
 
 
 def test_cores_are_numbered_as_tpus_number_them() -> None:
-    places = coordinates(Slice.named("v3:4x2"), {"data": 2, "model": 8}, None)
-    assert places.shape == (2, 8, 2)
-    assert places[0].tolist() == [[x, 0] for x in range(4) for _ in range(2)]
-    assert places[1, 0].tolist() == [0, 1]
+    places = coordinates(Slice.named("v3:4x2"), {"data": 4, "model": 4}, None)
+    assert places.shape == (4, 4, 2)
+    # Of a chip, then of a host of four chips.
+    chips = [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0], [3, 0], [2, 1], [3, 1]]
+    assert places.reshape(-1, 2).tolist() == [chip for chip in chips for _ in range(2)]
 
 
 @pytest.mark.parametrize(
