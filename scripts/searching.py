@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from configs.errors import UserError
+from layouts.host import measured
 from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler
@@ -17,7 +20,7 @@ from scripts.terminal import print_table, tell
 from trainer.advice import smallest_slice
 from trainer.checks import check_layout, check_run
 from trainer.run import Run
-from trainer.search import Ranked, named, ranked, verified
+from trainer.search import Ranked, named, ranked, rehearsed, verified
 
 COMPILED = 3  # of the best by their traces
 RUNNERS_UP = 4  # in the file
@@ -60,21 +63,25 @@ def search(
     gin_file: Strings,
     gin_param: Strings,
     json_file: str | None,
-    topology: str,
+    topology: str | None,
     verify: bool,
     output: str | None,
 ) -> None:
-    """Ranks all layouts of a run on a slice; writes the best as a layout file."""
-    run, slice = settings(None, gin_file, gin_param).make(Run), Slice.named(topology)
+    """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
+    run = settings(None, gin_file, gin_param).make(Run)
+    slice = None if topology is None else Slice.named(topology)
     check_run(run)
-    found = ranked(run, slice, tell)
-    refuse_what_fits_nowhere(found, slice)
+    if verify and slice is not None and not has_tpu_compiler():
+        raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
+    found = ranked(run, slice or measured(jax.devices()), tell)
     how = "by their traces"
+    if slice is not None:
+        refuse_what_fits_nowhere(found, slice)
     if verify:
-        if not has_tpu_compiler():
-            raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-        found = [*verified(run, slice, found[:COMPILED], tell), *found[COMPILED:]]
-        how = f"the first {COMPILED} by their compiled programs"
+        best, rest = found[:COMPILED], found[COMPILED:]
+        own = rehearsed(run, best, tell) if slice is None else verified(run, slice, best, tell)
+        found = [*own, *rest]
+        how = f"the first {COMPILED} by their {'steps' if slice is None else 'compiled programs'}"
     facts = [as_json(own.plan, own.layout) for own in found]
     print_table(COLUMNS, [row(named(f.layout), j) for f, j in zip(found, facts, strict=True)])
     write_json(
@@ -82,7 +89,7 @@ def search(
     )
     if output is not None:
         with open_output(output) as file:
-            file.write(as_gin(found[0].layout, comments(found, slice, how)))
+            file.write(as_gin(found[0].layout, comments(found, where_of(slice), how)))
         tell(f"Wrote {output}.")
 
 
@@ -96,14 +103,19 @@ def refuse_what_fits_nowhere(found: Sequence[Ranked], slice: Slice) -> None:
         )
 
 
-def comments(found: Sequence[Ranked], slice: Slice, how: str) -> list[str]:
+def where_of(slice: Slice | None) -> str:
+    return f"{len(jax.devices())} devices of one machine" if slice is None else slice.name
+
+
+def comments(found: Sequence[Ranked], where: str, how: str) -> list[str]:
     """What a layout file says of itself and of those that it beat."""
     best = found[0]
+    fits = ", which fits" * (best.plan.fits is True)
     return [
-        f"The fastest of {len(found)} layouts on {slice.name}, {how}: {best.step_s:.4g} s a step,",
-        f"{size_text(best.plan.counted.needed_bytes)} a device, which fits.  Runners-up:",
+        f"The fastest of {len(found)} layouts on {where}, {how}: {best.step_s:.4g} s a step,",
+        f"{size_text(best.plan.counted.needed_bytes)} a device{fits}.  Runners-up:",
         *(
-            f"{own.step_s / best.step_s - 1:+.0%}{'' if own.plan.fits else ', does not fit'}:"
+            f"{own.step_s / best.step_s - 1:+.0%}{', does not fit' * (own.plan.fits is False)}:"
             f" {named(own.layout)}"
             for own in found[1 : 1 + RUNNERS_UP]
         ),
@@ -122,4 +134,5 @@ def row(name: str, facts: dict[str, Any]) -> list[str]:
     if facts["step_time_s"] is None:
         return [*line, "unknown", "unknown", "unknown"]
     times = (f"{facts['step_time_s']:.4g}", f"{facts['tokens_per_s']:,.0f}")
-    return [*line, *times, f"{facts['utilisation']:.1%}"]
+    share = "unknown" if facts["utilisation"] is None else f"{facts['utilisation']:.1%}"
+    return [*line, *times, share]

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from configs.errors import RunError
 from layouts.compiled import Compiled
 from layouts.cost import CPU, TPU, Cost, Work, cost_of
+from layouts.host import Host, host_timing
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, entered, uncached
 from layouts.record import Weight
@@ -254,6 +255,14 @@ def shard_bytes(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
+
+
+def planned_here(run: Run, layout: Layout, mesh: Mesh, host: Host) -> Plan:
+    """The plan from a trace for devices that share this machine; what fits is not known."""
+    step = traced(run, layout, mesh)
+    counted = estimated(step)
+    own = host_timing(host, step.sizes, counted.work, counted.collectives)
+    return dataclasses.replace(plan(step, None, counted), timing=own)
 
 
 def planned(run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Plan:
