@@ -15,7 +15,7 @@ import jax
 
 from configs.load import load
 from layouts.host import measured
-from layouts.mesh import simulate_devices
+from layouts.mesh import cache_compilations, simulate_devices
 from scripts.bench import cores, show
 from scripts.planning import as_json
 from scripts.searching import COMPILED
@@ -45,6 +45,7 @@ def main(
 ) -> None:
     """Searches, measures all, and prints both."""
     simulate_devices(devices)
+    cache_compilations()  # what was broken off goes on
     run = load(gin_file, gin_param).make(Run)
     host = measured(jax.devices())
     tell(str(host))

@@ -17,7 +17,7 @@ from layouts.torus import Slice
 from trainer.checks import record_loss
 from trainer.plan import Plan, compiled, plan, planned, planned_here, reordered, traced
 from trainer.run import Run
-from trainer.trial import Trial, slowness, take_turns
+from trainer.trial import Trial, median_s, slowness, take_turns
 
 Report = Callable[[str], None]
 Ground = Slice | Host  # what a run is to be fast on
@@ -30,9 +30,20 @@ class Ranked(NamedTuple):
 
     layout: Layout
     plan: Plan
+    measured_s: float | None = None
+    """Of a step that was run."""
+
+    @property
+    def how(self) -> str:
+        """What the time of a step is known by."""
+        if self.measured_s is not None:
+            return "steps"
+        return "trace" if self.plan.counted.compiled_for is None else "compiler"
 
     @property
     def step_s(self) -> float:
+        if self.measured_s is not None:
+            return self.measured_s
         assert self.plan.step_s is not None
         return self.plan.step_s
 
@@ -120,7 +131,7 @@ def roomy(run: Run, layouts: list[Layout], ground: Ground) -> list[Layout]:
 
 def best_order(found: Ranked) -> Ranked:
     """The same with the order of devices under which it is fast, the simplest of such orders."""
-    layout, own = found
+    layout, own = found.layout, found.plan
     assert own.slice is not None
     tried = [
         Ranked(dataclasses.replace(layout, order=order), reordered(own, order))
@@ -143,13 +154,14 @@ def rehearsed(run: Run, best: Iterable[Ranked], report: Report) -> list[Ranked]:
         report(f"{named(own.layout)}: compiling")
         trials[named(own.layout)] = Trial(run, own.layout)
     turns = take_turns(trials, ROUNDS)
-    return sorted(found, key=lambda own: slowness(turns, named(own.layout)))
+    timed = [own._replace(measured_s=median_s(turns, named(own.layout))) for own in found]
+    return sorted(timed, key=lambda own: slowness(turns, named(own.layout)))
 
 
 def verified(run: Run, slice: Slice, best: Iterable[Ranked], report: Report) -> list[Ranked]:
     """The same layouts in the order of their compiled steps."""
     found = []
-    for layout, _ in best:
+    for layout in (own.layout for own in best):
         sizes = mesh_sizes(layout.mesh, slice.devices)
         step = traced(run, layout, absent_mesh(slice.name, sizes, layout.order))
         own = best_order(Ranked(layout, plan(step, slice, compiled(step))))

@@ -64,6 +64,10 @@ def take_turns(
     return turns
 
 
+def median_s(turns: Sequence[Turn], name: str) -> float:
+    return statistics.median(turn[name] for turn in turns)
+
+
 def slowness(turns: Sequence[Turn], name: str) -> float:
     """How many times as long as the fastest of the same round one takes: the median of rounds."""
     return statistics.median(turn[name] / min(turn.values()) for turn in turns)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from layouts.cost import Work
 from layouts.hardware import LINK_UTILISATION
-from layouts.timing import coordinates
+from layouts.timing import PRODUCT_UTILISATION, compute_s, coordinates
 from layouts.torus import Along, Slice
 
 POD = Slice.named("v3:32x32")
@@ -48,6 +49,15 @@ def test_exchanges_of_all_with_all_grow_with_the_side() -> None:
     link = POD.chip.link_bandwidth * LINK_UTILISATION
     # Half of what a half of the chips sends crosses to the other half, over 2 x 32 links.
     assert wrapped == pytest.approx(512 * 2 * 1e6 / 2 / (2 * 32 * link))
+
+
+def test_work_takes_as_long_as_its_products_or_its_way_through_memory() -> None:
+    chip = POD.chip
+    multiplies, reads = Work(10**12, 8, 0, 2), Work(8, 10**9, 0, 1)
+    products_s, other_s = compute_s(chip, [multiplies, reads, Work(0, 10**9, 7, 3)])
+    read_s = 1e9 / chip.memory_bandwidth
+    assert products_s == pytest.approx(2e12 / chip.peak_flops / PRODUCT_UTILISATION + read_s)
+    assert other_s == pytest.approx(3 * read_s)
 
 
 def test_cores_of_a_chip_use_no_link() -> None:
