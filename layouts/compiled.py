@@ -11,9 +11,6 @@ from layouts.hlo import Computation, Instruction, frames, instruction
 from layouts.products import product_flops
 from layouts.traffic import KINDS, Collective
 
-# Names for what is there, or what runs something else.
-MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
-                 "conditional")  # fmt: skip
 SCATTERS = "all-reduce-scatter"  # what the TPU compiler names a fused all-reduce and slice
 
 
@@ -109,17 +106,6 @@ class Compiled:
             found[kind] += run.times * int(estimate[1])
         return found
 
-    @functools.cached_property
-    def moved_bytes(self) -> int:
-        """What all but matrix products read and write in a step on one device."""
-        return sum(
-            run.times * (run.instruction.bytes + operand_bytes(run))
-            for run in self.runs
-            if run.fused_in is None
-            and run.instruction.opcode not in MOVES_NOTHING
-            and not self._multiplies(run.instruction)
-        )
-
     def _multiplies(self, own: Instruction) -> bool:
         if own.opcode in ("dot", "convolution"):
             return True
@@ -158,12 +144,6 @@ class Compiled:
         name = re.sub(r"^(?:jvp|transpose)\((.*)\)$", r"\1", name)
         backward = " (backward)" if named and "transpose(" in named[1] else ""
         return f"{place} {name}".strip() + backward
-
-
-def operand_bytes(run: Run) -> int:
-    """What an instruction reads."""
-    given = (run.inside.get(name) for name in run.instruction.operands)
-    return sum(own.bytes for own in given if own is not None)
 
 
 def called(own: Instruction) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
-from layouts.flow import Flow, local_bytes, places
+from layouts.flow import VIEWS, Flow, local_bytes, local_size, places
 from layouts.layout import Entry, mesh_axes
 from layouts.letters import Letters
 from layouts.memory import peak_bytes
@@ -24,12 +24,29 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
 GROWS = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
+# What reads its operands from memory and writes its results there; all else is fused into these.
+WORKS = (
+    "dot_general", "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
+)  # fmt: skip
+
+
+class Work(NamedTuple):
+    """A computation on one device."""
+
+    flops: int  # 0 where it is no matrix product
+    bytes: int  # read and written
+    elements: int  # of results of elementwise operations, which are fused into others
+    times: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """What one device does in a step."""
 
     flops: int
     """Of matrix products."""
+    work: tuple[Work, ...]
+    """Products and what else must go through memory, arguments and results at last."""
     collectives: tuple[Collective, ...]
     peak_bytes: int
     """The most that is held at once beside the arguments, if nothing is fused."""
@@ -79,7 +96,10 @@ def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -
     """The cost of a traced function on a mesh.  Of a loop without a known end, of one turn."""
     counter = Counter(mesh, habits)
     counter.walk(jaxpr.jaxpr, 1, backward=False)
-    return Cost(counter.flops, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
+    held = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars))
+    work = (*counter.work, Work(0, held, 0, 1))
+    flops = sum(own.flops * own.times for own in work)
+    return Cost(flops, work, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
 
 
 class Counter:
@@ -88,7 +108,7 @@ class Counter:
     def __init__(self, mesh: Mapping[str, int], habits: Habits) -> None:
         self.sizes, self.habits = mesh, habits
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
-        self.flops = 0
+        self.work: list[Work] = []
         self.collectives: list[Collective] = []
         self.rules: dict[str, Callable[[Any, Flow], Iterator[Sent]]] = {
             "dot_general": self.product,
@@ -105,15 +125,23 @@ class Counter:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             behind = backward or "transpose(" in str(eqn.source_info.name_stack)
-            if name == "dot_general":
-                self.flops += times * self.flops_of(eqn)
+            inner = list(jaxprs_in_params(eqn.params))
+            if name in WORKS:
+                flops = self.flops_of(eqn) if name == "dot_general" else 0
+                # Of a table only those rows are read that are looked up.
+                read = eqn.outvars if name == "gather" else eqn.invars
+                size = sum(self.part(v).bytes for v in (*read, *eqn.outvars))
+                self.work.append(Work(flops, size, 0, times))
+            elif name not in (*VIEWS, "reshard") and not inner:
+                elements = sum(local_size(v.aval, self.sizes) for v in eqn.outvars)
+                self.work.append(Work(0, 0, elements, times))
             if name in self.rules:
                 found = self.rules[name](eqn, flow)
                 sent = [own for own in found if self.is_sent(own, eqn, flow, gathered)]
                 self.emit(sent, origin(eqn) + " (backward)" * behind, times)
                 continue
             turns = eqn.params["length"] if name == "scan" else 1
-            for own in list(jaxprs_in_params(eqn.params))[: 1 if name == "cond" else None]:
+            for own in inner[: 1 if name == "cond" else None]:
                 self.walk(own, times * turns, backward=behind)
 
     def emit(self, sent: Iterable[Sent], source: str, times: int) -> None:

@@ -81,6 +81,11 @@ def local_bytes(aval: Any, mesh: Mapping[str, int]) -> int:
     """Bytes of a tensor on one device."""
     if not hasattr(aval, "shape"):
         return 0
+    return local_size(aval, mesh) * getattr(aval.dtype, "itemsize", KEY_BYTES)
+
+
+def local_size(aval: Any, mesh: Mapping[str, int]) -> int:
+    """Elements of a tensor on one device."""
+    shape = getattr(aval, "shape", ())
     ways = (math.prod(mesh[name] for name in mesh_axes(entry)) for entry in places(aval))
-    size = math.prod(-(-n // k) for n, k in zip(aval.shape, ways, strict=True))
-    return size * getattr(aval.dtype, "itemsize", KEY_BYTES)
+    return math.prod(-(-n // k) for n, k in zip(shape, ways, strict=True))

@@ -5,12 +5,12 @@ After Shazeer et al. 2018 (Mesh-TensorFlow), section 8.4.
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from layouts.axes import BY_LETTER, BY_NAME
 from layouts.illegal import Case, Problem, Written, misfits, several
-from layouts.layout import Rule
-from layouts.record import Product, Tensor, Weight
+from layouts.layout import Layout, Rule
+from layouts.record import Product, Record, Tensor, Weight
 
 SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split at the least
 WHOLE_SHARE = 0.02  # of the parameter bytes that may be whole on every device
@@ -70,6 +70,15 @@ def _idle_mesh_axes(case: Case) -> list[Problem]:
 def _alike(case: Case, mesh_axis: str) -> list[Product]:
     """Products that the rules do not split over a mesh axis."""
     return [product for product in case.record.products if mesh_axis not in _over(case, product)]
+
+
+def executed_flops(layout: Layout, mesh: Mapping[str, int], record: Record) -> float:
+    """FLOPs of the recorded products on one device."""
+    case = Case(layout, mesh, record, {})
+    return sum(
+        product.flops / math.prod(mesh[name] for name in _over(case, product))
+        for product in record.products
+    )
 
 
 def _over(case: Case, product: Product) -> set[str]:

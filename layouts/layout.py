@@ -130,6 +130,9 @@ class Layout:
     """Rules that hold for every tensor, "batch:data;heads:model;d_ff:model;vocab:model"."""
     param_rules: str = ""
     """Rules that replace those of the same axis for stored weights and their slots."""
+    order: str | None = None
+    """Which axes of the torus each mesh axis lies along, "data:y;model:x;model:core"; None: JAX's
+    choice.  Devices without coordinates have no torus, and this says nothing of them."""
 
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Placement of a tensor with these axes; a lowercase axis is whole on every device.

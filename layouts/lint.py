@@ -10,11 +10,16 @@ from configs.errors import UserError
 from layouts.illegal import Case, Problem, illegal, misspelt
 from layouts.inefficient import idle_rules, inefficient
 from layouts.layout import Layout
+from layouts.order import Torus, legal, mistakes
 from layouts.record import Record, Weight
 
 
 def lint(
-    layout: Layout, mesh_sizes: Mapping[str, int], record: Record, where: Mapping[str, str]
+    layout: Layout,
+    mesh_sizes: Mapping[str, int],
+    record: Record,
+    where: Mapping[str, str],
+    torus: Torus | None = None,
 ) -> list[Problem]:
     """Finds all that is wrong (errors) or useless (warnings), errors first.
 
@@ -22,11 +27,20 @@ def lint(
     an axis ("batch" to "Run.batch_sequences") it tells what sets its size in the data.
     """
     problems, case = misspelt(Case(layout, mesh_sizes, record, where))
+    problems += misordered(case, torus)
     misses_rules = any(problem.severity == "error" for problem in problems)
     problems += illegal(case) + idle_rules(case)
     if not misses_rules:  # what is misspelt may be what would make the layout efficient
         problems += inefficient(case)
     return sorted(problems, key=lambda problem: problem.severity)
+
+
+def misordered(case: Case, torus: Torus | None) -> list[Problem]:
+    """Why the devices of a slice cannot be put into the order that the layout asks for."""
+    order = case.layout.order
+    found = [] if order is None else mistakes(order, case.mesh, torus)
+    subject, fix = f"order {order!r} ({case.source('order')})", legal(case.mesh, torus)
+    return [Problem("error", "  ".join(found), subject, fix=fix)] if found else []
 
 
 def report(name: str, problems: list[Problem]) -> str:
@@ -42,9 +56,10 @@ def check(
     mesh_sizes: Mapping[str, int],
     record: Record,
     where: Mapping[str, str],
+    torus: Torus | None = None,
 ) -> list[Problem]:
     """Raises all problems together if one is an error; otherwise returns the warnings."""
-    problems = lint(layout, mesh_sizes, record, where)
+    problems = lint(layout, mesh_sizes, record, where, torus)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(report(name, problems))
     return problems

@@ -4,14 +4,17 @@ import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
 from layouts.layout import Layout, mesh_axes, pairs
+from layouts.order import arranged, check_order, place, torus_of
 
 # Without the first three libtpu asks the network what machine it is on; with the last, several
 # processes may compile at once.
@@ -106,12 +109,27 @@ def make_mesh(layout: Layout) -> Mesh:
     """The layout's mesh on this run's devices, near neighbours on near chips."""
     devices = jax.devices()
     sizes = mesh_sizes(layout.mesh, len(devices))
-    return jax.make_mesh(
-        tuple(sizes.values()),
-        tuple(sizes),
-        axis_types=(AxisType.Explicit,) * len(sizes),
-        devices=devices[: math.prod(sizes.values())],
-    )
+    return mesh_of_devices(devices[: math.prod(sizes.values())], sizes, layout.order)
+
+
+def mesh_of_devices(devices: Sequence[Any], sizes: Mapping[str, int], order: str | None) -> Mesh:
+    """A mesh of these devices, in this order if they have coordinates, or in JAX's."""
+    kinds = (AxisType.Explicit,) * len(sizes)
+    return Mesh(in_order(devices, sizes, order), tuple(sizes), axis_types=kinds)
+
+
+def in_order(
+    devices: Sequence[Any], sizes: Mapping[str, int], order: str | None
+) -> np.ndarray[Any, Any]:
+    """These devices as an array of the mesh's sizes."""
+    torus = torus_of(devices)
+    if order is None or torus is None:
+        shape = tuple(sizes.values())
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    check_order(order, sizes, torus)
+    standing = np.empty(len(devices), object)
+    standing[:] = sorted(devices, key=place)
+    return standing[arranged(order, sizes, torus)]
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
@@ -121,7 +139,7 @@ def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
     )
 
 
-def absent_mesh(topology: str, sizes: dict[str, int]) -> Mesh:
+def absent_mesh(topology: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
     """A mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
     from jax.experimental import topologies
 
@@ -131,8 +149,7 @@ def absent_mesh(topology: str, sizes: dict[str, int]) -> Mesh:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology={topology}: the TPU compiler refuses it: {error}") from None
-    kinds = (AxisType.Explicit,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=found.devices)
+    return mesh_of_devices(found.devices, sizes, order)
 
 
 def has_tpu_compiler() -> bool:

@@ -23,7 +23,9 @@ def fitted(layout: Layout, **sizes: int) -> Layout:
     if not padded_axes(layout):
         return layout
     if not isinstance(layout, Padded):
-        layout = Padded(mesh=layout.mesh, rules=layout.rules, param_rules=layout.param_rules)
+        layout = Padded(
+            **{field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
+        )
     return layout.sized(**sizes)
 
 

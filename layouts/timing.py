@@ -4,8 +4,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from jax.sharding import Mesh
 
+from layouts.cost import Work
+from layouts.hardware import Chip
+from layouts.mesh import in_order
+from layouts.order import numbered
 from layouts.torus import Slice
 from layouts.traffic import Collective
 
@@ -20,7 +23,7 @@ class Timing:
 
     products_s: float
     other_s: float
-    """Work that is no matrix product; 0 where nothing was compiled."""
+    """Work that is no matrix product."""
     traffic_s: Mapping[str, float]
     """By mesh axis, or several with commas; while the device waits."""
     overlapped_s: Mapping[str, float]
@@ -46,18 +49,11 @@ class Timing:
         }
 
 
-def coordinates(slice: Slice, mesh: Mapping[str, int], devices: Mesh | None) -> np.ndarray:
-    """Where each device of a mesh stands on the torus: [mesh axes .., axes of the torus].
-
-    Without devices, in the order in which a TPU numbers its cores: of a chip, then along x, then y.
-    """
+def coordinates(slice: Slice, mesh: Mapping[str, int], order: str | None) -> np.ndarray:
+    """Where each device of a mesh stands on the torus: [mesh axes .., axes of the torus]."""
+    devices = in_order(numbered(slice.torus, slice.chip.kind), mesh, order)
     axes = len(slice.extents)
-    if devices is not None:
-        places = [[*device.coords][:axes] for device in devices.devices.flat]
-    else:
-        chips = np.arange(slice.devices) // slice.chip.cores
-        places = np.stack(np.unravel_index(chips, slice.extents[::-1])[::-1], axis=-1).tolist()
-    return np.array(places).reshape(*mesh.values(), axes)
+    return np.array([d.coords[:axes] for d in devices.flat]).reshape(*mesh.values(), axes)
 
 
 def seconds(slice: Slice, places: np.ndarray, mesh: Mapping[str, int], own: Collective) -> float:
@@ -65,6 +61,22 @@ def seconds(slice: Slice, places: np.ndarray, mesh: Mapping[str, int], own: Coll
     index = tuple(np.s_[:] if name in own.mesh_axes else 0 for name in mesh)
     group = places[index].reshape(-1, places.shape[-1])[: own.group]
     return slice.seconds(own.kind, own.bytes, group)
+
+
+def compute_s(chip: Chip, work: Iterable[Work]) -> tuple[float, float]:
+    """Products and other work: each takes as long as its FLOPs, or as its way through memory."""
+    products_s, other_s = 0.0, 0.0
+    for own in work:
+        multiplied_s = own.flops / chip.peak_flops / PRODUCT_UTILISATION
+        spent_s = own.times * max(multiplied_s, own.bytes / chip.memory_bandwidth)
+        products_s += spent_s if own.flops else 0.0
+        other_s += 0.0 if own.flops else spent_s
+    return products_s, other_s
+
+
+def cycles_s(chip: Chip, cycles: Mapping[str, int]) -> tuple[float, float]:
+    """Products and other work, as a compiler estimates their cycles."""
+    return cycles["products"] / chip.clock_hz, cycles["other"] / chip.clock_hz
 
 
 def add_up(
@@ -78,8 +90,12 @@ def add_up(
     """Adds up the parts of a step."""
     waits: dict[str, float] = {}
     overlapped: dict[str, float] = {}
+    paces: dict[Collective, float] = {}  # of a byte, of each kind and group
     for own in collectives:
+        kind = own._replace(bytes=1, times=1, source="")
+        if kind not in paces:
+            paces[kind] = seconds(slice, places, mesh, kind)
         axes = ",".join(name for name in mesh if name in own.mesh_axes)
         into = overlapped if own.overlaps else waits
-        into[axes] = into.get(axes, 0.0) + own.times * seconds(slice, places, mesh, own)
+        into[axes] = into.get(axes, 0.0) + own.times * own.bytes * paces[kind]
     return Timing(products_s, other_s, waits, overlapped)

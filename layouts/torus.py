@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.errors import UserError, did_you_mean
 from layouts.hardware import CHIPS, LINK_UTILISATION, Chip, known_kind
+from layouts.order import CHIP_AXES, CORE
 
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
 
@@ -66,6 +67,12 @@ class Slice:
     @property
     def kind(self) -> str:
         return self.name.partition(":")[0]
+
+    @property
+    def torus(self) -> dict[str, int]:
+        """Chips along each axis, then cores of a chip."""
+        axes = (*CHIP_AXES[: len(self.extents)], CORE)
+        return dict(zip(axes, (*self.extents, self.chip.cores), strict=True))
 
     @property
     def chips(self) -> int:

@@ -31,7 +31,7 @@ from models.spec import Transformer
 from scripts.terminal import Terminal, print_table, tell
 from trainer.checks import check_layout, check_run, check_vocabs, step_flops
 from trainer.decode import Decoder
-from trainer.foresee import measured
+from trainer.foresee import held_against
 from trainer.loop import Clock
 from trainer.loop import train as train_loop
 from trainer.quality import Quality
@@ -87,7 +87,7 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
             run, layout, mesh, prepared.splits, model_dir, terminal, clock, translated
         )
     if outcome.step_s is not None:
-        tell(measured(outcome.step_s, outcome.foreseen_s))
+        tell(held_against(outcome.step_s, outcome.foreseen_s))
     how = "Stopped" if outcome.stopped else "Finished"
     tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data {outcome.data_wait:.1%}"
          " of the time.")  # fmt: skip

@@ -413,11 +413,17 @@ def plan(
 
 @cli.command("layouts")
 @options("gin_file", "gin_param", "json")
-@click.option("--topology", required=True, metavar="KIND:SIZES", help="Such as v3:32x32.")
-@click.option("--search", "verify", is_flag=True, help="Compile the best few (needs libtpu).")
+@click.option("--topology", metavar="KIND:SIZES", help="Absent TPUs, such as v3:32x32.")
+@click.option(
+    "--search", "verify", is_flag=True,
+    help="Compile the best three (needs libtpu); without --topology, run them.",
+)  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the best as a layout file.")
 def layouts_(**flags: Any) -> None:
-    """Rank the layouts that a model can have on a slice, the fastest that fits first."""
+    """Rank the layouts that a model can have on a slice, the fastest that fits first.
+
+    Without --topology, on the devices of this machine, whose speed is measured first.
+    """
     from scripts import searching
 
     searching.search(**flags)

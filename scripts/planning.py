@@ -45,7 +45,8 @@ def plan_run(
     warn_unused(config, Run, Layout)
     check_run(run)
     sizes = sizes_on(layout, slice)
-    for warning in check_layout(run, layout, sizes, set_where(config)):
+    torus = None if slice is None else slice.torus
+    for warning in check_layout(run, layout, sizes, set_where(config), torus):
         tell(warning)
     found = plan_of(run, layout, sizes, slice, analytic)
     title = f"{layout_name(set_where(config))} {mesh_of(sizes)}" + f" on {topology}" * bool(
@@ -94,7 +95,7 @@ def mesh_for(layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Mesh
         return make_mesh(layout)
     if has_tpu_compiler():
         tell(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
-        return absent_mesh(slice.name, sizes)
+        return absent_mesh(slice.name, sizes, layout.order)
     tell(NO_COMPILER)
     return None
 

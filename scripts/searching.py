@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from configs.errors import UserError
+from layouts.host import measured
 from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler
@@ -18,12 +21,11 @@ from trainer.advice import smallest_slice
 from trainer.checks import check_layout, check_run
 from trainer.plan_facts import as_json
 from trainer.run import Run
-from trainer.search import Ranked, named, ranked, verified
+from trainer.search import Ranked, named, ranked, rehearsed, verified
 
 COMPILED = 3  # of the best by their traces
 RUNNERS_UP = 4  # in the file
 COLUMNS = [
-    "layout",
     "fits",
     "bytes a device",
     "traffic a device",
@@ -48,11 +50,12 @@ def compare(
         run, layout = config.make(Run), config.make(Layout)
         check_run(run)
         sizes = sizes_on(layout, slice)
-        for warning in check_layout(run, layout, sizes, set_where(config)):
+        torus = None if slice is None else slice.torus
+        for warning in check_layout(run, layout, sizes, set_where(config), torus):
             tell(warning)
         found[Path(name).stem] = as_json(plan_of(run, layout, sizes, slice, analytic), layout)
     names = sorted(found, key=lambda name: (found[name]["fits"] is False, seconds(found[name])))
-    print_table(COLUMNS, [row(name, found[name]) for name in names])
+    print_table(["layout", *COLUMNS], [[name, *row(found[name])] for name in names])
     write_json(json_file, {name: found[name] for name in names})
 
 
@@ -60,29 +63,32 @@ def search(
     gin_file: Strings,
     gin_param: Strings,
     json_file: str | None,
-    topology: str,
+    topology: str | None,
     verify: bool,
     output: str | None,
 ) -> None:
-    """Ranks all layouts of a run on a slice; writes the best as a layout file."""
-    run, slice = settings(None, gin_file, gin_param).make(Run), Slice.named(topology)
+    """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
+    run = settings(None, gin_file, gin_param).make(Run)
+    slice = None if topology is None else Slice.named(topology)
     check_run(run)
-    found = ranked(run, slice, tell)
-    refuse_what_fits_nowhere(found, slice)
-    how = "by their traces"
+    if verify and slice is not None and not has_tpu_compiler():
+        raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
+    found = ranked(run, slice or measured(jax.devices()), tell)
+    best, how = found, "by their traces"
+    if slice is not None:
+        refuse_what_fits_nowhere(found, slice)
     if verify:
-        if not has_tpu_compiler():
-            raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-        found = [*verified(run, slice, found[:COMPILED], tell), *found[COMPILED:]]
-        how = f"the first {COMPILED} by their compiled programs"
-    facts = [as_json(own.plan, own.layout) for own in found]
-    print_table(COLUMNS, [row(named(f.layout), j) for f, j in zip(found, facts, strict=True)])
-    write_json(
-        json_file, [{"layout": named(f.layout), **j} for f, j in zip(found, facts, strict=True)]
-    )
+        best, rest = found[:COMPILED], found[COMPILED:]
+        best = rehearsed(run, best, tell) if slice is None else verified(run, slice, best, tell)
+        how = f"the first {COMPILED} by their {'steps' if slice is None else 'compiled programs'}"
+        found = [*best, *rest]
+    facts = {named(own.layout): facts_of(own) for own in found}
+    print_table(["layout", "by", *COLUMNS], [[n, f["by"], *row(f)] for n, f in facts.items()])
+    write_json(json_file, [{"layout": name, **own} for name, own in facts.items()])
     if output is not None:
         with open_output(output) as file:
-            file.write(as_gin(found[0].layout, comments(found, slice, how)))
+            head = f"The fastest of {len(found)} layouts on {where_of(slice)}, {how}"
+            file.write(as_gin(best[0].layout, [f"{head}:", *comments(best)]))
         tell(f"Wrote {output}.")
 
 
@@ -96,14 +102,19 @@ def refuse_what_fits_nowhere(found: Sequence[Ranked], slice: Slice) -> None:
         )
 
 
-def comments(found: Sequence[Ranked], slice: Slice, how: str) -> list[str]:
-    """What a layout file says of itself and of those that it beat."""
+def where_of(slice: Slice | None) -> str:
+    return f"{len(jax.devices())} devices of one machine" if slice is None else slice.name
+
+
+def comments(found: Sequence[Ranked]) -> list[str]:
+    """What a layout file says of itself and of those that it beat, all known in the same way."""
     best = found[0]
+    held = size_text(best.plan.counted.needed_bytes)
+    fits = ", which fits" * (best.plan.fits is True)
     return [
-        f"The fastest of {len(found)} layouts on {slice.name}, {how}: {best.step_s:.4g} s a step,",
-        f"{size_text(best.plan.counted.needed_bytes)} a device, which fits.  Runners-up:",
+        f"{best.step_s:.4g} s a step, {held} a device{fits}.  Runners-up:",
         *(
-            f"{own.step_s / best.step_s - 1:+.0%}{'' if own.plan.fits else ', does not fit'}:"
+            f"{own.step_s / best.step_s - 1:+.0%}{', does not fit' * (own.plan.fits is False)}:"
             f" {named(own.layout)}"
             for own in found[1 : 1 + RUNNERS_UP]
         ),
@@ -114,12 +125,19 @@ def seconds(facts: dict[str, Any]) -> float:
     return math.inf if facts["step_time_s"] is None else facts["step_time_s"]
 
 
-def row(name: str, facts: dict[str, Any]) -> list[str]:
+def facts_of(own: Ranked) -> dict[str, Any]:
+    """The plan's figures, and what the time of a step is known by."""
+    facts = {"by": own.how, **as_json(own.plan, own.layout), "step_time_s": own.step_s}
+    return facts | {"tokens_per_s": own.plan.tokens_per_step / own.step_s}
+
+
+def row(facts: dict[str, Any]) -> list[str]:
     """A plan as a line of a table."""
     received = sum(own["received_bytes"] for own in facts["collectives"])
     known = {True: "yes", False: "no", None: "unknown"}[facts["fits"]]
-    line = [name, known, size_text(facts["bytes_per_device"]), size_text(received)]
+    line = [known, size_text(facts["bytes_per_device"]), size_text(received)]
     if facts["step_time_s"] is None:
         return [*line, "unknown", "unknown", "unknown"]
     times = (f"{facts['step_time_s']:.4g}", f"{facts['tokens_per_s']:,.0f}")
-    return [*line, *times, f"{facts['utilisation']:.1%}"]
+    share = "unknown" if facts["utilisation"] is None else f"{facts['utilisation']:.1%}"
+    return [*line, *times, share]

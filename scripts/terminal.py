@@ -15,7 +15,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+# No emoji, or ":x" in a layout becomes one.
+console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 PLAIN_EVERY = 20  # lines of progress in a log that is no terminal
 
 
@@ -72,7 +73,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
     width = None if sys.stdout.isatty() else 240  # files and pipes have no edge to wrap at
-    Console(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
+    out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+    out.print(table)
 
 
 def tell(text: str) -> None:

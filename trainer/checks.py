@@ -13,6 +13,7 @@ from data.task import Translation
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.lint import check
+from layouts.order import Torus
 from layouts.record import Record, record
 from trainer.run import Run
 
@@ -36,10 +37,15 @@ def record_loss(run: Run) -> Record:
 
 
 def check_layout(
-    run: Run, layout: Layout, mesh_sizes: Mapping[str, int], where: Mapping[str, str]
+    run: Run,
+    layout: Layout,
+    mesh_sizes: Mapping[str, int],
+    where: Mapping[str, str],
+    torus: Torus | None = None,
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
-    found = check(layout_name(where), layout, mesh_sizes, record_loss(run), sources(where))
+    name, seen = layout_name(where), record_loss(run)
+    found = check(name, layout, mesh_sizes, seen, sources(where), torus)
     return [str(problem) for problem in found]
 
 

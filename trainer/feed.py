@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -70,18 +71,34 @@ def place(
     where: Placement, batch: HostBatch, batch_sequences: int, microbatches: int
 ) -> dict[str, jax.Array]:
     """This host's rows as parts of global arrays."""
+    first = host_rows(where, batch_sequences, microbatches)[0] // microbatches
 
     def put(name: str, rows: np.ndarray) -> jax.Array:
-        length = rows.shape[1]
+        length, places = rows.shape[1], batch_sequences // microbatches
+        rows = rows.reshape(-1, microbatches, length).swapaxes(0, 1)
+        shape: tuple[int, ...] = (microbatches, places, length)
         if microbatches == 1:
-            shape: tuple[int, ...] = (batch_sequences, length)
-        else:
-            rows = rows.reshape(-1, microbatches, length).swapaxes(0, 1)
-            shape = (microbatches, batch_sequences // microbatches, length)
-        sharding = where.of(name, batch_sequences // microbatches)
-        return jax.make_array_from_process_local_data(sharding, rows, shape)
+            rows, shape = rows[0], shape[1:]
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            return part_of(rows, first, index, places)
+
+        return jax.make_array_from_callback(shape, where.of(name, places), part)
 
     return {name: put(name, rows) for name, rows in batch.items()}
+
+
+def part_of(
+    rows: np.ndarray, first: int, index: tuple[slice, ...], places: int
+) -> np.ndarray[Any, Any]:
+    """What one device holds of the rows that its host has read, from the first of them on.
+
+    A host whose rows are not neighbours has read those between them too.
+    """
+    *above, own, across = index
+    start, stop, _ = own.indices(places)
+    return rows[(*above, slice(start - first, stop - first), across)]
 
 
 def feed(

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from layouts.host import host_timing, measured
 from layouts.inefficient import size_text
-from layouts.measured import rates
 from layouts.timing import Timing
 from layouts.torus import Slice
 from models.api import Batch
@@ -34,7 +34,7 @@ def foresee(step: Traced) -> Foreseen:
     slice = Slice.of(step.mesh.devices) if target(step.mesh) == "TPU" else None
     timing, why = None, f"no rates of {step.mesh.devices.flat[0].device_kind} are known"
     if target(step.mesh) == "CPU":
-        timing, why = by_rates(step.mesh, counted)
+        timing, why = by_rates(step, counted)
     found = plan(step, slice, counted, timing)
     if slice is not None:
         why = f"the compiler's cycles and links of {slice.name}, at published rates"
@@ -49,16 +49,18 @@ def counted_in(step: Traced, program: object, compile_s: float) -> tuple[Counted
         return estimated(step), f"  By its trace, as its text cannot be read: {error!r}."
 
 
-def by_rates(mesh: Mesh, counted: Counted) -> tuple[Timing, str]:
-    """A CPU's step at the rates that it reaches now in large products and large arrays."""
-    own, devices, moved_bytes = rates(mesh), mesh.devices.size, counted.moved_bytes or 0
-    timing = Timing(counted.flops / own.flops_per_s, moved_bytes / own.bytes_per_s, {}, {})
-    return timing, (
-        f"{timing.products_s:.3g} s of products at {scaled(devices * own.flops_per_s, 'FLOP/s')}, "
-        f"{timing.other_s:.3g} s for the bytes of all else at "
-        f"{scaled(devices * own.bytes_per_s, 'B/s')}, as large ones reach here now.  Small ones, "
-        "arithmetic and traffic between processes take longer"
-    )
+def by_rates(step: Traced, counted: Counted) -> tuple[Timing, str]:
+    """A CPU's step at the rates that its devices reach now, all together, in large arrays."""
+    assert isinstance(step.mesh, Mesh)
+    host = measured(step.mesh.local_devices)
+    timing = host_timing(host, step.sizes, step.cost.work, counted.collectives)
+    parts = [
+        f"{timing.products_s:.3g} s of products at {scaled(host.flops_per_s, 'FLOP/s')}",
+        f"{timing.other_s:.3g} s of other work at {scaled(host.bytes_per_s, 'B/s')}",
+    ]
+    if timing.traffic_s:
+        parts.append(f"{sum(timing.traffic_s.values()):.3g} s of traffic")
+    return timing, f"{', '.join(parts)}, as large arrays reach here now; small ones take longer"
 
 
 def summary(found: Plan) -> str:
@@ -92,7 +94,7 @@ def scaled(amount: float, unit: str) -> str:
     return f"{amount:.3g} {prefix}{unit}"
 
 
-def measured(step_s: float, foreseen_s: float | None) -> str:
+def held_against(step_s: float, foreseen_s: float | None) -> str:
     """How long steps took, beside what was predicted."""
     if foreseen_s is None:
         return f"{step_s:.3g} s a step measured; no prediction."

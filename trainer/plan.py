@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,11 +15,12 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.compiled import Compiled
-from layouts.cost import CPU, TPU, Cost, Habits, cost_of
+from layouts.cost import CPU, TPU, Cost, Habits, Work, cost_of
+from layouts.host import Host, host_timing
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, entered, uncached
 from layouts.record import Weight
-from layouts.timing import PRODUCT_UTILISATION, Timing, add_up, coordinates
+from layouts.timing import Timing, add_up, compute_s, coordinates, cycles_s
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
 from trainer.checks import record_loss, step_flops
@@ -36,6 +37,7 @@ class Traced:
     """A run's training step on a mesh, with its arguments, before it is compiled."""
 
     run: Run
+    layout: Layout
     mesh: Mesh | AbstractMesh
     state: State
     batch: dict[str, jax.ShapeDtypeStruct]
@@ -58,12 +60,12 @@ class Counted(NamedTuple):
     collectives: tuple[Collective, ...]
     bytes_by_cause: Mapping[str, int]
     needed_bytes: int
+    work: tuple[Work, ...] = ()
+    """By the trace, where that is all that is known."""
     cycles: Mapping[str, int] | None = None
     """Of products and of other work, as a compiler for TPUs estimates them."""
     compiled_for: str | None = None
     compile_s: float | None = None
-    moved_bytes: int | None = None
-    """What all but matrix products read and write, in a program for CPUs."""
     refused: bool = False
     """Whether the compiler found no room for it; all but what is needed is then by the trace."""
 
@@ -133,7 +135,7 @@ def traced(
         batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, shape[-2]))
     with entered(mesh):
         found = train_step.trace(program, state, batch)
-    return Traced(run, mesh, state, batch, found)
+    return Traced(run, layout, mesh, state, batch, found)
 
 
 def shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -149,7 +151,8 @@ def estimated(step: Traced) -> Counted:
     gradients = gradient_bytes(step)
     temporaries = max(0, step.cost.peak_bytes - gradients)
     causes = {**held_bytes(step), "gradients": gradients, TEMPORARIES: temporaries}
-    return Counted(step.cost.flops, step.cost.collectives, causes, sum(causes.values()))
+    needed_bytes, work = sum(causes.values()), step.cost.work
+    return Counted(step.cost.flops, step.cost.collectives, causes, needed_bytes, work)
 
 
 def compiled(step: Traced) -> Counted:
@@ -205,7 +208,6 @@ def read(step: Traced, program: Any, compile_s: float) -> Counted:
         flops=text.flops,
         collectives=tuple(text.collectives(step.sizes)),
         cycles=text.cycles if known["compiled_for"] == "TPU" else None,
-        moved_bytes=text.moved_bytes if known["compiled_for"] == "CPU" else None,
         **known,
     )
 
@@ -233,7 +235,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | N
     """Puts together what is known of a step; without a slice its time, where that is known."""
     places, devices = None, math.prod(step.sizes.values())
     if slice is not None:
-        places = coordinates(slice, step.sizes, tpus(step.mesh))
+        places = coordinates(slice, step.sizes, step.layout.order)
         timing = timed(slice, places, step.sizes, counted)
     expected = step.cost.collectives if devices > 1 else ()
     return Plan(
@@ -250,32 +252,28 @@ def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | N
     )
 
 
-class Work(Protocol):
-    """What one device does."""
-
-    @property
-    def flops(self) -> int: ...
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]: ...
-
-    @property
-    def cycles(self) -> Mapping[str, int] | None: ...
-
-
-def timed(slice: Slice, places: np.ndarray, sizes: Mapping[str, int], work: Work) -> Timing:
-    """How long it takes: by the compiler's cycles, or by what products usually reach."""
-    if work.cycles is None:
-        products_s, other_s = work.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+def timed(slice: Slice, places: np.ndarray, sizes: Mapping[str, int], counted: Counted) -> Timing:
+    """How long a step takes: by the compiler's cycles, or by what its work usually takes."""
+    if counted.cycles is None:
+        products_s, other_s = compute_s(slice.chip, counted.work)
     else:
-        clock_hz = slice.chip.clock_hz
-        products_s, other_s = (work.cycles[kind] / clock_hz for kind in ("products", "other"))
-    return add_up(slice, places, sizes, work.collectives, products_s, other_s)
+        products_s, other_s = cycles_s(slice.chip, counted.cycles)
+    return add_up(slice, places, sizes, counted.collectives, products_s, other_s)
 
 
-def tpus(mesh: Mesh | AbstractMesh) -> Mesh | None:
-    """A mesh, if it is one of TPUs, present or absent."""
-    return mesh if isinstance(mesh, Mesh) and target(mesh) == "TPU" else None
+def reordered(found: Plan, order: str | None) -> Plan:
+    """The same plan with the devices in another order."""
+    assert found.slice is not None and found.timing is not None
+    places = coordinates(found.slice, found.mesh, order)
+    own = add_up(
+        found.slice,
+        places,
+        found.mesh,
+        found.counted.collectives,
+        found.timing.products_s,
+        found.timing.other_s,
+    )
+    return dataclasses.replace(found, places=places, timing=own)
 
 
 def held_bytes(step: Traced) -> dict[str, int]:
@@ -298,6 +296,14 @@ def shard_bytes(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
+
+
+def planned_here(run: Run, layout: Layout, mesh: Mesh, host: Host) -> Plan:
+    """The plan from a trace for devices that share this machine; what fits is not known."""
+    step = traced(run, layout, mesh)
+    counted = estimated(step)
+    own = host_timing(host, step.sizes, counted.work, counted.collectives)
+    return dataclasses.replace(plan(step, None, counted), timing=own)
 
 
 def planned(run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Plan:

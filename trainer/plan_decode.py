@@ -19,7 +19,7 @@ from layouts.flow import local_bytes
 from layouts.layout import Layout
 from layouts.memory import peak_bytes
 from layouts.mesh import abstract_mesh, entered
-from layouts.timing import Timing, coordinates
+from layouts.timing import PRODUCT_UTILISATION, Timing, add_up, coordinates, cycles_s
 from layouts.torus import Slice
 from layouts.traffic import Collective, Surprise, surprises
 from models.decode import NEW_TOKENS, Asked, Search, cache_of, generate
@@ -29,8 +29,6 @@ from trainer.plan import (
     habits,
     shard_bytes,
     target,
-    timed,
-    tpus,
 )
 from trainer.run import Run
 from trainer.step import abstract_params
@@ -86,6 +84,7 @@ class Traced:
     """Decoding on a mesh, with its arguments, before it is compiled."""
 
     run: Run
+    layout: Layout
     wanted: Wanted
     mesh: Mesh | AbstractMesh
     params: Any
@@ -169,7 +168,7 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh, wanted: Wanted) 
     whole = program.jaxpr
     needed, _ = dce_jaxpr(whole.jaxpr, [True] * len(whole.out_avals))
     jaxpr = ClosedJaxpr(needed, whole.consts)
-    return Traced(run, wanted, mesh, params, (source, asked), cache, program, jaxpr)
+    return Traced(run, layout, wanted, mesh, params, (source, asked), cache, program, jaxpr)
 
 
 def estimated(step: Traced) -> Counted:
@@ -282,18 +281,20 @@ def plan(step: Traced, slice: Slice | None, counted: Counted) -> DecodePlan:
     """Puts together what is known of decoding."""
     places, timings = None, None
     if slice is not None:
-        places = coordinates(slice, step.sizes, tpus(step.mesh))
+        places = coordinates(slice, step.sizes, step.layout.order)
         start, token = (part_s(slice, places, step.sizes, part) for part in counted[:2])
         timings = (start, token)
     return DecodePlan(step, slice, counted, places, timings)
 
 
 def part_s(slice: Slice, places: np.ndarray, sizes: Mapping[str, int], part: Part) -> Timing:
-    """How long a part takes; the compiler's cycles know of the memory, a trace does not."""
-    found = timed(slice, places, sizes, part)
+    """How long a part takes; a compiler's cycles know of the memory, a trace's products do not."""
+    products_s, other_s = part.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+    memory_s = part.read_bytes / slice.chip.memory_bandwidth
     if part.cycles is not None:
-        return found
-    return dataclasses.replace(found, memory_s=part.read_bytes / slice.chip.memory_bandwidth)
+        (products_s, other_s), memory_s = cycles_s(slice.chip, part.cycles), 0.0
+    found = add_up(slice, places, sizes, part.collectives, products_s, other_s)
+    return dataclasses.replace(found, memory_s=memory_s)
 
 
 def planned(

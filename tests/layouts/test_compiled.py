@@ -95,14 +95,6 @@ def test_multiplications_with_padding_and_holes_are_not_counted(
     assert found.flops == 2 * batch * outputs * features * met
 
 
-def test_what_is_no_product_moves_bytes() -> None:
-    found = compiled(
-        lambda x, w: jnp.sin(x @ w), ((ROWS, INNER), jax.P()), ((INNER, OUTER), jax.P())
-    )
-    assert found.flops == 2 * ROWS * INNER * OUTER
-    assert found.moved_bytes == 2 * 4 * ROWS * OUTER  # the sine reads and writes
-
-
 def test_a_loop_without_a_known_end_is_counted_by_the_turn() -> None:
     def search(x, w):
         def turn(x):

@@ -50,6 +50,29 @@ def test_a_product_sends_what_its_placements_ask_for(x, w, out, split, wanted) -
     assert found.flops == ONE // split
 
 
+def test_work_is_what_goes_through_memory_and_what_is_computed_beside() -> None:
+    place = jax.P("x", None)
+
+    def step(x, w):
+        return jnp.tanh(layer(place)(x, w)) + 1.0
+
+    found = cost(step, ((B, D), place), ((D, F), jax.P(None, None)))
+    product, *others, ends = found.work
+    own = 4 * (B // 4 * D + D * F + B // 4 * F)
+    assert product == (ONE // 4, own, 0, 1) and ends == (0, own, 0, 1)
+    assert [other.elements for other in others if other.elements] == [B // 4 * F] * 2
+    assert not any(other.bytes for other in others)
+
+
+def test_a_table_is_read_where_it_is_looked_up() -> None:
+    def rows(table, ids):
+        return table.at[ids].get(mode="clip", out_sharding=jax.P())
+
+    whole = jax.P(None, None)
+    found = cost(lambda table: rows(table, jnp.arange(3)), ((B, D), whole))
+    assert max(own.bytes for own in found.work[:-1]) == 2 * 4 * 3 * D
+
+
 def test_what_is_not_split_is_computed_by_every_device() -> None:
     found = cost(layer(jax.P("x", None)), ((B, D), jax.P("x", None)), ((D, F), jax.P(None, None)))
     assert found.flops == ONE // 4  # the mesh axis y of 2 repeats it

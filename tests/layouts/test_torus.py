@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from layouts.cost import Work
 from layouts.hardware import LINK_UTILISATION
-from layouts.timing import coordinates
+from layouts.timing import PRODUCT_UTILISATION, compute_s, coordinates
 from layouts.torus import Along, Slice
 
 POD = Slice.named("v3:32x32")
@@ -52,6 +53,15 @@ def test_exchanges_of_all_with_all_grow_with_the_side() -> None:
     assert wrapped == pytest.approx(512 * 2 * 1e6 / 2 / (2 * 32 * link))
 
 
+def test_work_takes_as_long_as_its_products_or_its_way_through_memory() -> None:
+    chip = POD.chip
+    multiplies, reads = Work(10**12, 8, 0, 2), Work(8, 10**9, 0, 1)
+    products_s, other_s = compute_s(chip, [multiplies, reads, Work(0, 10**9, 7, 3)])
+    read_s = 1e9 / chip.memory_bandwidth
+    assert products_s == pytest.approx(2e12 / chip.peak_flops / PRODUCT_UTILISATION + read_s)
+    assert other_s == pytest.approx(3 * read_s)
+
+
 def test_cores_of_a_chip_use_no_link() -> None:
     one = POD.seconds("all-gather", 1e9, row(1))
     assert one == pytest.approx(1e9 / POD.chip.memory_bandwidth)
@@ -64,10 +74,11 @@ def test_a_group_lies_along_the_axes_in_which_it_differs() -> None:
 
 
 def test_cores_are_numbered_as_tpus_number_them() -> None:
-    places = coordinates(Slice.named("v3:4x2"), {"data": 2, "model": 8}, None)
-    assert places.shape == (2, 8, 2)
-    assert places[0].tolist() == [[x, 0] for x in range(4) for _ in range(2)]
-    assert places[1, 0].tolist() == [0, 1]
+    places = coordinates(Slice.named("v3:4x2"), {"data": 4, "model": 4}, None)
+    assert places.shape == (4, 4, 2)
+    # Of a chip, then of a host of four chips.
+    chips = [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0], [3, 0], [2, 1], [3, 1]]
+    assert places.reshape(-1, 2).tolist() == [chip for chip in chips for _ in range(2)]
 
 
 @pytest.mark.parametrize(

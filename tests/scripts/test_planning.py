@@ -120,6 +120,28 @@ def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     assert one["step_time_s"] == pytest.approx(times[0])
 
 
+def test_the_best_layout_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) -> None:
+    best = tmp_path / "best.gin"
+    small = ["Transformer.layers = 1", "Transformer.heads = 1", "Transformer.d_ff = 4"]
+    flags = [f"--output={best}", f"--json={tmp_path / 'all.json'}"]
+    answer = run("layouts", *toy(tmp_path, *small)[1:], *flags)
+    assert answer.code == 0, answer.error
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert all(own["step_time_s"] > 0 and own["fits"] is None for own in found)
+    assert {own["by"] for own in found} == {"trace"}
+    text = best.read_text()
+    assert text.startswith(f"# The fastest of {len(found)} layouts on 8 devices of one machine")
+    assert f'Layout.mesh = "{found[0]["layout"].split(" ")[0]}"' in text
+
+
+def test_an_order_that_the_slice_cannot_have_is_refused(run: Meshloom, tmp_path: Path) -> None:
+    order = "--gin_param=Layout.order='data:x;model:y'"
+    answer = run("plan", *toy(tmp_path), order, "--topology=v3:2x2", "--analytic")
+    assert answer.code == 2
+    assert "core has 2, and nothing lies along it" in answer.error
+    assert "'data:x;data:y;model:core'" in answer.error  # that would do
+
+
 def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     run: Meshloom, tmp_path: Path
 ) -> None:

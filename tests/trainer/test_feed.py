@@ -14,7 +14,7 @@ from data.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import text_rows
-from trainer.feed import feed, host_rows, place, placement
+from trainer.feed import feed, host_rows, part_of, place, placement
 
 HOSTS = {
     "batch over both hosts": ("batch:data", (slice(0, 2),), (0, 12)),
@@ -22,6 +22,7 @@ HOSTS = {
     "each host sees every data place": ("batch:data", (slice(None), slice(1, 2)), (0, 24)),
     "batch over two mesh axes": ("batch:data;batch:model", (slice(1, 2),), (6, 12)),
     "the same, the other way round": ("batch:model;batch:data", (slice(None), slice(1)), (0, 12)),
+    "rows apart": ("batch:data", (slice(0, 4, 2),), (0, 18)),
     "batch whole, length split": ("length:model", (slice(3, 4),), (0, 24)),
     "batch makes way for length": ("batch:model?;length:model", (slice(0, 4), slice(1)), (0, 24)),
 }
@@ -43,6 +44,19 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
 
     monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", indices)
     assert host_rows(placement(layout, mesh, microbatches), 24, microbatches) == wanted
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_device_gets_its_part_of_what_its_host_has_read(microbatches: int) -> None:
+    """Of 24 rows a host has read 6 to 18; a microbatch has every third of them."""
+    every = np.arange(24 * 5).reshape(24, 5)
+    own = [every[i::microbatches] for i in range(microbatches)]
+    read = [rows[6 // microbatches : 18 // microbatches] for rows in own]
+    index = (slice(12 // microbatches, 18 // microbatches), slice(None))
+    found = part_of(read[-1], 6 // microbatches, index, 24 // microbatches)
+    assert np.array_equal(found, every[12:18][microbatches - 1 :: microbatches])
+    both = part_of(np.stack(read), 6 // microbatches, (slice(None), *index), 24 // microbatches)
+    assert np.array_equal(both[-1], found)
 
 
 def pair_rows(count: int) -> PairRows:

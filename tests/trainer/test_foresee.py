@@ -12,7 +12,7 @@ from layouts.mesh import make_mesh
 from layouts.traffic import by_mesh_axis
 from models.spec import Transformer
 from tests.trainer.planning import layout_named, toy_run
-from trainer.foresee import Foreseen, counted_in, foresee, measured, prediction
+from trainer.foresee import Foreseen, counted_in, foresee, held_against, prediction
 from trainer.plan import Traced, plan, traced
 from trainer.run import program_of
 from trainer.step import State, init_state
@@ -61,8 +61,8 @@ def test_without_rates_nothing_is_predicted() -> None:
     assert prediction(found, "no rates of it are known").startswith(
         "No time is predicted: no rates"
     )
-    assert measured(0.5, found.step_s) == "0.5 s a step measured; no prediction."
-    assert measured(0.6, 0.5) == "0.6 s a step measured, 0.5 s predicted (+20%)."
+    assert held_against(0.5, found.step_s) == "0.5 s a step measured; no prediction."
+    assert held_against(0.6, 0.5) == "0.6 s a step measured, 0.5 s predicted (+20%)."
 
 
 def test_a_text_of_another_compiler_stops_no_training() -> None:
