@@ -1,7 +1,7 @@
 """Axes that do not divide over their mesh axes: padded to the next size that does, and masked.
 
-Lepikhin et al. 2020 (GShard), section 3.3.3.  A rule ends in "+": "heads:model+".  What is padded
-is held so on the devices alone: true sizes are what is drawn, counted, masked and saved.
+Lepikhin et al. 2020 (GShard), section 3.3.3.  A rule that ends in "+" asks for it: "heads:model+".
+Only what devices hold is padded: what is drawn, counted and saved has true sizes.
 """
 
 import dataclasses

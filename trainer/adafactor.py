@@ -74,12 +74,12 @@ def scale_by_factored_rms(
                 full = mixed(old.full, square + EPSILON)
                 return gradient * full**-0.5, old._replace(full=full)
             (second, first), true = axes, shapes.get(path, gradient.shape)
-            row = mixed(old.row, jnp.sum(square, first) / true[first] + EPSILON)
-            column = mixed(old.column, jnp.sum(square, second) / true[second] + EPSILON)
+            row = mixed(old.row, mean(square, true[first], first) + EPSILON)
+            column = mixed(old.column, mean(square, true[second], second) + EPSILON)
             along = second - (second > first)
-            mean = jnp.sum(row, along, keepdims=True) / true[second]
+            of_rows = mean(row, true[second], along, keepdims=True)
             factors = (
-                jnp.expand_dims((row / mean) ** -0.5, first),
+                jnp.expand_dims((row / of_rows) ** -0.5, first),
                 jnp.expand_dims(column**-0.5, second),
             )
             return gradient * factors[0] * factors[1], Moments(row, column, old.full)
@@ -116,7 +116,13 @@ def scale_by_weight_rms(least: float, shapes: Shapes) -> optax.GradientTransform
 
 def rms(path: str, x: Array, shapes: Shapes) -> Array:
     """Root of the mean square of what is no padding."""
-    return jnp.sqrt(jnp.sum(jnp.square(x)) / math.prod(shapes.get(path, x.shape)))
+    return jnp.sqrt(mean(jnp.square(x), math.prod(shapes.get(path, x.shape))))
+
+
+def mean(x: Array, count: int, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """The mean over so many numbers: all but the zeros of the padding."""
+    total = jnp.sum(x, axis, jnp.float32, keepdims=keepdims)
+    return (total / count).astype(x.dtype)
 
 
 def of_each(change: Callable[[str, Array, Array], Array]) -> optax.GradientTransformation:

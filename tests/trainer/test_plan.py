@@ -1,14 +1,16 @@
 """Plans: the trace and the compiled program agree, and say what a run costs."""
 
+import dataclasses
 import math
 
 import pytest
 
+from layouts.layout import Layout
 from layouts.mesh import absent_mesh, has_tpu_compiler
 from layouts.torus import Slice
 from layouts.traffic import by_mesh_axis
 from tests.toys import optax_promotion
-from tests.trainer.planning import LAYOUTS, compiled_toy, layout_named, toy_run, traced_toy
+from tests.trainer.planning import DENSE, LAYOUTS, compiled_toy, layout_named, toy_run, traced_toy
 from trainer.plan import compiled, plan, planned, traced
 
 
@@ -57,6 +59,27 @@ def test_a_plan_of_a_slice_needs_no_compiler() -> None:
     )
     # The model's own FLOPs, of which the loss makes its gradients on the way forward.
     assert found.executed_flops == pytest.approx(found.model_flops, rel=0.02)
+
+
+def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
+    """But the model asks for no more than it has: 6 heads held as 8, 66 tokens as 68."""
+    layout = Layout(mesh="data:2,model:4", rules="batch:data;heads:model+;vocab:model+")
+    padded, larger = (
+        planned(
+            toy_run(dataclasses.replace(DENSE, layers=1, heads=heads, vocab=vocab)),
+            layout,
+            {"data": 2, "model": 4},
+            None,
+        )
+        for heads, vocab in ((6, 66), (8, 68))
+    )
+    assert padded.executed_flops == larger.executed_flops
+    assert (
+        padded.counted.bytes_by_cause["parameters"] == larger.counted.bytes_by_cause["parameters"]
+    )
+    assert padded.model_flops < larger.model_flops
+    head, token = 4 * DENSE.d_model * DENSE.d_kv, DENSE.d_model
+    assert larger.parameters - padded.parameters == 2 * head + 2 * token
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
