@@ -149,6 +149,11 @@ def absent_mesh(topology: str, sizes: dict[str, int], order: str | None = None) 
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology={topology}: the TPU compiler refuses it: {error}") from None
+    if len(found.devices) != math.prod(sizes.values()):
+        raise UserError(
+            f"--topology={topology}: the TPU compiler knows it as {len(found.devices)} devices, "
+            f"not {math.prod(sizes.values())} of whole chips.  Add --analytic, or choose v5p."
+        )
     return mesh_of_devices(found.devices, sizes, order)
 
 

@@ -78,10 +78,12 @@ def search(
     if slice is not None:
         refuse_what_fits_nowhere(found, slice)
     if verify:
-        best, rest = found[:COMPILED], found[COMPILED:]
-        best = rehearsed(run, best, tell) if slice is None else verified(run, slice, best, tell)
-        how = f"the first {COMPILED} by their {'steps' if slice is None else 'compiled programs'}"
-        found = [*best, *rest]
+        if slice is None:
+            best = rehearsed(run, found[:COMPILED], tell)
+        else:
+            best = verified(run, slice, found, COMPILED, tell)
+        how = f"the first {len(best)} by their {'steps' if slice is None else 'compiled programs'}"
+        found = [*best, *found[len(best) :]]
     facts = {named(own.layout): facts_of(own) for own in found}
     print_table(["layout", "by", *COLUMNS], [[n, f["by"], *row(f)] for n, f in facts.items()])
     write_json(json_file, [{"layout": name, **own} for name, own in facts.items()])

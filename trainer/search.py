@@ -158,10 +158,14 @@ def rehearsed(run: Run, best: Iterable[Ranked], report: Report) -> list[Ranked]:
     return sorted(timed, key=lambda own: slowness(turns, named(own.layout)))
 
 
-def verified(run: Run, slice: Slice, best: Iterable[Ranked], report: Report) -> list[Ranked]:
-    """The same layouts in the order of their compiled steps."""
-    found = []
+def verified(
+    run: Run, slice: Slice, best: Iterable[Ranked], count: int, report: Report
+) -> list[Ranked]:
+    """So many of the first, and more until one fits, in the order of their compiled steps."""
+    found: list[Ranked] = []
     for layout in (own.layout for own in best):
+        if len(found) >= count and any(own.plan.fits for own in found):
+            break
         sizes = mesh_sizes(layout.mesh, slice.devices)
         step = traced(run, layout, absent_mesh(slice.name, sizes, layout.order))
         own = best_order(Ranked(layout, plan(step, slice, compiled(step))))

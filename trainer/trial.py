@@ -1,5 +1,6 @@
 """Real training steps on the devices at hand, with random tokens, to be timed."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from trainer.feed import place, placement
 from trainer.run import Run, program_of
 from trainer.step import init_state, train_step
 
+TURN_S = 0.5  # far longer than another process gets a core for
 Turn = dict[str, float]  # seconds of each in one round
 FIRST_TOKEN = 2  # smaller ids have a meaning
 
@@ -20,20 +22,29 @@ FIRST_TOKEN = 2  # smaller ids have a meaning
 class Trial:
     """A run's step under one layout, compiled."""
 
-    def __init__(self, run: Run, layout: Layout) -> None:
+    def __init__(
+        self, run: Run, layout: Layout, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
         self._mesh, self._program = make_mesh(layout), program_of(run, layout)
         where = placement(layout, self._mesh, run.microbatches)
         self._batch = place(where, random_batch(run), run.batch_sequences, run.microbatches)
         self._state = init_state(self._program, self._mesh)
-        self.step()
+        self.seconds(1)
+        self._steps = math.ceil(TURN_S / self.seconds(1))
 
-    def step(self) -> float:
-        """Takes one step; says how many seconds that was."""
-        start = time.perf_counter()
+    def turn(self) -> float:
+        """Seconds of a step, from as many as fill a turn."""
+        return self.seconds(self._steps) / self._steps
+
+    def seconds(self, steps: int) -> float:
+        """Takes so many steps."""
+        start = self._clock()
         with jax.set_mesh(self._mesh):
-            self._state, metrics = train_step(self._program, self._state, self._batch)
-            jax.block_until_ready((self._state, metrics))
-        return time.perf_counter() - start
+            for _ in range(steps):
+                self._state, metrics = train_step(self._program, self._state, self._batch)
+                jax.block_until_ready((self._state, metrics))
+        return self._clock() - start
 
 
 def random_batch(run: Run) -> dict[str, np.ndarray]:
@@ -58,7 +69,7 @@ def take_turns(
     turns = []
     for number in range(rounds):
         order = list(trials)[:: 1 if number % 2 == 0 else -1]
-        turns.append({name: trials[name].step() for name in order})
+        turns.append({name: trials[name].turn() for name in order})
         report(f"round {number + 1} of {rounds}: {sum(turns[-1].values()):.1f} s")
     return turns
 

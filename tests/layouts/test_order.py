@@ -137,6 +137,12 @@ def test_the_order_of_devices_changes_no_result() -> None:
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
+    with pytest.raises(UserError, match=r"as 16 devices, not 8 of whole chips\.  Add --analytic"):
+        absent_mesh("v4:2x2x2", {"data": 8})
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize("order", [None, ORDER])
 def test_absent_tpus_stand_where_the_plan_thinks(order: str | None) -> None:
     slice = Slice.named("v3:4x4")
