@@ -56,14 +56,14 @@ class Counted(NamedTuple):
     collectives: tuple[Collective, ...]
     bytes_by_cause: Mapping[str, int]
     needed_bytes: int
-    work: tuple[Work, ...] = ()
-    """By the trace, where that is all that is known."""
     cycles: Mapping[str, int] | None = None
     """Of products and of other work, as a compiler for TPUs estimates them."""
     compiled_for: str | None = None
     compile_s: float | None = None
     refused: bool = False
     """Whether the compiler found no room for it; all but what is needed is then by the trace."""
+    work: tuple[Work, ...] = ()
+    """By the trace, where that is all that is known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +139,8 @@ def estimated(step: Traced) -> Counted:
     gradients = gradient_bytes(step)
     temporaries = max(0, step.cost.peak_bytes - gradients)
     causes = {**held_bytes(step), "gradients": gradients, TEMPORARIES: temporaries}
-    needed_bytes, work = sum(causes.values()), step.cost.work
-    return Counted(step.cost.flops, step.cost.collectives, causes, needed_bytes, work)
+    own = step.cost
+    return Counted(own.flops, own.collectives, causes, sum(causes.values()), work=own.work)
 
 
 def compiled(step: Traced) -> Counted:
@@ -166,7 +166,7 @@ def compiled(step: Traced) -> Counted:
     found = tuple(text.collectives(step.sizes))
     cycles = text.cycles if target == "TPU" else None
     needed_bytes = sum(causes.values())
-    return Counted(text.flops, found, causes, needed_bytes, (), cycles, target, compile_s)
+    return Counted(text.flops, found, causes, needed_bytes, cycles, target, compile_s)
 
 
 def causes_of(step: Traced, memory: Any) -> dict[str, int]:
