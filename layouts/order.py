@@ -122,7 +122,9 @@ def written(pieces: Sequence[Piece], torus: Torus) -> str:
 def legal(mesh: Mapping[str, int], torus: Torus | None) -> str:
     if torus is None:
         return "Legal: a mesh axis, a colon and x, y, z or core, as in 'data:y;model:x;model:core'."
-    shown = itertools.islice(orders(mesh, torus), SHOWN)
+    shown = list(itertools.islice(orders(mesh, torus), SHOWN))
+    if not shown:
+        return "Legal: none, which is JAX's order; a mesh of all devices has others."
     return f"Legal: {', '.join(map(repr, shown))} and others, or none: JAX's order."
 
 

@@ -91,6 +91,11 @@ def test_an_order_that_does_not_fit_is_refused_with_some_that_do(order: str, wan
     assert f"Legal: {ORDER!r}" in str(error.value)
 
 
+def test_a_mesh_of_some_of_the_devices_has_no_order() -> None:
+    with pytest.raises(UserError, match=r"data = 2, and data:y gives it 4\.  Legal: none"):
+        check_order(ORDER, {"data": 2, "model": 8}, POD)
+
+
 def test_the_lint_reports_it_beside_all_else() -> None:
     layout = Layout(mesh="data:4,model:8", rules="bach:data", order="data:y;model:x")
     where = {"Layout.order": "layouts/mine.gin:4"}
