@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, strict types and shapes, compiled programs kept between runs."""
 
+import gc
 import importlib.util
 import os
 
@@ -28,3 +29,6 @@ LONGEST = ("test_readme.py", "test_layout_sweep.py", "test_translation.py")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    # Traces make many objects that stay: looking through all of them ever again takes time.
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)

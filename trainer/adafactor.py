@@ -122,7 +122,7 @@ def rms(path: str, x: Array, shapes: Shapes) -> Array:
 def mean(x: Array, count: int, axis: int | None = None, *, keepdims: bool = False) -> Array:
     """The mean over so many numbers: all but the zeros of the padding."""
     total = jnp.sum(x, axis, jnp.float32, keepdims=keepdims)
-    return (total / count).astype(x.dtype)
+    return (total / float(count)).astype(x.dtype)  # a count may be beyond int32
 
 
 def of_each(change: Callable[[str, Array, Array], Array]) -> optax.GradientTransformation:

@@ -17,7 +17,8 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.loss import Criterion, Sums
-from models.spec import Precision, Transformer
+from models.routing import Top2
+from models.spec import Transformer
 from models.transformer import TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
@@ -258,22 +259,24 @@ def test_translation_models_are_equal_too(name: str) -> None:
 
 
 def small(model: Transformer) -> Transformer:
-    """A model with experts at the sweep's sizes; beside an encoder, with layers of experts alone.
+    """The sweep's model with another one's experts; beside an encoder, with layers of them alone.
 
     Top-2 has a random second expert, jitter and both losses, and drops choices.
     """
     assert model.moe is not None
     pattern = ("moe",) if model.encoder_layers else model.pattern
-    router = dataclasses.replace(model.moe.router, jitter=0.1, z_loss=1e-3, capacity_factor=0.75)
+    router = dataclasses.replace(
+        model.moe.router, jitter=0.1, z_loss=1e-3, capacity_factor=0.75,
+        evaluation_capacity_factor=Top2().evaluation_capacity_factor,
+    )  # fmt: skip
     group_tokens = model.moe.group_tokens and SPEC.length // 3
     moe = dataclasses.replace(
         model.moe, experts=16, d_ff=model.moe.d_ff and 24, router=router, group_tokens=group_tokens
     )
-    sizes = {name: getattr(SPEC, name) for name in ("vocab", "d_model", "d_ff", "heads", "d_kv")}
     return dataclasses.replace(
-        model, **sizes, moe=moe, pattern=pattern, layers=len(pattern), scan=False,
-        source_vocab=model.source_vocab and 72, attention_chunks=1, precision=Precision(),
-        encoder_layers=model.encoder_layers and len(pattern), dropout=SPEC.dropout,
+        SPEC, moe=moe, pattern=pattern, layers=len(pattern), scan=False, attention_dropout=0.0,
+        encoder_layers=model.encoder_layers and len(pattern), positions=model.positions,
+        source_vocab=model.source_vocab and 72,
     )  # fmt: skip
 
 

@@ -129,6 +129,14 @@ def test_adafactor_clips_the_update_where_it_is_large() -> None:
     np.testing.assert_allclose(moved, 0.1, rtol=1e-4)
 
 
+def test_adafactor_takes_weights_of_more_numbers_than_int32_has() -> None:
+    transform = Adafactor().transform(STEPS)
+    tree = {"wi_EDF": jax.ShapeDtypeStruct((2048, 1024, 8192), jnp.float32)}  # GShard's 600B
+    slots = jax.eval_shape(transform.init, tree)
+    updates, _ = jax.eval_shape(transform.update, tree, slots, tree)
+    assert updates["wi_EDF"].shape == tree["wi_EDF"].shape
+
+
 def test_adafactor_keeps_rows_and_columns_in_place_of_the_square() -> None:
     params = {"layers_N": {"wi_DF": jnp.zeros((LAYERS, 10, 14))}, "embed_VD": jnp.zeros((22, 9))}
     slots = jax.eval_shape(Adafactor(factored_from=9).transform(STEPS).init, params)
