@@ -53,13 +53,17 @@ def by_rates(step: Traced, counted: Counted) -> tuple[Timing, str]:
     """A CPU's step at the rates that its devices reach now, all together, in large arrays."""
     assert isinstance(step.mesh, Mesh)
     host = measured(step.mesh.local_devices)
-    timing = host_timing(host, step.sizes, step.cost.work, counted.collectives)
+    alone = step.mesh.size == host.devices
+    sent = counted.collectives if alone else ()
+    timing = host_timing(host, step.sizes, step.cost.work, sent)
     parts = [
         f"{timing.products_s:.3g} s of products at {scaled(host.flops_per_s, 'FLOP/s')}",
         f"{timing.other_s:.3g} s of other work at {scaled(host.bytes_per_s, 'B/s')}",
     ]
     if timing.traffic_s:
         parts.append(f"{sum(timing.traffic_s.values()):.3g} s of traffic")
+    if not alone:
+        parts.append("traffic between processes not counted")
     return timing, f"{', '.join(parts)}, as large arrays reach here now; small ones take longer"
 
 

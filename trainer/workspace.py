@@ -8,6 +8,7 @@ metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 """
 
 import os
+import uuid
 from pathlib import Path
 
 from configs.errors import UserError
@@ -66,7 +67,7 @@ class Workspace:
 
 def _write(path: Path, content: bytes) -> None:
     """Replaces a file in one go."""
-    spare = path.with_name(path.name + ".tmp")
+    spare = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # every process writes its own
     with spare.open("wb") as file:
         file.write(content)
         file.flush()
