@@ -1,12 +1,13 @@
 """`meshloom plan`: what a run will cost, as tables, JSON and one page."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from configs.errors import UserError
+from configs.load import Config
 from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
@@ -30,6 +31,38 @@ NO_COMPILER = (
 )
 
 
+class Asked(NamedTuple):
+    """What is to be planned: a run under a layout, on a slice or on the devices at hand."""
+
+    config: Config
+    run: Run
+    layout: Layout
+    slice: Slice | None
+    sizes: dict[str, int]
+    """Of the mesh."""
+
+    @classmethod
+    def read(cls, config: Config, slice: Slice | None) -> "Asked":
+        run, layout = config.make(Run), config.make(Layout)
+        check_run(run)
+        return cls(config, run, layout, slice, sizes_on(layout, slice))
+
+    def check(self, run: Run) -> None:
+        """Raises every error of the layout with this run; tells the warnings."""
+        torus = None if self.slice is None else self.slice.torus
+        for warning in check_layout(run, self.layout, self.sizes, set_where(self.config), torus):
+            tell(warning)
+
+    @property
+    def title(self) -> str:
+        where = "" if self.slice is None else f" on {self.slice.name}"
+        return f"{layout_name(set_where(self.config))} {mesh_of(self.sizes)}{where}"
+
+
+def slice_named(topology: str | None) -> Slice | None:
+    return None if topology is None else Slice.named(topology)
+
+
 def plan_run(
     gin_file: Strings,
     gin_param: Strings,
@@ -39,23 +72,14 @@ def plan_run(
     analytic: bool,
 ) -> None:
     """Plans one run under one layout."""
-    config = settings(None, gin_file, gin_param)
-    slice = None if topology is None else Slice.named(topology)
-    run, layout = config.make(Run), config.make(Layout)
-    warn_unused(config, Run, Layout)
-    check_run(run)
-    sizes = sizes_on(layout, slice)
-    torus = None if slice is None else slice.torus
-    for warning in check_layout(run, layout, sizes, set_where(config), torus):
-        tell(warning)
-    found = plan_of(run, layout, sizes, slice, analytic)
-    title = f"{layout_name(set_where(config))} {mesh_of(sizes)}" + f" on {topology}" * bool(
-        topology
-    )
-    facts = as_json(found, layout)
+    asked = Asked.read(settings(None, gin_file, gin_param), slice_named(topology))
+    warn_unused(asked.config, Run, Layout)
+    asked.check(asked.run)
+    found, title = plan_of(asked, analytic), asked.title
+    facts = as_json(found, asked.layout)
     show(found, facts, title)
     if found.fits is False:
-        for change in advice(found, layout):
+        for change in advice(found, asked.layout):
             print(change)
         print(smallest_slice(found))
     write_json(json_file, facts)
@@ -78,24 +102,23 @@ def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:
     return mesh_sizes(layout.mesh, slice.devices)
 
 
-def plan_of(
-    run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None, analytic: bool
-) -> Plan:
+def plan_of(asked: Asked, analytic: bool) -> Plan:
     """The best plan that this machine can make; says what is missing in it."""
-    mesh = None if analytic else mesh_for(layout, sizes, slice)
+    mesh = None if analytic else mesh_for(asked)
     if mesh is None:
-        return planned(run, layout, sizes, slice)
-    step = traced(run, layout, mesh)
-    return plan(step, slice, compiled(step))
+        return planned(asked.run, asked.layout, asked.sizes, asked.slice)
+    step = traced(asked.run, asked.layout, mesh)
+    return plan(step, asked.slice, compiled(step))
 
 
-def mesh_for(layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Mesh | None:
+def mesh_for(asked: Asked) -> Mesh | None:
     """The devices to compile for: absent TPUs, or what this machine has, or none."""
+    slice = asked.slice
     if slice is None:
-        return make_mesh(layout)
+        return make_mesh(asked.layout)
     if has_tpu_compiler():
         tell(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
-        return absent_mesh(slice.name, sizes, layout.order)
+        return absent_mesh(slice.name, asked.sizes, asked.layout.order)
     tell(NO_COMPILER)
     return None
 

@@ -8,22 +8,25 @@ from data.task import Translation
 from layouts.inefficient import size_text
 from layouts.layout import Layout
 from layouts.mesh import batch_pieces
-from layouts.torus import Slice
-from layouts.traffic import mesh_of
 from models.sampling import Sampling
 from scripts.commands import (
     Strings,
     rounded,
     rows_of_group,
-    set_where,
     settings,
     warn_unused,
     write_json,
 )
 from scripts.decoding import BATCH, Wishes
-from scripts.planning import causes, mesh_for, print_collectives, print_times, sizes_on
-from scripts.terminal import print_table, tell
-from trainer.checks import check_layout, check_run, layout_name
+from scripts.planning import (
+    Asked,
+    causes,
+    mesh_for,
+    print_collectives,
+    print_times,
+    slice_named,
+)
+from scripts.terminal import print_table
 from trainer.decode import padded
 from trainer.plan_decode import DecodePlan, Wanted, compiled, plan, planned, traced
 from trainer.plan_facts import collectives
@@ -44,29 +47,21 @@ def plan_decoding(
     **wished: Any,
 ) -> None:
     """Plans the decoding of one batch under one layout."""
-    config = settings(None, gin_file, gin_param)
-    slice = None if topology is None else Slice.named(topology)
-    run, layout = config.make(Run), config.make(Layout)
-    warn_unused(config, Run, Layout)
-    check_run(run)
-    sizes = sizes_on(layout, slice)
+    asked = Asked.read(settings(None, gin_file, gin_param), slice_named(topology))
+    warn_unused(asked.config, Run, Layout)
+    _, run, layout, slice, sizes = asked
     rows = rounded(batch_sequences or BATCH, batch_pieces(layout, sizes) * rows_of_group(run))
-    fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in check_layout(fitting, layout, sizes, set_where(config)):
-        tell(warning)
-    asked = lengths(run, source_tokens, prompt_tokens, max_tokens)
-    wanted = Wanted(Wishes(**wished).search(run.task), rows, *asked)
-    mesh = None if analytic else mesh_for(layout, sizes, slice)
+    asked.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
+    tokens = lengths(run, source_tokens, prompt_tokens, max_tokens)
+    wanted = Wanted(Wishes(**wished).search(run.task), rows, *tokens)
+    mesh = None if analytic else mesh_for(asked)
     if mesh is None:
         found = planned(run, layout, sizes, slice, wanted)
     else:
         step = traced(run, layout, mesh, wanted)
         found = plan(step, slice, compiled(step))
     facts = as_json(found)
-    place = f"{layout_name(set_where(config))} {mesh_of(sizes)}" + f" on {topology}" * bool(
-        topology
-    )
-    show(found, facts, place)
+    show(found, facts, asked.title)
     write_json(json_file, facts)
 
 

@@ -10,15 +10,14 @@ import jax
 from configs.errors import UserError
 from layouts.host import measured
 from layouts.inefficient import size_text
-from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler
 from layouts.search import as_gin
 from layouts.torus import Slice
-from scripts.commands import Strings, open_output, set_where, settings, write_json
-from scripts.planning import NO_COMPILER, plan_of, sizes_on
+from scripts.commands import Strings, open_output, settings, write_json
+from scripts.planning import NO_COMPILER, Asked, plan_of, slice_named
 from scripts.terminal import print_table, tell
 from trainer.advice import smallest_slice
-from trainer.checks import check_layout, check_run
+from trainer.checks import check_run
 from trainer.plan_facts import as_json
 from trainer.run import Run
 from trainer.search import Ranked, named, ranked, rehearsed, verified
@@ -44,16 +43,11 @@ def compare(
     analytic: bool,
 ) -> None:
     """Plans one run under several layout files, the fastest first."""
-    slice, found = None if topology is None else Slice.named(topology), {}
+    slice, found = slice_named(topology), {}
     for name in layouts:
-        config = settings(None, (*gin_file, name), gin_param)
-        run, layout = config.make(Run), config.make(Layout)
-        check_run(run)
-        sizes = sizes_on(layout, slice)
-        torus = None if slice is None else slice.torus
-        for warning in check_layout(run, layout, sizes, set_where(config), torus):
-            tell(warning)
-        found[Path(name).stem] = as_json(plan_of(run, layout, sizes, slice, analytic), layout)
+        asked = Asked.read(settings(None, (*gin_file, name), gin_param), slice)
+        asked.check(asked.run)
+        found[Path(name).stem] = as_json(plan_of(asked, analytic), asked.layout)
     names = sorted(found, key=lambda name: (found[name]["fits"] is False, seconds(found[name])))
     print_table(["layout", *COLUMNS], [[name, *row(found[name])] for name in names])
     write_json(json_file, {name: found[name] for name in names})
@@ -69,7 +63,7 @@ def search(
 ) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
     run = settings(None, gin_file, gin_param).make(Run)
-    slice = None if topology is None else Slice.named(topology)
+    slice = slice_named(topology)
     check_run(run)
     if verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
