@@ -1,6 +1,8 @@
-"""The parts of Adafactor, as optax has them, for weights that a layout may have padded.
+"""The parts of Adafactor, as optax has them, for weights that are stacked and may be padded.
 
-Every mean divides by the weight's true size.  Trees are weights by path.
+Adafactor looks at a weight's two longest axes and at its root mean square.  Neither may mix layers,
+or the result would depend on how layers are stored; nor experts, or its moments would not lie where
+the experts do.  Every mean divides by the weight's true size.  Trees are weights by path.
 """
 
 import math
@@ -11,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from layouts.axes import axes_of_path
 
 Array = jax.Array
 Weights = dict[str, Array]
@@ -54,9 +58,9 @@ def scale_by_factored_rms(
 
     def factored(path: str, weight: Array) -> tuple[int, int] | None:
         """The second longest and the longest axis, where the second is long enough."""
-        true = shapes.get(path, weight.shape)
-        order = np.argsort(true)
-        if len(true) < 2 or true[order[-2]] < factored_from:
+        true, stacked = shapes.get(path, weight.shape), stacked_axes(path)
+        order = stacked + np.argsort(true[stacked:])
+        if len(order) < 2 or true[order[-2]] < factored_from:
             return None
         return int(order[-2]), int(order[-1])
 
@@ -115,11 +119,23 @@ def scale_by_weight_rms(least: float, shapes: Shapes) -> optax.GradientTransform
 
 
 def rms(path: str, x: Array, shapes: Shapes) -> Array:
-    """Root of the mean square of what is no padding."""
-    return jnp.sqrt(mean(jnp.square(x), math.prod(shapes.get(path, x.shape))))
+    """Root of the mean square of what is no padding, for each weight of a stack."""
+    axes = tuple(range(stacked_axes(path), x.ndim))
+    true = shapes.get(path, x.shape)
+    return jnp.sqrt(mean(jnp.square(x), math.prod(true[i] for i in axes), axes, keepdims=True))
 
 
-def mean(x: Array, count: int, axis: int | None = None, *, keepdims: bool = False) -> Array:
+def stacked_axes(path: str) -> int:
+    """How many leading axes count weights: layers and experts.
+
+    >>> stacked_axes("decoder/layers_N/moe/wi_EDF"), stacked_axes("decoder/layers_N/router_DE")
+    (2, 1)
+    """
+    axes = axes_of_path(path)
+    return len(axes) - len(axes.lstrip("NE"))
+
+
+def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Array:
     """The mean over so many numbers: all but the zeros of the padding."""
     total = jnp.sum(x, axis, jnp.float32, keepdims=keepdims)
     return (total / float(count)).astype(x.dtype)  # a count may be beyond int32

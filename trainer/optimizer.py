@@ -13,7 +13,6 @@ from trainer.adafactor import Shapes, clip_by_rms, scale_by_factored_rms, scale_
 from trainer.schedule import Constant, Cosine, InverseSqrt
 
 Tree = Any
-NO_STACK = "single"
 NOT_PADDED: Shapes = {}
 AnySchedule = InverseSqrt | Cosine | Constant
 
@@ -42,14 +41,13 @@ class Adafactor:
             plain = 1.0 - (step + 1.0) ** -self.decay_exponent
             return plain if self.decay_cap is None else jnp.minimum(plain, self.decay_cap)
 
-        shapes = {path: shape[axes_of_path(path).count("N") :] for path, shape in padded.items()}
         parts = [
-            scale_by_factored_rms(decay, self.factored_from, shapes),
-            clip_by_rms(self.clip_update_rms, shapes),
+            scale_by_factored_rms(decay, self.factored_from, padded),
+            clip_by_rms(self.clip_update_rms, padded),
         ]
         if self.multiply_by_parameter_scale:
-            parts.append(scale_by_weight_rms(1e-3, shapes))
-        outer = [clip(self.clip_global_norm), per_layer(optax.chain(*parts))]
+            parts.append(scale_by_weight_rms(1e-3, padded))
+        outer = [clip(self.clip_global_norm), by_path(optax.chain(*parts))]
         if self.momentum is not None:
             outer.append(optax.ema(self.momentum, debias=False))
         return finish(outer, self.weight_decay, self.schedule, steps)
@@ -103,39 +101,14 @@ def is_matrix(params: Tree) -> Tree:
     return traverse_util.unflatten_dict(matrix, sep="/")
 
 
-def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Treats each layer of a stacked weight as a weight of its own.
+def by_path(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Gives the transform its weights by path."""
 
-    Adafactor looks at a weight's two longest axes and at its root mean square: neither may mix
-    layers, or the result would depend on how layers are stored.
-    """
-    by_layer = optax.GradientTransformation(jax.vmap(transform.init), jax.vmap(transform.update))
-
-    def of(stack: str) -> optax.GradientTransformation:
-        return transform if stack == NO_STACK else by_layer
-
-    def init(params: Tree) -> Tree:
-        return {stack: of(stack).init(weights) for stack, weights in _stacks(params).items()}
+    def flat(tree: Tree) -> Tree:
+        return traverse_util.flatten_dict(tree, sep="/")
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        joined: dict[str, jax.Array] = {}
-        new_state, weights = {}, _stacks(params)
-        for stack, own in _stacks(updates).items():
-            own, new_state[stack] = of(stack).update(own, state[stack], weights[stack])
-            joined |= own
-        return traverse_util.unflatten_dict(joined, sep="/"), new_state
+        changed, state = transform.update(flat(updates), state, flat(params))
+        return traverse_util.unflatten_dict(changed, sep="/"), state
 
-    return optax.GradientTransformation(init, update)
-
-
-def _stacks(tree: Tree) -> dict[str, dict[str, jax.Array]]:
-    """Weights by path, those of each stack of layers together.
-
-    >>> _stacks({"embed_VD": 0, "decoder": {"layers_N": {"wi_DF": 1}}})
-    {'single': {'embed_VD': 0}, 'decoder/layers_N': {'decoder/layers_N/wi_DF': 1}}
-    """
-    found: dict[str, dict[str, jax.Array]] = {}
-    for path, leaf in traverse_util.flatten_dict(tree, sep="/").items():
-        inside, stack, _ = path.partition("_N/")
-        found.setdefault(f"{inside}_N" if stack else NO_STACK, {})[path] = leaf
-    return found
+    return optax.GradientTransformation(lambda params: transform.init(flat(params)), update)

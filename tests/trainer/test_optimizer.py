@@ -1,6 +1,5 @@
 """Optimizers against numpy versions written from the papers, and schedules at their corners."""
 
-import math
 from typing import Any
 
 import jax
@@ -14,13 +13,20 @@ from trainer.schedule import Constant, Cosine, InverseSqrt
 STEPS, LAYERS = 30, 3
 # Some dozen float32 operations an update, ten updates.
 ROUND_OFF = 1e-5
-SHAPES = {"embed_VD": (22, 10), "wk_DJK": (10, 3, 8), "scale_D": (10,), "tiny_D": (10,)}
+SHAPES = {
+    "embed_VD": (22, 10),
+    "wk_DJK": (10, 3, 8),
+    "wi_EDF": (4, 10, 12),
+    "scale_D": (10,),
+    "tiny_D": (10,),
+}
 
 
 def trees(seed: int) -> list[dict[str, np.ndarray]]:
-    """One tree of weights for each layer, unlike in size from layer to layer."""
+    """One tree of weights for each layer, unlike in size from layer to layer and among experts."""
     rng = np.random.default_rng(seed)
-    sizes = {"embed_VD": 1.0, "wk_DJK": 0.2, "scale_D": 3.0, "tiny_D": 1e-5}
+    experts = 3.0 ** np.arange(4).reshape(4, 1, 1)
+    sizes = {"embed_VD": 1.0, "wk_DJK": 0.2, "wi_EDF": experts, "scale_D": 3.0, "tiny_D": 1e-5}
     return [
         {name: rng.normal(0, sizes[name] * 4.0**layer, shape) for name, shape in SHAPES.items()}
         for layer in range(LAYERS)
@@ -65,8 +71,16 @@ def assert_same(found: list[dict[str, np.ndarray]], wanted: list[dict[str, np.nd
                                        err_msg=f"{name} of layer {layer}")  # fmt: skip
 
 
+def adafactor_of(name: str, x: np.ndarray, gradients: list[np.ndarray], cap: float) -> np.ndarray:
+    """An expert is a weight of its own."""
+    if "_E" not in name:
+        return adafactor(x, gradients, 0.3, 4, cap)
+    own = ([gradient[i] for gradient in gradients] for i in range(len(x)))
+    return np.stack([adafactor(x[i], ours, 0.3, 4, cap) for i, ours in enumerate(own)])
+
+
 def adafactor(
-    x: np.ndarray, gradients: list[np.ndarray], peak: float, warmup: int, decay_cap: float = 1.0
+    x: np.ndarray, gradients: list[np.ndarray], peak: float, warmup: int, decay_cap: float
 ) -> np.ndarray:
     """Shazeer and Stern 2018: algorithms 4 and 5, sections 6 to 9; double precision."""
     a, b = np.argsort(x.shape)[-2:] if x.ndim > 1 else (0, 0)
@@ -109,7 +123,7 @@ def test_adafactor_is_the_papers_for_every_layer(decay_cap: float | None, stacke
     layers, gradients = trees(0), [trees(seed) for seed in range(1, 11)]
     wanted = [
         {
-            name: adafactor(x, [g[i][name] for g in gradients], 0.3, 4, decay_cap or 1.0)
+            name: adafactor_of(name, x, [g[i][name] for g in gradients], decay_cap or 1.0)
             for name, x in layer.items()
         }
         for i, layer in enumerate(layers)
@@ -138,17 +152,23 @@ def test_adafactor_takes_weights_of_more_numbers_than_int32_has() -> None:
 
 
 def test_adafactor_keeps_rows_and_columns_in_place_of_the_square() -> None:
-    params = {"layers_N": {"wi_DF": jnp.zeros((LAYERS, 10, 14))}, "embed_VD": jnp.zeros((22, 9))}
+    """Of every layer and every expert apart: moments lie where the experts do."""
+    layers = {"wi_DF": jnp.zeros((LAYERS, 10, 14)), "wo_EFD": jnp.zeros((LAYERS, 16, 14, 10))}
+    params = {"layers_N": layers, "embed_VD": jnp.zeros((22, 9))}
     slots = jax.eval_shape(Adafactor(factored_from=9).transform(STEPS).init, params)
-    sizes = sorted(leaf.shape for leaf in jax.tree.leaves(slots) if math.prod(leaf.shape) > LAYERS)
-    assert sizes == [(3, 10), (3, 14), (9,), (22,)]
+    sizes = sorted(
+        leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(slots)
+        if "count" not in jax.tree_util.keystr(path) and leaf.shape[-1] > 1
+    )
+    assert sizes == [(3, 10), (3, 14), (3, 16, 10), (3, 16, 14), (9,), (22,)]
 
 
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "apart"])
 def test_adamw_is_the_papers_and_decays_matrices_only(stacked: bool) -> None:
     optimizer = AdamW(schedule=Constant(peak=0.01), weight_decay=0.1, clip_global_norm=None)
     layers, gradients = trees(0), [trees(seed) for seed in range(1, 11)]
-    decays = {"embed_VD": 0.1, "wk_DJK": 0.1, "scale_D": 0.0, "tiny_D": 0.0}
+    decays = {"embed_VD": 0.1, "wk_DJK": 0.1, "wi_EDF": 0.1, "scale_D": 0.0, "tiny_D": 0.0}
     wanted = [
         {
             name: adamw(x, [g[i][name] for g in gradients], 0.01, decays[name])
