@@ -29,7 +29,6 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
             **os.environ,
             "HOME": str(tmp_path),
             "PATH": f"{bin_folder}:{os.environ['PATH']}",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # a few steps are no reason to compile for long
         },
         capture_output=True,
         text=True,
