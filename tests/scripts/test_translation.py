@@ -31,7 +31,7 @@ def write_pairs(folder: Path) -> None:
 
 def params(folder: Path) -> list[str]:
     return [
-        "Run.model = @Transformer()", "Transformer.vocab = 320", "Transformer.layers = 2",
+        "Run.model = @Transformer()", "Transformer.vocab = 320", "Transformer.layers = 1",
         "Transformer.encoder_layers = 1", "Transformer.d_model = 20", "Transformer.d_ff = 28",
         "Transformer.heads = 2", "Transformer.d_kv = 6", "Transformer.positions = 'sinusoidal'",
         "Run.task = @Translation()", "Translation.name = 'toy'",

@@ -20,8 +20,8 @@ from data.vocab import SentencePiece
 from tests.toys import ROOT
 from trainer.lines import read_lines
 
-STEPS = 320
-EVERY = 40
+STEPS = 160
+EVERY = 20
 BATCH = 8
 LENGTH = 24
 WAIT_S = 120

@@ -1,17 +1,30 @@
-"""A run that is killed or stopped, and started again, is the run that was never disturbed."""
+"""A run that is killed or stopped, and started again, is the run that was never disturbed.
+
+So is one of several processes.
+"""
 
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.trainer.command import EVERY, STEPS, Command
+from tests.trainer.command import EVERY, STEPS, Command, Process
 from trainer.lines import read_lines
 
-# Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; hundreds of
-# updates carry that on.
+# Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; a hundred
+# updates carry that on, the first few less.
 ROUND_OFF = 2e-5
+FEW_STEPS, FEW_ROUND_OFF = 20, 2e-6
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """A run of the command line from start to end, on one device, never disturbed."""
+    command = Command.on_new_text(tmp_path_factory.mktemp("straight"))
+    command.train().finish()
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +101,38 @@ def test_a_loss_that_is_no_number_ends_the_run(straight: Command, tmp_path: Path
     assert "Last good checkpoint: step 1." in said
     assert "Traceback" not in said
     assert list(command.losses()) == [1] and newest(command) == 1
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def test_two_processes_train_like_one(straight: Command, tmp_path: Path) -> None:
+    """Four devices, two in each process, under data and model parallelism."""
+    command, port = straight.elsewhere(tmp_path / "run"), free_port()
+
+    def start(index: int) -> Process:
+        return command.train(
+            f"--coordinator_address=localhost:{port}",
+            "--process_count=2",
+            f"--process_index={index}",
+            layout="data_and_model_parallel",
+            devices=2,
+            params=[f"Run.steps = {FEW_STEPS}", "Run.checkpoint_every = 10"],
+        )
+
+    processes = [start(0), start(1)]
+    try:
+        said = [process.finish() for process in processes]
+    finally:
+        for process in processes:
+            process.popen.kill()
+    assert all(f"Finished after step {FEW_STEPS}" in text for text in said)
+    found, wanted = command.losses(), straight.losses()
+    assert list(found) == list(range(1, FEW_STEPS + 1))
+    np.testing.assert_allclose(
+        [*found.values()], [wanted[step] for step in found], rtol=FEW_ROUND_OFF
+    )
+    assert {path.name for path in command.model_dir.glob("checkpoints/*")} == {"10", "20"}
