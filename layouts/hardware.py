@@ -25,7 +25,7 @@ class Chip(NamedTuple):
 
 
 # A chip has two links along each axis of the torus.  Clocks of v4 and later are the peak over the
-# FLOPs of a cycle: 2 x 128 x 128 x matrix units.
+# FLOPs of a cycle: 2 x 128 x 128 x matrix units, of v6e 2 x 256 x 256 x 4, as its compiler counts.
 JOUPPI = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training, table 3"
 CLOUD = "docs.cloud.google.com/tpu/docs"
 CHIPS = {
@@ -34,6 +34,7 @@ CHIPS = {
     "v4": Chip("TPU v4", 1, 275e12, 1050e6, 32 * GIB, 1228e9, 50e9, 3, 4, f"{CLOUD}/v4"),
     "v5e": Chip("TPU v5 lite", 1, 197e12, 1500e6, 16 * GIB, 819e9, 50e9, 2, 16, f"{CLOUD}/v5e"),
     "v5p": Chip("TPU v5", 1, 459e12, 1750e6, 95 * GIB, 2765e9, 100e9, 3, 4, f"{CLOUD}/v5p"),
+    "v6e": Chip("TPU v6 lite", 1, 918e12, 1750e6, 32 * GIB, 1638e9, 100e9, 2, 16, f"{CLOUD}/v6e"),
 }
 
 # The share of its bandwidth that a link reaches: the Giant Models guide, section 2.4.
@@ -42,7 +43,6 @@ LINK_UTILISATION = 2 / 3
 # Peak matrix-product FLOP/s of one JAX device in bfloat16, by the start of its device kind.
 PEAK_BF16_FLOPS = {
     **{chip.kind: chip.peak_flops for chip in CHIPS.values()},
-    "TPU v6 lite": 918e12,
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,

@@ -148,9 +148,11 @@ def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
-@pytest.mark.parametrize("order", [None, ORDER])
-def test_absent_tpus_stand_where_the_plan_thinks(order: str | None) -> None:
-    slice = Slice.named("v3:4x4")
-    devices = absent_mesh(slice.name, MESH, order).devices
+@pytest.mark.parametrize(
+    ("name", "order"), [("v3:4x4", None), ("v3:4x4", ORDER), ("v5e:4x8", None), ("v6e:4x8", None)]
+)
+def test_absent_tpus_stand_where_the_plan_thinks(name: str, order: str | None) -> None:
+    slice = Slice.named(name)
+    devices = absent_mesh(name, MESH, order).devices
     places = [device.coords[:2] for device in devices.flat]
     assert np.array_equal(coordinates(slice, MESH, order).reshape(-1, 2), places)

@@ -84,7 +84,7 @@ def test_cores_are_numbered_as_tpus_number_them() -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("v9:2x2", "Legal: v2, v3, v4, v5e, v5p"),
+        ("v9:2x2", "Legal: v2, v3, v4, v5e, v5p, v6e"),
         ("v5:2x2", "Did you mean v5"),
         ("v3", "v3 has a torus of 2 axes.  Legal: v3:"),
         ("v3:4x4x4", "as in v3:4x4"),

@@ -60,7 +60,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        (["--topology=v9:2x2"], "Legal: v2, v3, v4, v5e, v5p"),
+        (["--topology=v9:2x2"], "Legal: v2, v3, v4, v5e, v5p, v6e"),
         (["--topology=v3:4x4x4"], "v3 has a torus of 2 axes"),
         (
             ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
