@@ -140,10 +140,23 @@ class Compiled:
         frame = re.search(r"stack_frame_id=(\d+)", own.rest)
         place = self.sources.get(int(frame[1]), "") if frame else ""
         named = re.search(r'op_name="([^"]*)"', own.rest)
-        name = named[1].removesuffix("/dot_general").rpartition("/")[2] if named else own.name
-        name = re.sub(r"^(?:jvp|transpose)\((.*)\)$", r"\1", name)
+        name = equation(named[1]) if named else own.name
         backward = " (backward)" if named and "transpose(" in named[1] else ""
         return f"{place} {name}".strip() + backward
+
+
+def equation(op_name: str) -> str:
+    r"""What an instruction computes or reads, out of the name that JAX gave it.
+
+    >>> equation("jit(train_step)/transpose(jvp(bd,dj->bj))/dot_general")
+    'bd,dj->bj'
+    >>> equation(r"state[\'params\'][\'norm\'][\'scale_D\']")
+    'state/params/norm/scale_D'
+    """
+    name = op_name.removesuffix("/dot_general").rpartition("/")[2]
+    while wrapped := re.fullmatch(r"(?:jvp|transpose)\((.*)\)", name):
+        name = wrapped[1]
+    return re.sub(r"\[\\?'([^'\\]*)\\?'\]", r"/\1", name)
 
 
 def called(own: Instruction) -> list[str]:
