@@ -54,12 +54,14 @@ class Terminal:
         )
 
     def step(self, line: dict[str, float | None]) -> None:
-        step = int(line["step"] or 0)
+        step, step_s = int(line["step"] or 0), line["step_s"] or 0.0
         numbers = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
         if console.is_terminal:
             self._progress.update(self._task, completed=step, numbers=numbers)
-        elif step == self._first + 1 or step % max(1, self._steps // PLAIN_EVERY) == 0:
-            left = (self._steps - step) * (line["step_s"] or 0)
+        elif step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
+            self.say(f"step {step}/{self._steps}  loss {line['loss']:.3f}  after {step_s:.1f} s")
+        elif step % max(1, self._steps // PLAIN_EVERY) == 0:
+            left = (self._steps - step) * step_s
             self.say(f"step {step}/{self._steps}  {numbers}  {left:.0f} s left")
 
 
