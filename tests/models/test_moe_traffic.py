@@ -1,7 +1,6 @@
 """What a layer of experts sends between devices, counted in the compiled program."""
 
 import math
-import re
 from collections import Counter
 
 import jax
@@ -11,6 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from configs.load import load
+from layouts.compiled import Compiled
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.moe import MoeLayer
@@ -19,7 +19,6 @@ from models.weights import Weights
 from tests.toys import ROOT, toy
 
 ROWS, LENGTH, EXPERTS, WIDTH = 8, 24, 16, 10
-KINDS = "all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute"
 # The router's weights are small and split with the experts: each device gathers them.
 ROUTER = {"all-gather": 1}
 
@@ -54,14 +53,10 @@ def collectives(layout: Layout, dispatch: Dispatch, *, trains: bool) -> tuple[Co
             return jax.grad(squared, argnums=(0, 1))(params, x_BLD)
 
         program = jax.jit(gradient if trains else forward).lower(params, x_BLD).compile()
-    found = re.findall(rf"= (.*?) ({KINDS})(?:-start)?\(", program.as_text())
-    sent = [
-        math.prod(map(int, shape.split(",")))
-        for result, kind in found
-        if kind == "all-to-all"
-        for shape in re.findall(r"f32\[([\d,]+)\]", result)
-    ]
-    return Counter(kind for _, kind in found), sum(sent)
+    found = Compiled.read(program.as_text()).collectives(mesh.shape)
+    counts = Counter(own.kind for own in found for _ in range(own.times))
+    sent_bytes = sum(own.bytes * own.times for own in found if own.kind == "all-to-all")
+    return counts, sent_bytes // 4
 
 
 @pytest.mark.parametrize("dispatch", ["einsum", "gather"])
