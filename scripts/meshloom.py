@@ -393,11 +393,9 @@ def plan(
 
     decoding = {name: flags.pop(name) for name in DECODE_FLAGS}
     if decode:
-        if compare or layouts or html is not None:
-            raise UserError(
-                "--decode plans one layout, as tables and --json: no --compare, --html."
-            )
-        planning_decode.plan_decoding(**decoding, **flags)
+        if compare or layouts:
+            raise UserError("--decode plans one layout: no --compare.")
+        planning_decode.plan_decoding(html=html, **decoding, **flags)
         return
     source = click.get_current_context().get_parameter_source
     given = [name for name in DECODE_FLAGS if source(name) is ParameterSource.COMMANDLINE]
@@ -405,6 +403,8 @@ def plan(
         raise UserError(f"--{given[0]} is about decoding.  Give --decode as well.")
     if compare != bool(layouts):
         raise UserError("--compare and layout files go together: --compare a.gin b.gin")
+    if compare and html is not None:
+        raise UserError("--html is the page of one plan.  Leave --compare out, or take --json.")
     if compare:
         searching.compare(layouts, **flags)
     else:

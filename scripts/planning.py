@@ -84,7 +84,7 @@ def plan_run(
         print(smallest_slice(found))
     write_json(json_file, facts)
     if html is not None:
-        write_page(html, title, found, facts)
+        write_page(html, title, facts)
 
 
 def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`meshloom plan --decode`: what decoding will cost, as tables and JSON."""
+"""`meshloom plan --decode`: what decoding will cost, as tables, JSON and one page."""
 
 import dataclasses
 from typing import Any
@@ -18,6 +18,7 @@ from scripts.commands import (
     write_json,
 )
 from scripts.decoding import BATCH, Wishes
+from scripts.page import write_page
 from scripts.planning import (
     Asked,
     causes,
@@ -38,6 +39,7 @@ def plan_decoding(
     gin_file: Strings,
     gin_param: Strings,
     json_file: str | None,
+    html: str | None,
     topology: str | None,
     analytic: bool,
     batch_sequences: int | None,
@@ -63,6 +65,8 @@ def plan_decoding(
     facts = as_json(found)
     show(found, facts, asked.title)
     write_json(json_file, facts)
+    if html is not None:
+        write_page(html, f"Decoding: {asked.title}", facts)
 
 
 def lengths(

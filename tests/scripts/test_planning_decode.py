@@ -18,9 +18,11 @@ SLICE = ["--topology=v3:2x2", "--analytic"]
 
 def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     flags = [*SLICE, "--beam=3", "--batch_sequences=5", "--prompt_tokens=4", "--max_tokens=7"]
-    answer = run("plan", "--decode", *toy(tmp_path), *flags, f"--json={tmp_path / 'plan.json'}")
+    json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    files = [f"--json={json_file}", f"--html={page}"]
+    answer = run("plan", "--decode", *toy(tmp_path), *flags, *files)
     assert answer.code == 0, answer.error
-    found = json.loads((tmp_path / "plan.json").read_text())
+    found = json.loads(json_file.read_text())
     assert set(found) >= STABLE
     assert found["fits"] is True and found["compile_s"] is None
     # As `decode` would: rows fill the four parts of the batch, lengths the next of its shapes.
@@ -32,6 +34,7 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     )
     assert {own["part"] for own in found["collectives"]} == {"token", "start"}
     assert "waiting for memory" in answer.out and "ms a token" in answer.out
+    assert "Time before the first token" in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
         (["--beam=4"], "--beam is about decoding.  Give --decode"),
         (["--apart"], "--flat is about decoding"),
         (["--decode", "--compare", "layouts/fsdp.gin"], "plans one layout"),
-        (["--decode", "--html=page.html"], "no --compare, --html"),
+        (["--compare", "layouts/fsdp.gin", "--html=page.html"], "--html is the page of one plan"),
         (["--decode", "--source_tokens=9"], "the model translates nothing"),
         (["--decode", "--beam=2", "--samples=2"], "choose one way to search"),
         (["--decode", "--top_k=3"], "Give --temperature"),
