@@ -119,15 +119,17 @@ def main(folder: Path, only: str) -> None:
 
 def print_growth(folder: Path, only: str) -> None:
     """From 128 to 2,048 experts at the same tokens a core: time, exchanges, memory, compilation."""
-    print("\n| tokens a core | figure | 128 experts | 2,048 experts | ratio |")
-    print("| --- | --- | --- | --- | --- |")
+    lines = []
     for tokens, rows in GROWTH.items():
         small, large = (planned(row, folder) if only in row.name else None for row in rows)
         if small is None or large is None:
             continue
         for name in ("step_time_s", "bytes_per_device", "compile_s"):
-            print(grown(tokens, name, small[name], large[name]))
-        print(grown(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
+            lines.append(grown(tokens, name, small[name], large[name]))
+        lines.append(grown(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
+    if lines:
+        print("\n| tokens a core | figure | 128 experts | 2,048 experts | ratio |")
+        print("| --- | --- | --- | --- | --- |", *lines, sep="\n")
 
 
 def grown(tokens: int, name: str, first: float, last: float) -> str:
