@@ -91,7 +91,7 @@ def _quotas(rates: np.ndarray) -> tuple[int, ...]:
     quotas = np.maximum(np.floor(wanted), 1)
     while (missing := _BLOCK - quotas.sum()) != 0:
         over = wanted - quotas
-        at = over.argmax() if missing > 0 else np.where(quotas > 1, over, np.inf).argmin()
+        at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
         quotas[at] += np.sign(missing)
     return tuple(quotas.astype(int).tolist())
 

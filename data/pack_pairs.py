@@ -145,9 +145,9 @@ class _BestFit:
 
     def _slot_for(self, source_size: int, size: int) -> int:
         fits = (self._source_room >= source_size) & (self._room >= size)
-        slot = int(np.where(fits, self._both, _UNFIT).argmin())
+        slot = int(np.argmin(np.where(fits, self._both, _UNFIT)))
         if not fits[slot]:
-            slot = int(self._both.argmin())
+            slot = int(np.argmin(self._both))
             self._close(slot)
         if self._rows[slot] < 0:
             self._rows[slot], self.opened = self.opened, self.opened + 1

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from layouts.flow import VIEWS, Flow, local_bytes, local_size, places
 from layouts.layout import Entry, mesh_axes
@@ -92,14 +92,14 @@ TPU = Habits(joins=True, scatters=True)
 CPU = Habits(joins=False, scatters=False)
 
 
-def cost_of(jaxpr: ClosedJaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -> Cost:
+def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -> Cost:
     """The cost of a traced function on a mesh.  Of a loop without a known end, of one turn."""
     counter = Counter(mesh, habits)
-    counter.walk(jaxpr.jaxpr, 1, backward=False)
-    held = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars))
+    counter.walk(jaxpr, 1, backward=False)
+    held = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
     work = (*counter.work, Work(0, held, 0, 1))
     flops = sum(own.flops * own.times for own in work)
-    return Cost(flops, work, tuple(counter.collectives), peak_bytes(jaxpr.jaxpr, mesh))
+    return Cost(flops, work, tuple(counter.collectives), peak_bytes(jaxpr, mesh))
 
 
 class Counter:

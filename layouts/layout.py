@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from configs.spec import spec
 from layouts import annotate, merge, ranking
@@ -146,7 +147,7 @@ class Layout:
         return jax.P(*(p[0] if len(p) == 1 else p or None for p in places))
 
     def einsum(
-        self, equation: str, *operands: Array, stored: bool = False, dtype: jnp.dtype | None = None
+        self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
     ) -> Array:
         """Einsum over axis letters; the result is placed as its own letters say."""
         place = self.place(equation.split("->")[1], stored=stored)

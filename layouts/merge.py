@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 Array = jax.Array
 
@@ -33,7 +34,7 @@ def groups(terms: Sequence[str], split: set[str]) -> list[str]:
 
 
 def einsum(
-    equation: str, operands: Sequence[Array], place: jax.P, dtype: jnp.dtype | None
+    equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
 ) -> Array:
     """`jnp.einsum` over merged axes, its result placed so."""
     inputs, out = equation.split("->")
@@ -68,4 +69,6 @@ def einsum(
         out_sharding=merged[-1][1],
         preferred_element_type=dtype,
     )
+    if len(operands) == 1:  # jnp.einsum turns it and leaves it where it was
+        result = jax.sharding.reshard(result, merged[-1][1])
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
+from jax.typing import DTypeLike
 
 from layouts.axes import axes_of_path
 from layouts.layout import Layout
@@ -120,7 +121,7 @@ class Recorder(Layout):
         self.tensors.append(Tensor(name or f"{axes} at {_line()}", axes, tuple(shape), stored))
 
     def einsum(
-        self, equation: str, *operands: Array, stored: bool = False, dtype: jnp.dtype | None = None
+        self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
     ) -> Array:
         inputs, out = equation.split("->")
         sizes: dict[str, int] = {}

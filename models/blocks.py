@@ -67,7 +67,8 @@ class Block(nnx.Module):
         key: Array | None = None,
     ) -> tuple[Array, Cache | None, Load | None]:
         """The row after this block, the cache with it, and how experts were loaded."""
-        keys, source_keys = [None] * 4, [None] * 2
+        keys: list[Array | None] = [None] * 4
+        source_keys: list[Array | None] = [None] * 2
         if key is not None:
             keys = list(jax.random.split(key, 4))
             source_keys = list(jax.random.split(jax.random.fold_in(key, 4)))

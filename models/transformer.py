@@ -103,7 +103,10 @@ def balance(router: Router, loads: dict[str, Loads]) -> Array:
 
 def split(key: Array | None) -> tuple[Array | None, Array | None]:
     """Two keys of one, or none of none."""
-    return (None, None) if key is None else tuple(jax.random.split(key))
+    if key is None:
+        return None, None
+    first, second = jax.random.split(key)
+    return first, second
 
 
 @dataclasses.dataclass(frozen=True)

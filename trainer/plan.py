@@ -50,7 +50,7 @@ class Traced:
     @functools.cached_property
     def cost(self) -> Cost:
         """What the trace says of it."""
-        return cost_of(self.program.jaxpr, self.sizes, habits(self.mesh))
+        return cost_of(self.program.jaxpr.jaxpr, self.sizes, habits(self.mesh))
 
 
 class Counted(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
@@ -92,7 +92,7 @@ class Traced:
     """Sources and what is asked for."""
     cache: Any
     program: Any  # of jax: what `trace` returns
-    jaxpr: ClosedJaxpr
+    jaxpr: Jaxpr
     """Of the program, without what no token needs, such as the logits of a prompt."""
 
     @property
@@ -124,16 +124,16 @@ class Traced:
 
     @functools.cached_property
     def peak_bytes(self) -> int:
-        return peak_bytes(self.jaxpr.jaxpr, self.sizes)
+        return peak_bytes(self.jaxpr, self.sizes)
 
     def on(self, sizes: Mapping[str, int]) -> tuple[Part, Part]:
         """The same for mesh axes of other sizes."""
         turn = self.loop.params
-        jaxprs = (self.jaxpr, turn["cond_jaxpr"], turn["body_jaxpr"])
+        jaxprs = (self.jaxpr, turn["cond_jaxpr"].jaxpr, turn["body_jaxpr"].jaxpr)
         whole, ends, body = (cost_of(own, sizes, habits(self.mesh)) for own in jaxprs)
         weights, read = (
             sum(local_bytes(v.aval, sizes) for v in own)
-            for own in (self.jaxpr.jaxpr.invars, self.loop.invars)
+            for own in (self.jaxpr.invars, self.loop.invars)
         )
         token = Part(ends.flops + body.flops, ends.collectives + body.collectives, read)
         return Part(whole.flops, whole.collectives, 0).without(token, weights), token
@@ -165,10 +165,9 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh, wanted: Wanted) 
     with entered(mesh):
         cache = jax.eval_shape(functools.partial(cache_of, *static), params, source, asked)
         program = generate.trace(*static, params, source, asked)
-    whole = program.jaxpr
-    needed, _ = dce_jaxpr(whole.jaxpr, [True] * len(whole.out_avals))
-    jaxpr = ClosedJaxpr(needed, whole.consts)
-    return Traced(run, layout, wanted, mesh, params, (source, asked), cache, program, jaxpr)
+    whole = program.jaxpr.jaxpr
+    needed, _ = dce_jaxpr(whole, [True] * len(whole.outvars))
+    return Traced(run, layout, wanted, mesh, params, (source, asked), cache, program, needed)
 
 
 def estimated(step: Traced) -> Counted:

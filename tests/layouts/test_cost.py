@@ -20,7 +20,7 @@ def cost(function, *places: tuple[tuple[int, ...], jax.P], habits: Habits = TPU)
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, place))
             for shape, place in places
         ]
-        return cost_of(jax.jit(function).trace(*arguments).jaxpr, SIZES, habits)
+        return cost_of(jax.jit(function).trace(*arguments).jaxpr.jaxpr, SIZES, habits)
 
 
 def layer(out: jax.P):
