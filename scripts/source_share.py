@@ -24,16 +24,18 @@ from scripts.commands import Strings, settings, task_of, write_json
 from scripts.decoding import scores_of
 from scripts.terminal import print_table
 
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+
 
 class Told(NamedTuple):
     """Log-likelihoods of each pair's target, in nats, and its size."""
 
-    own: np.ndarray
-    stranger: np.ndarray
-    tokens: np.ndarray
-    words: np.ndarray
+    own: Floats
+    stranger: Floats
+    tokens: Floats
+    words: Floats
 
-    def per_token(self, nats: np.ndarray) -> float:
+    def per_token(self, nats: Floats) -> float:
         return float(nats.sum() / self.tokens.sum())
 
 
@@ -103,7 +105,7 @@ def told(name: str, pairs: Sequence[tuple[Pair, str]]) -> Told:
     folder, step = model_and_step(name)
     scores = scores_of([*own, *stranger], folder, (), (), step, None, None, None)
     nats = np.array([score.log_likelihood for score in scores])
-    tokens, words = np.array([(score.tokens, score.words) for score in scores[: len(own)]]).T
+    tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(own)]], np.float64).T
     return Told(nats[: len(own)], nats[len(own) :], tokens, words)
 
 
