@@ -77,10 +77,14 @@ def translate(
     total, before, found = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
         own = dataclasses.replace(options, tag=part.tag)
-        requests = requests_of(part.sources, task, vocabs, own, most_places, say)
+
+        def say_whose(line: str, name: str = part.name) -> None:
+            say(f"{name}: {line}" if len(parts) > 1 else line)
 
         def shown(done: int, _: int, before: int = before) -> None:
             report(before + done, total)
+
+        requests = requests_of(part.sources, task, vocabs, own, most_places, say_whose)
 
         found.append((part, texts_of(decoder, requests, vocabs, own, shown)))
         before += len(part.sources)
