@@ -36,8 +36,15 @@ def groups(terms: Sequence[str], split: set[str]) -> list[str]:
 def einsum(
     equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
 ) -> Array:
-    """`jnp.einsum` over merged axes, its result placed so."""
+    """`jnp.einsum` over merged axes, its result placed so.
+
+    One operand, which is only turned or summed, keeps its axes: for a TPU, merging them costs copies
+    of what experts exchange, and sends it in float32 (docs/planning.md).
+    """
     inputs, out = equation.split("->")
+    if len(operands) == 1:
+        result = jnp.einsum(equation.lower(), *operands, preferred_element_type=dtype)
+        return jax.sharding.reshard(result, place)
     terms = [*inputs.split(","), out]
     places = [*(jax.typeof(operand).sharding.spec for operand in operands), place]
     sizes = {
@@ -69,6 +76,4 @@ def einsum(
         out_sharding=merged[-1][1],
         preferred_element_type=dtype,
     )
-    if len(operands) == 1:  # jnp.einsum turns it and leaves it where it was
-        result = jax.sharding.reshard(result, merged[-1][1])
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)
