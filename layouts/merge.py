@@ -38,8 +38,8 @@ def einsum(
 ) -> Array:
     """`jnp.einsum` over merged axes, its result placed so.
 
-    One operand, which is only turned or summed, keeps its axes: for a TPU, merging them costs copies
-    of what experts exchange, and sends it in float32 (docs/planning.md).
+    One operand, which is only turned or summed, keeps its axes: for a TPU, merging them costs
+    copies of what experts exchange, and sends it in float32 (docs/planning.md).
     """
     inputs, out = equation.split("->")
     if len(operands) == 1:
