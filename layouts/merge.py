@@ -1,7 +1,7 @@
 """Products over as few axes as possible: axes that always stand together are taken as one.
 
 XLA's CPU backend is fast where a product has one axis of each kind, and copies operands where it
-has two.  Elsewhere it makes no difference.
+has two.  Elsewhere this makes no difference to a product.
 """
 
 import math

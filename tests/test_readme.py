@@ -32,7 +32,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "4,899,222,528 parameters" in done.stdout

@@ -85,7 +85,6 @@ def translate(
             report(before + done, total)
 
         requests = requests_of(part.sources, task, vocabs, own, most_places, say_whose)
-
         found.append((part, texts_of(decoder, requests, vocabs, own, shown)))
         before += len(part.sources)
     if len(found) > 1:

@@ -366,10 +366,10 @@ def test_another_model_is_refused_weight_by_weight(three: Checkpoints, said: lis
 
 
 def saves_fail(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that ends the other writes of a save as soon as one of them fails.
+    """Marks a test in which a write of a save fails.
 
-    Orbax closes the event loop under them, which Python tells wherever it happens to collect them:
-    here, and not in a test that follows.
+    Orbax then closes the event loop under the others, which Python tells wherever it happens to
+    collect them: here, and not in a test that follows.
     """
     for words in ("Event loop is closed", "write_fragment' was never awaited"):
         ignored = f"ignore:(?s).*{words}:pytest.PytestUnraisableExceptionWarning"
