@@ -1,12 +1,15 @@
 """Laws of placement, for any rules and any tensor."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from layouts.axes import BY_LETTER
 from layouts.layout import Layout, Rule, pairs, parse_rules
+from layouts.mesh import make_mesh
 
 # Heads speak of kv_heads as well, which has tests of its own.
 LETTERS = "".join(letter for letter in BY_LETTER if letter not in "HJQ")
@@ -115,3 +118,19 @@ def test_a_pair_without_a_colon_between_two_names_is_refused(text: str) -> None:
 def test_layouts_compare_by_value_so_that_they_can_be_part_of_a_jit_key() -> None:
     assert hash(Layout(rules="batch:data")) == hash(Layout(rules="batch:data"))
     assert Layout(rules="batch:data") != Layout(rules="batch:model")
+
+
+@pytest.mark.parametrize("equation", ["BEF->EBF", "EBF->BEF", "BEF->F", "BEF,EFD->EBD"])
+def test_products_and_what_is_turned_or_summed_lie_as_their_letters_say(equation: str) -> None:
+    layout = Layout(mesh="data:4,model:2", rules="batch:data;experts:data;d_ff:model")
+    inputs, out = equation.split("->")
+    sizes = {"B": 8, "E": 4, "F": 6, "D": 5}
+    rng = np.random.default_rng(0)
+    arrays = [rng.random([sizes[x] for x in own], np.float32) for own in inputs.split(",")]
+    with jax.set_mesh(make_mesh(layout)):
+        placed = [
+            layout.to(jnp.asarray(a), o) for a, o in zip(arrays, inputs.split(","), strict=True)
+        ]
+        found = layout.einsum(equation, *placed)
+    assert jax.typeof(found).sharding.spec == layout.place(out)
+    np.testing.assert_allclose(found, np.einsum(equation.lower(), *arrays), rtol=1e-5)
