@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.errors import UserError
-from data import disk, manifest
-from data.pack import Packed
-from data.pair_rows import LONG, packed_pairs
-from data.pairs import Pair
-from data.rows import Counts, packed_lines, read_word_list
+from data import manifest, storage
+from data.packing.pack import Packed
+from data.packing.pair_rows import LONG, packed_pairs
+from data.packing.rows import Counts, packed_lines, read_word_list
+from data.sources.pairs import Pair
 from data.task import Task, Translation
 from data.vocab import Vocab
 from data.vocabs import Report, Vocabs, make_vocabs
@@ -62,7 +62,7 @@ def _build_split(
     columns = _columns(task, vocabs)
     with contextlib.ExitStack() as stack:
         arrays = {
-            name: stack.enter_context(disk.GrowingArray(folder / f"{split}.{name}.npy", *kind))
+            name: stack.enter_context(storage.GrowingArray(folder / f"{split}.{name}.npy", *kind))
             for name, kind in columns.items()
         }
         for part in _parts(task, split, vocabs, digest):
@@ -122,7 +122,7 @@ def _hashed(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
 
 
 def _write_part(
-    part: _Part, arrays: dict[str, disk.GrowingArray], progress: Callable[[int], None]
+    part: _Part, arrays: dict[str, storage.GrowingArray], progress: Callable[[int], None]
 ) -> Counts:
     counts = Counts()
     for packed, more in part.packed:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data import disk, manifest
+from data import manifest, storage
 from data.build import build
-from data.pair_rows import LONG, PairRows, Part
-from data.rows import Counts, Rows
+from data.packing.pair_rows import LONG, PairRows, Part
+from data.packing.rows import Counts, Rows
 from data.task import Task, Translation
 from data.vocab import Vocab
 from data.vocabs import Report, Vocabs
@@ -51,9 +51,9 @@ def prepare(
     folder = Path(data_dir).expanduser() / task.name
     if not rebuild and folder.exists():
         return _open(folder, task, given, report)
-    with disk.lock(folder):
+    with storage.lock(folder):
         if rebuild or not folder.exists():  # another process may have built it meanwhile
-            with disk.whole_folder(folder) as building:
+            with storage.whole_folder(folder) as building:
                 build(building, task, vocab, source_vocab, report)
     return _open(folder, task, given, report)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from data import disk
+from data import storage
 from data.task import Task
 
 FORMAT = 1
@@ -105,7 +105,7 @@ def write(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes a manifest aside and moves it: a reader sees the old one or the new one."""
     new = folder / f".{NAME}.new"
     new.write_text(json.dumps(manifest, indent=1) + "\n")
-    disk.sync(new)
+    storage.sync(new)
     new.rename(folder / NAME)
 
 

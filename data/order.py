@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-from data.mix import shuffled
-from data.rows import NO_ROW, Rows
+from data.mixture import shuffled
+from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
 

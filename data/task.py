@@ -8,10 +8,9 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
-from data import pair_sources as pair_sources  # task files name what it defines
-from data.clean import Clean
-from data.pairs import Pairs
-from data.source import Source
+from data.sources.clean import Clean
+from data.sources.pairs import Pairs
+from data.sources.text import Source
 from data.vocab import SentencePiece
 
 Length = Annotated[int, Field(ge=2, le=65_536)]

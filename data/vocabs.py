@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from configs.errors import UserError
-from data.pairs import tag_word
+from data.sources.pairs import tag_word
 from data.task import Task, Translation
 from data.vocab import UNK_WORD, SentencePiece, Vocab, make
 

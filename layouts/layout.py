@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from configs.spec import spec
-from layouts import annotate, merge, ranking
+from layouts import annotations, einsum, top_k
 from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
@@ -151,7 +151,7 @@ class Layout:
     ) -> Array:
         """Einsum over axis letters; the result is placed as its own letters say."""
         place = self.place(equation.split("->")[1], stored=stored)
-        return merge.einsum(equation, operands, place, dtype)
+        return einsum.einsum(equation, operands, place, dtype)
 
     def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """The same numbers, placed as these letters say."""
@@ -187,7 +187,7 @@ class Layout:
 
         Where the axis is split, only k numbers of each part are gathered.
         """
-        return ranking.top_k(x, k, self.place(axes))
+        return top_k.top_k(x, k, self.place(axes))
 
     def select(self, x: Array, index: Array, axes: str) -> Array:
         """Slices of x along its second axis by index, which has the first axis as well."""
@@ -251,11 +251,11 @@ class Layout:
 
     def split(self, x: Array, split_axis: int, parts: int) -> Array:
         """The same numbers, one axis (counted from 0) in so many parts.  GShard's annotation."""
-        return jax.sharding.reshard(x, annotate.by_count(x.ndim, split_axis, parts))
+        return jax.sharding.reshard(x, annotations.by_count(x.ndim, split_axis, parts))
 
     def shard(self, x: Array, devices: Sequence[object]) -> Array:
         """The same numbers, part i, j, ... on device devices[i][j]....  GShard's annotation."""
-        return jax.sharding.reshard(x, annotate.by_assignment(x.ndim, devices))
+        return jax.sharding.reshard(x, annotations.by_assignment(x.ndim, devices))
 
     def by_hand(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
         """A function that sees each device's own parts of tensors: "GSD,GS->GSD" names their axes.

@@ -13,8 +13,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
+from layouts.device_order import arranged, check_order, place, torus_of
 from layouts.layout import Layout, mesh_axes, pairs
-from layouts.order import arranged, check_order, place, torus_of
 
 # Without the first three libtpu asks the network what machine it is on; with the last, several
 # processes may compile at once.

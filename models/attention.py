@@ -10,9 +10,9 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.dropout import dropout
+from models.initializers import Weights
 from models.positions import RelativeBias, rotate
 from models.spec import Transformer
-from models.weights import Weights
 
 Array = jax.Array
 

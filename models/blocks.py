@@ -9,10 +9,10 @@ from models.api import Cache
 from models.attention import Attention, SourceAttention, View
 from models.dropout import dropout
 from models.feed_forward import Mlp
-from models.moe import MoeLayer
-from models.routing import Load
+from models.initializers import Weights
+from models.moe.layer import MoeLayer
+from models.moe.routing import Load
 from models.spec import BlockKind, Transformer
-from models.weights import Weights
 
 Array = jax.Array
 

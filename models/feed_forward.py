@@ -5,8 +5,8 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.dropout import dropout
+from models.initializers import Weights
 from models.spec import Transformer
-from models.weights import Weights
 
 Array = jax.Array
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
+from models.initializers import Weights
 from models.spec import Transformer
-from models.weights import Weights
 
 Array = jax.Array
 

@@ -6,8 +6,8 @@ from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, Positive, spec
 from layouts.layout import Layout
 from models.api import Model, ModelSpec
-from models.routing import Router, Top2
-from models.weights import Precision
+from models.initializers import Precision
+from models.moe.routing import Router, Top2
 
 Activation = Literal["relu", "gelu", "silu"]
 BlockKind = Literal["dense", "moe"]

@@ -12,9 +12,9 @@ from layouts.layout import Layout
 from models.api import Cache
 from models.attention import View
 from models.blocks import Block, Blocks, Norm
+from models.initializers import Weights
 from models.positions import RelativeBias
 from models.spec import BlockKind, Transformer
-from models.weights import Weights
 
 Array = jax.Array
 Stepper = Callable[[Array, Any, View, View | None], tuple[Array, Any]]

@@ -11,12 +11,12 @@ from layouts.padding import fitted, with_empty_rows
 from models.api import Batch, Cache, Params, Step, step_layout
 from models.attention import View, packed_view, source_view
 from models.dropout import dropout
+from models.initializers import Weights
 from models.loss import Criterion, Sums, softmax_loss, token_losses
+from models.moe.routing import Load, Router
 from models.positions import sinusoids
-from models.routing import Load, Router
 from models.spec import Transformer
 from models.stack import Loads, Stack
-from models.weights import Weights
 
 Array = jax.Array
 SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")

@@ -192,7 +192,7 @@ def cli() -> None:
 @options("model_dir", "data_dir", "gin_file", "gin_param")
 def train(model_dir: Path, data_dir: Path, **settings: tuple[str, ...]) -> None:
     """Train a model, or continue where it stopped."""
-    from scripts import commands
+    from scripts.commands import common as commands
 
     commands.train(model_dir, data_dir, **settings)
 
@@ -202,7 +202,7 @@ def train(model_dir: Path, data_dir: Path, **settings: tuple[str, ...]) -> None:
 @click.option("--rebuild", is_flag=True, help="Replace a cache that was built with other settings.")
 def prepare(data_dir: Path, rebuild: bool, **settings: tuple[str, ...]) -> None:
     """Train the tokeniser, tokenise and pack a task, without training a model."""
-    from scripts import commands
+    from scripts.commands import common as commands
 
     commands.prepare_task(data_dir, rebuild, **settings)
 
@@ -226,7 +226,7 @@ def evaluate(**flags: Any) -> None:
 
     BLEU, chrF and TER are sacrebleu's, on raw text, with signatures and bootstrap intervals.
     """
-    from scripts import evaluating
+    from scripts.commands import evaluate as evaluating
 
     evaluating.evaluate_model(**flags)
 
@@ -250,7 +250,7 @@ def decode(**flags: Any) -> None:
     --samples says otherwise.  Several checkpoints with commas decode together as an ensemble.  A
     decoding that was broken off goes on where it stopped when it is called again.
     """
-    from scripts import decoding
+    from scripts.commands import decode as decoding
 
     decoding.decode_file(**flags)
 
@@ -265,7 +265,7 @@ def score(**flags: Any) -> None:
 
     A line for a translation model is a source, a tab and the target that is scored.
     """
-    from scripts import decoding
+    from scripts.commands import decode as decoding
 
     decoding.score_file(**flags)
 
@@ -278,7 +278,7 @@ def score(**flags: Any) -> None:
 @click.option("--weight", default=1.0, show_default=True, help="Of this model's log-likelihood.")
 def rescore(**flags: Any) -> None:
     """Rank an n-best list (decode --format=jsonl) again, with the say of another model."""
-    from scripts import decoding
+    from scripts.commands import decode as decoding
 
     decoding.rescore_file(**flags)
 
@@ -295,7 +295,7 @@ def compare(**flags: Any) -> None:
 
     Differences come with p-values by paired bootstrap resampling.
     """
-    from scripts import compare as comparison
+    from scripts.commands import compare as comparison
 
     comparison.compare(**flags)
 
@@ -313,7 +313,7 @@ def import_() -> None:
 )  # fmt: skip
 def import_t5(**flags: Any) -> None:
     """A T5 of Hugging Face's; the settings choose its task and how to train it on."""
-    from scripts import t5
+    from scripts.commands import t5
 
     t5.import_t5(**flags)
 
@@ -331,7 +331,7 @@ def export() -> None:
 )  # fmt: skip
 def export_t5(**flags: Any) -> None:
     """As a T5 of Hugging Face's."""
-    from scripts import t5
+    from scripts.commands import t5
 
     t5.export_t5(**flags)
 
@@ -349,7 +349,7 @@ def export_t5(**flags: Any) -> None:
 @options("json")
 def gains(**flags: Any) -> None:
     """Draw what models gain in BLEU over a baseline, by language, against data size."""
-    from scripts.gains import gains
+    from scripts.commands.gains import gains
 
     gains(**flags)
 
@@ -389,7 +389,9 @@ def plan(
     for the devices of this machine, of which --simulate_devices makes any number.  With --decode:
     memory, cache, and time of a token and of a whole output, for a batch of --batch_sequences.
     """
-    from scripts import planning, planning_decode, searching
+    from scripts.commands import layouts as searching
+    from scripts.commands import plan as planning
+    from scripts.commands import plan_decode as planning_decode
 
     decoding = {name: flags.pop(name) for name in DECODE_FLAGS}
     if decode:
@@ -424,7 +426,7 @@ def layouts_(**flags: Any) -> None:
 
     Without --topology, on the devices of this machine, whose speed is measured first.
     """
-    from scripts import searching
+    from scripts.commands import layouts as searching
 
     searching.search(**flags)
 
@@ -433,7 +435,7 @@ def layouts_(**flags: Any) -> None:
 @options("model_dir")
 def report(model_dir: Path) -> None:
     """Draw a run's curves and the load of its experts, as pictures and one page."""
-    from scripts.report import report
+    from scripts.commands.report import report
 
     report(model_dir)
 
@@ -448,7 +450,7 @@ def inspect() -> None:
 @click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
 def inspect_config(**flags: Any) -> None:
     """What each setting is, and which file set it."""
-    from scripts import inspections
+    from scripts.commands import inspect as inspections
 
     inspections.config(**flags)
 
@@ -461,7 +463,7 @@ def inspect_config(**flags: Any) -> None:
 @click.option("--step", type=click.IntRange(1), help="The rows of this training step instead.")
 def inspect_data(**flags: Any) -> None:
     """Packed rows as a model sees them, decoded."""
-    from scripts import inspections
+    from scripts.commands import inspect as inspections
 
     inspections.data(**flags)
 
@@ -471,7 +473,7 @@ def inspect_data(**flags: Any) -> None:
 @click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
 def inspect_params(**flags: Any) -> None:
     """Every weight: path, letters, shape, placement, bytes per device; allocates nothing."""
-    from scripts import inspections
+    from scripts.commands import inspect as inspections
 
     inspections.params(**flags)
 
@@ -480,7 +482,7 @@ def inspect_params(**flags: Any) -> None:
 @options("model_dir", "checkpoint", "json")
 def inspect_checkpoint(**flags: Any) -> None:
     """What a checkpoint holds, without loading it."""
-    from scripts import inspections
+    from scripts.commands import inspect as inspections
 
     inspections.checkpoint(**flags)
 
@@ -490,7 +492,7 @@ def inspect_checkpoint(**flags: Any) -> None:
 @click.option("--model_dir", type=click.Path(path_type=Path), help="A run's saved settings.")
 def inspect_layout(**flags: Any) -> None:
     """Problems of a layout with a model, and where each kind of tensor lives."""
-    from scripts import inspections
+    from scripts.commands import inspect as inspections
 
     inspections.layout(**flags)
 

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from scripts import commands, decoding, evaluating
+from scripts.commands import common as commands
+from scripts.commands import decode as decoding
+from scripts.commands import evaluate as evaluating
 from scripts.meshloom import DATA_DIR, exits, start_devices
 
 MODEL_DIR = Path("runs/quickstart")

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from data.task import Translation
-from scripts import commands, decoding, evaluating
+from scripts.commands import common as commands
+from scripts.commands import decode as decoding
+from scripts.commands import evaluate as evaluating
 from scripts.meshloom import DATA_DIR, exits, start_devices
 from scripts.terminal import print_table
+from trainer.model_dir import Workspace
 from trainer.run import Run
-from trainer.translate import held_out, subset
-from trainer.workspace import Workspace
+from trainer.translation.evaluate import held_out, subset
 
 MODEL_DIR = Path("runs/quickstart_translate")
 GIN_FILE = "configs/runs/quickstart_translate.gin"

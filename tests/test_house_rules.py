@@ -22,7 +22,7 @@ EDGES = {
     "scripts": {"trainer", "models", "layouts", "data", "configs"},
 }
 NNX_NAMES = {"Module", "Param", "Rngs", "split", "merge", "to_pure_dict"}
-MODEL_FILES = sorted((ROOT / "models").glob("*.py"))
+MODEL_FILES = sorted((ROOT / "models").rglob("*.py"))
 
 
 def python_files(folder: str) -> list[Path]:
@@ -150,7 +150,7 @@ def config_surface() -> str:
     """Every name that a gin file can bind, with its type and default, in a fresh process."""
     script = """
 import dataclasses
-import scripts.commands
+import scripts.commands.common
 from configs.spec import SPECS, legal
 for name, spec in sorted(SPECS.items()):
     for field in dataclasses.fields(spec):

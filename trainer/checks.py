@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from configs.errors import UserError
 from data.task import Translation
 from data.vocabs import Vocabs
+from layouts.device_order import Torus
 from layouts.layout import Layout
-from layouts.lint import check
-from layouts.order import Torus
-from layouts.record import Record, record
+from layouts.lint.recorder import Record, record
+from layouts.lint.report import check
 from trainer.run import Run
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data.order import in_order
-from data.pair_rows import PairRows
-from data.rows import Rows
+from data.packing.pair_rows import PairRows
+from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
-from trainer.experts import Layer, by_layer
+from trainer.expert_load import Layer, by_layer
 from trainer.feed import Placement, host_rows, place, placement
 from trainer.step import evaluate_step
 

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from configs.errors import UserError
 from data.order import batches
-from data.rows import Rows
+from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import batch_pieces
 

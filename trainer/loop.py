@@ -11,24 +11,24 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.rows import Rows
+from data.packing.rows import Rows
 from layouts.layout import Layout
 from models.api import Params
-from trainer.checkpoint import Checkpoints
-from trainer.disk import Disk
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.unpadded import Disk
+from trainer.checkpoints.warm_start import inherited
 from trainer.evaluate import evaluate
-from trainer.experts import by_layer, warnings
+from trainer.expert_load import by_layer, warnings
 from trainer.feed import feed, placement
-from trainer.foresee import foresee
-from trainer.guard import StopSignal, check_finite
-from trainer.inherit import inherited
+from trainer.interrupts import StopSignal, check_finite
 from trainer.metrics import Line, Writers
-from trainer.plan import traced
-from trainer.plan_facts import as_json
-from trainer.processes import connect
-from trainer.quality import Quality
+from trainer.multihost import connect
+from trainer.planning.prediction import foresee
+from trainer.planning.report import as_json
+from trainer.planning.training import traced
 from trainer.run import Run, program_of
 from trainer.step import Metrics, State, init_state
+from trainer.translation.metrics import Quality
 
 Say = Callable[[str], None]
 WARN_EVERY = 100  # steps between warnings about experts

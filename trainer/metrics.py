@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from trainer.evaluate import Part
-from trainer.experts import Layer, scalars
-from trainer.lines import read_lines
-from trainer.pictures import Pictures
+from trainer.expert_load import Layer, scalars
+from trainer.jsonl import read_lines
+from trainer.plots import Pictures
 
 Line = dict[str, float | None]
 

@@ -8,7 +8,7 @@ from data.task import Task, Translation
 from layouts.layout import Layout
 from models.api import ModelSpec
 from models.loss import Criterion
-from trainer.optimizer import Adafactor, AdamW
+from trainer.optimizers.optimizer import Adafactor, AdamW
 from trainer.step import Program
 
 

@@ -15,7 +15,7 @@ from layouts.mesh import entered
 from layouts.padding import even
 from models.api import Batch, Model, Params
 from models.loss import Criterion, Sums
-from trainer.optimizer import Adafactor, AdamW
+from trainer.optimizers.optimizer import Adafactor, AdamW
 
 Array = jax.Array
 State = dict[str, Any]  # params, slots, step: everything that is saved

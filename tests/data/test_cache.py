@@ -12,10 +12,10 @@ import pytest
 
 from configs.errors import RunError, UserError
 from data.cache import prepare
-from data.clean import Clean
 from data.order import batches, rows_of_step
-from data.pair_sources import Mixture, ParallelFiles, Phrases, Tsv
-from data.source import TextFiles
+from data.sources.clean import Clean
+from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
+from data.sources.text import TextFiles
 from data.task import Task, Translation
 from data.vocab import SentencePiece, make
 

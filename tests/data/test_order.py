@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.order import batches, in_order, row_ids
-from data.rows import NO_ROW, Counts, Rows
+from data.packing.rows import NO_ROW, Counts, Rows
 
 
 @pytest.fixture(scope="module")

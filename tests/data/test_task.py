@@ -8,11 +8,11 @@ import pytest
 from configs.errors import UserError
 from configs.load import load
 from data.cache import prepare
-from data.pair_sources import Mixture, Phrases
-from data.source import Docstrings
+from data.sources.pair_kinds import Mixture, Phrases
+from data.sources.text import Docstrings
 from data.task import Task, Translation
 from data.vocab import SentencePiece
-from scripts.commands import task_of
+from scripts.commands.common import task_of
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"
 NEEDED = {

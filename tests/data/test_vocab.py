@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 
 from configs.errors import UserError
-from data.rows import with_unk
+from data.packing.rows import with_unk
 from data.vocab import EOS, PAD, UNK, UNK_WORD, SentencePiece, Vocab, make
 
 PARTS = (("re", "un", "de"), ("ad", "ten", "mo"), ("er", "el"))

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from configs.errors import UserError
-from data.clean import Clean
-from data.pair_sources import Mixture, Tsv
+from data.sources.clean import Clean
+from data.sources.pair_kinds import Mixture, Tsv
 from data.task import Translation
 from data.vocab import SentencePiece, make
 from data.vocabs import Vocabs, make_vocabs

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from configs.load import load
-from layouts.record import record
+from layouts.lint.recorder import record
 from models.spec import Transformer
-from scripts.inspections import model_of
+from scripts.commands.inspect import model_of
 from tests.toys import ROOT
 
 # Shazeer et al. 2018, Tables 2 and 3, in billions.

@@ -10,11 +10,11 @@ import pytest
 
 from models.api import Batch, Params
 from models.attention import packed_view, source_view
+from models.initializers import Precision
 from models.loss import Criterion, Sums
-from models.routing import Top2
+from models.moe.routing import Top2
 from models.spec import Moe, Transformer
 from models.transformer import TransformerModel
-from models.weights import Precision
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 Array = jax.Array | np.ndarray

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from data.rows import Rows
+from data.packing.rows import Rows
 from data.vocab import Vocab
 from tests.scripts.conftest import Meshloom, Place
-from trainer.lines import read_lines
+from trainer.jsonl import read_lines
 
 
 def read_json(path: Path) -> Any:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import source_share
-from scripts.commands import settings, task_of
+from scripts.benchmarks import source_share
+from scripts.commands.common import settings, task_of
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
-from trainer.lines import read_lines
+from trainer.jsonl import read_lines
 
 LANGUAGES = ("de", "fr", "es")
 PARAMS = [

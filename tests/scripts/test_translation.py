@@ -8,8 +8,8 @@ import pytest
 
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
-from trainer import decode
-from trainer.lines import read_lines
+from trainer.decoding import decoder
+from trainer.jsonl import read_lines
 
 PAIRS = 60
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "st", "tu", "vo")]
@@ -206,7 +206,7 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     assert run("decode", *flags[:2], "--batch_sequences=2").code == 0
     wanted = run("decode", *flags[:2]).out
     batches = []
-    real = decode.Decoder._decode
+    real = decoder.Decoder._decode
 
     def counted(self, batch, *lengths):
         if len(batches) == 2:
@@ -215,7 +215,7 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
         return real(self, batch, *lengths)
 
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(decode.Decoder, "_decode", counted)
+        patch.setattr(decoder.Decoder, "_decode", counted)
         run("decode", *flags)
     assert not output.exists()
     part = tmp_path / "out.tgt.part"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.rows import Counts, Rows
+from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from models.api import Batch, Cache, Params
 from models.loss import Criterion, Sums, softmax_loss, token_losses

@@ -14,11 +14,11 @@ import numpy as np
 
 from data.cache import prepare
 from data.order import row_ids
-from data.source import TextFiles
+from data.sources.text import TextFiles
 from data.task import Task
 from data.vocab import SentencePiece
 from tests.toys import ROOT
-from trainer.lines import read_lines
+from trainer.jsonl import read_lines
 
 STEPS = 160
 EVERY = 20

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from data.pair_rows import PairRows, Part
-from data.rows import Counts, Rows
+from data.packing.pair_rows import PairRows, Part
+from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import Bigram, log_probabilities, text_rows, weights

@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding
 
 from configs.errors import UserError
 from data.order import row_ids
-from data.pair_rows import PairRows
-from data.rows import Rows
+from data.packing.pair_rows import PairRows
+from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import text_rows

@@ -17,14 +17,14 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.loss import Criterion, Sums
-from models.routing import Top2
+from models.moe.routing import Top2
 from models.spec import Transformer
 from models.transformer import TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
-from trainer.optimizer import Adafactor, AdamW
+from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.schedules import Constant
 from trainer.run import Run as Run  # model files name it
-from trainer.schedule import Constant
 from trainer.step import Program, State, abstract_state, train_step
 
 STEPS, ROWS = 20, 8

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainer.lines import read_lines
+from trainer.jsonl import read_lines
 from trainer.metrics import MetricsFile, Writers
-from trainer.pictures import smoothed
+from trainer.plots import smoothed
 
 
 def steps(path: Path) -> list[float]:

@@ -12,8 +12,8 @@ from layouts.mesh import make_mesh
 from models.loss import Criterion
 from tests.trainer.bigram import Bigram, logits, text_rows, weights
 from trainer.feed import place, placement
-from trainer.optimizer import Adafactor, AdamW
-from trainer.schedule import Constant
+from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.schedules import Constant
 from trainer.step import Program, State, abstract_state, add_microbatches, init_state, train_step
 
 ROWS = 24

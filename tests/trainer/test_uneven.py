@@ -15,10 +15,10 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.decode import Asked, generate
+from models.decoding.generate import Asked, generate
+from models.decoding.sampling import Sampling
 from models.loss import Criterion
-from models.routing import Top2
-from models.sampling import Sampling
+from models.moe.routing import Top2
 from models.spec import Moe
 from models.transformer import TransformerModel
 from tests.toys import WHOLE, pair_rows, toy
@@ -28,12 +28,12 @@ from tests.trainer.test_layout_sweep import (
     WEIGHT_ROUND_OFF,
     by_path,
 )
-from trainer.checkpoint import Checkpoints
-from trainer.disk import Disk
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.unpadded import Disk
+from trainer.decoding.score import token_losses
 from trainer.feed import host_rows, place, placement
-from trainer.optimizer import Adafactor, AdamW
-from trainer.schedule import Constant
-from trainer.score import token_losses
+from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.schedules import Constant
 from trainer.step import Program, State, train_step
 
 STEPS = 3

@@ -1,0 +1,310 @@
+"""Draws what to say: names, dates, amounts, and sentences made of them."""
+
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TypeVar
+
+from data.corpora import phrase_words as say
+from data.corpora.phrase_words import Meaning
+
+# What a price may be of.
+_PRICED = (
+    "volume-liter",
+    "mass-kilogram",
+    "mass-gram",
+    "duration-hour",
+    "duration-day",
+    "duration-month",
+    "duration-night",
+    "area-square-meter",
+    "length-meter",
+    "length-kilometer",
+)
+
+_T = TypeVar("_T")
+
+
+class Draw:
+    """Draws what to say.  Equal seeds draw equally, in every process and version of Python."""
+
+    def __init__(self, language: str, target: str, seed: int):
+        # Of all that `random` offers, Python promises the same numbers for this method alone.
+        self._fraction = random.Random(f"{language} {target} {seed}").random
+        self._codes = shared_names(language, target)
+        self.priced = [u for u in _PRICED if all(say.has_price(u, x) for x in (language, target))]
+        forms = ("cardinal", "ordinal")
+        self.forms = [f for f in forms if all(say.has_words(f, x) for x in (language, target))]
+
+    def between(self, low: int, high: int) -> int:
+        return low + int(self._fraction() * (high - low + 1))
+
+    def chance(self, percent: int) -> bool:
+        return self._fraction() * 100 < percent
+
+    def one(self, of: Sequence[_T]) -> _T:
+        return of[int(self._fraction() * len(of))]
+
+    def code(self, kind: str) -> str:
+        """Draws a name's code: the first ones often, the last two thirds as often as the mean."""
+        codes = self._codes[kind]
+        return codes[int(self._fraction() ** 1.5 * len(codes))]
+
+    def codes(self, kind: str, count: int) -> list[str]:
+        """Draws different codes of a kind."""
+        found: dict[str, None] = {}
+        while len(found) < count:
+            found[self.code(kind)] = None
+        return list(found)
+
+    def day(self) -> datetime:
+        return datetime(1980, 1, 1) + timedelta(days=self.between(0, 50 * 365))
+
+    def moment(self) -> datetime:
+        return self.day() + timedelta(minutes=5 * self.between(0, 24 * 12 - 1))
+
+
+def shared_names(language: str, target: str) -> dict[str, list[str]]:
+    """Returns the codes of each kind that both languages name.
+
+    Where a name of the source has two translations, only the first one's code stays.
+    """
+    meanings: dict[str, str] = {}
+    codes: dict[str, list[str]] = {kind: [] for kind in say.KINDS}
+    for kind in say.KINDS:
+        translations = say.names(kind, target)
+        for code, name in say.names(kind, language).items():
+            translation = translations.get(code)
+            if translation and meanings.setdefault(name, translation) == translation:
+                codes[kind].append(code)
+    return codes
+
+
+# How meanings are put together
+
+
+def _listed(parts: Sequence[Meaning], style: str) -> Meaning:
+    return lambda language: say.listed(tuple(part(language) for part in parts), style, language)
+
+
+def _joined(pattern: str, *parts: Meaning) -> Meaning:
+    """Puts meanings into a pattern of marks that both languages share."""
+    return lambda language: pattern.format(*(part(language) for part in parts))
+
+
+def _style(draw: Draw) -> str:
+    return "or" if draw.chance(30) else "and"
+
+
+# Names
+
+
+_NAMED = ("territory",) * 4 + ("language",) * 3 + ("city",) * 3 + ("currency",) * 2 + ("zone",)
+_LISTED = (*_NAMED, *_NAMED, "script", "weekday", "month")
+
+
+def _name(draw: Draw) -> Meaning:
+    kind = draw.one(_NAMED)
+    return partial(say.name, kind, draw.code(kind))
+
+
+def _names(draw: Draw) -> Meaning:
+    """Draws a list of names of one kind."""
+    kind = draw.one(_LISTED)
+    count = draw.between(2, 3) if kind == "zone" else draw.between(3, 5)
+    codes = draw.codes(kind, count)
+    return _listed([partial(say.name, kind, code) for code in codes], _style(draw))
+
+
+def _city(draw: Draw) -> Meaning:
+    code = draw.code("city")
+    return _joined("{} ({})", partial(say.name, "city", code), partial(say.name, "territory", code))
+
+
+def _dialect(draw: Draw) -> Meaning:
+    """Draws a language with a territory or a script."""
+    kind = draw.one(("territory", "territory", "script"))
+    language = partial(say.name, "language", draw.code("language"))
+    return _joined("{} ({})", language, partial(say.name, kind, draw.code(kind)))
+
+
+# Times
+
+
+_DATES = ("full", "full", "long", "medium", "yMMMM", "MMMMd", "yMMMEd", "yQQQQ", "yw", "MMMMW")
+
+
+def _date(draw: Draw) -> Meaning:
+    return partial(say.date, draw.day(), draw.one(_DATES))
+
+
+def _time(draw: Draw) -> Meaning:
+    if draw.chance(50):
+        return partial(say.time, draw.moment())
+    return partial(say.date, draw.moment(), draw.one(("Bh", "Bhm", "EBhm")))
+
+
+def _date_and_time(draw: Draw) -> Meaning:
+    return partial(say.date_and_time, draw.moment(), draw.one(("full", "long")))
+
+
+def _interval(draw: Draw) -> Meaning:
+    first = draw.moment()
+    skeleton = draw.one(("yMMMd", "yMMMd", "MMMd", "yMMMEd", "yMMMM", "hm", "hm", "y"))
+    ahead = {
+        "hm": timedelta(minutes=30 * draw.between(1, 12)),
+        "yMMMM": timedelta(days=31 * draw.between(1, 6)),
+        "y": timedelta(days=366 * draw.between(1, 12)),
+    }.get(skeleton, timedelta(days=draw.between(1, 45)))
+    return partial(say.interval, first, first + ahead, skeleton)
+
+
+_MOST: tuple[tuple[say.Unit, int], ...] = (
+    ("year", 30),
+    ("month", 11),
+    ("week", 3),
+    ("day", 6),
+    ("hour", 23),
+    ("minute", 59),
+    ("second", 59),
+)
+
+
+def _from_now(draw: Draw) -> Meaning:
+    unit, most = draw.one(_MOST)
+    count = draw.between(1, most)
+    return partial(say.from_now, count if draw.chance(50) else -count, unit)
+
+
+def _span(draw: Draw) -> Meaning:
+    unit, most = draw.one(_MOST)
+    return partial(say.span, draw.between(1, most), unit)
+
+
+def _spans(draw: Draw) -> Meaning:
+    """Draws two or three units that follow one another, such as hours and minutes."""
+    first = draw.between(0, len(_MOST) - 2)
+    units = _MOST[first : first + draw.between(2, 3)]
+    return _listed([partial(say.span, draw.between(1, most), unit) for unit, most in units], "and")
+
+
+# Amounts
+
+
+_PAID = ("EUR", "EUR", "USD", "GBP", "CHF", "JPY", "SEK", "INR", "BRL")
+
+
+def _round(draw: Draw, scales: Sequence[float] = (1, 1, 10, 10, 100, 0.1, 0.1)) -> float:
+    """Draws a number of one or two digits beside zeros: 7, 40, 250, 1.5."""
+    digits = draw.between(1, 9) if draw.chance(40) else draw.between(10, 99)
+    return round(digits * draw.one(scales), 1)
+
+
+def _amount(draw: Draw) -> Meaning:
+    return partial(say.amount, _round(draw), draw.code("unit"))
+
+
+def _money(draw: Draw) -> Meaning:
+    if draw.chance(40):
+        return partial(say.money, _round(draw), draw.one(_PAID), "sign")
+    return partial(say.money, _round(draw, (1, 10, 100)), draw.code("currency"), "name")
+
+
+def _price(draw: Draw) -> Meaning:
+    return partial(say.price, _round(draw), draw.one(_PAID), draw.one(draw.priced))
+
+
+def _number(draw: Draw) -> Meaning:
+    if draw.chance(50):
+        return partial(say.percent, draw.between(1, 199) / draw.one((1, 2)))
+    if draw.chance(50):
+        return partial(say.number, _round(draw, (1, 10, 100, 1000)))
+    return partial(say.compact, draw.between(2, 99) * 10 ** draw.one((5, 6, 8, 9)))
+
+
+_MEASURES = (_amount, _amount, _money, _price, _number, _span)
+_VALUES = (*_MEASURES, *_MEASURES, *(_date,) * 4, _from_now, _from_now, _interval, _interval, _time)
+
+
+def _value(draw: Draw) -> Meaning:
+    return draw.one(_VALUES)(draw)
+
+
+# Sentences
+
+
+def _labelled(draw: Draw) -> Meaning:
+    """Draws who, and what is said of it: "Germany: 12 hours", "Germany: Sorbian and Frisian"."""
+    label = draw.one((_name, _city, _dialect, _names))(draw)
+    what = draw.one((_value, _value, _spans, _values, _names))
+    return _joined("{}: {}", label, what(draw))
+
+
+def _report(draw: Draw) -> Meaning:
+    """Draws where and when, and what was measured."""
+    where = draw.one((_city, _city, _name))(draw)
+    when = draw.one((_date, _date_and_time))(draw)
+    return _joined("{}, {}: {}", where, when, draw.one((*_MEASURES, _spans))(draw))
+
+
+def _route(draw: Draw) -> Meaning:
+    """Draws from where to where, and when, how long or for how much."""
+    ends = _city(draw), _city(draw)
+    return _joined(
+        "{} \u2013 {}: {}", *ends, draw.one((_date_and_time, _spans, _money, _interval))(draw)
+    )
+
+
+def _agenda(draw: Draw) -> Meaning:
+    """Draws a time, and who or what is due."""
+    when = draw.one((_date, _date_and_time, _interval, _from_now))(draw)
+    return _joined("{}: {}", when, draw.one((_names, _mixed, _values))(draw))
+
+
+def _exchange(draw: Draw) -> Meaning:
+    return _joined("{} = {}", _money(draw), _money(draw))
+
+
+def _values(draw: Draw) -> Meaning:
+    """Draws values of one kind."""
+    kind = draw.one(_VALUES)
+    return _listed([kind(draw) for _ in range(draw.between(2, 3))], _style(draw))
+
+
+def _mixed(draw: Draw) -> Meaning:
+    kinds = (_name, _name, _city, _dialect, _value, _value)
+    return _listed([draw.one(kinds)(draw) for _ in range(draw.between(2, 4))], _style(draw))
+
+
+def _clauses(draw: Draw) -> Meaning:
+    kinds = (_labelled, _mixed, _values, _names)
+    return _joined("{}; {}", draw.one(kinds)(draw), draw.one(kinds)(draw))
+
+
+def _in_words(draw: Draw) -> Meaning:
+    """Draws numbers in words, alone or with their digits, where num2words has both languages."""
+    if not draw.forms:
+        return _values(draw)
+    form = draw.one(draw.forms)
+    digits = form == "cardinal" and draw.chance(50)
+    parts: list[Meaning] = []
+    for _ in range(draw.between(2, 3)):
+        value = draw.between(1, draw.one((20, 99, 999)))
+        words = partial(say.in_words, value, form)
+        parts.append(_joined("{} ({})", words, partial(say.number, value)) if digits else words)
+    return _listed(parts, _style(draw))
+
+
+_SENTENCES = (
+    *(_labelled,) * 5,
+    *(_names, _report, _mixed) * 3,
+    *(_route, _agenda, _values, _clauses) * 2,
+    _in_words,
+    _exchange,
+)
+
+
+def sentence(draw: Draw) -> Meaning:
+    """Draws a sentence of any kind."""
+    return draw.one(_SENTENCES)(draw)

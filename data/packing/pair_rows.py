@@ -1,0 +1,149 @@
+"""Packed rows of pairs: what the decoder reads, as in any rows, and what the encoder reads."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.mixture import Mix
+from data.packing import pack
+from data.packing.pairs import PackedPairs, PairPacker, joined_pairs
+from data.packing.rows import Counts, Rows, chunks, read_rows
+from data.sources.pairs import Pair, tagged
+from data.vocab import Vocab
+
+LONG = "longer than a row"
+
+
+class Part(NamedTuple):
+    """The rows that one source of a mixture gave, and its pairs that are in no row, by reason."""
+
+    name: str
+    rows: range
+    counts: Counts
+    dropped: dict[str, int]
+
+    @property
+    def read(self) -> int:
+        """Returns how many pairs the source has."""
+        return self.counts.lines + sum(self.dropped.values())
+
+
+class PairRows(Rows):
+    """Rows of one split of a translation; those of a mixture lie part after part."""
+
+    def __init__(
+        self,
+        targets_BL: np.ndarray,
+        segments_BL: np.ndarray,
+        sources_BM: np.ndarray,
+        source_segments_BM: np.ndarray,
+        counts: Counts,
+        pieces: np.ndarray | None = None,
+        mix: Mix | None = None,
+        parts: Sequence[Part] = (),
+    ):
+        super().__init__(targets_BL, segments_BL, counts, pieces, mix)
+        self.sources_BM = sources_BM
+        self.source_segments_BM = source_segments_BM
+        self.parts = tuple(parts)
+
+    @property
+    def source_length(self) -> int:
+        return int(self.sources_BM.shape[1])
+
+    @property
+    def source_fill(self) -> float:
+        """Returns the share of places on the source side that hold a token."""
+        return self.counts.source_tokens / max(1, self.sources_BM.size)
+
+    def numbers(self) -> dict[str, int | str]:
+        """Returns what a table says about these rows."""
+        counts = self.counts
+        return {
+            "pairs": counts.lines,
+            "source words": counts.source_words,
+            "words": counts.words,
+            "source tokens": counts.source_tokens,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "source fill": f"{self.source_fill:.1%}",
+            "fill": f"{self.fill:.1%}",
+        }
+
+    def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
+        sources_BM, segments_BM = read_rows(row_ids, self.sources_BM, self.source_segments_BM)
+        return {
+            "inputs_BM": sources_BM.astype(np.int32),
+            "segments_BM": segments_BM.astype(np.int32),
+            "positions_BM": pack.positions(segments_BM),
+            **super().batch(row_ids),
+        }
+
+    @classmethod
+    def from_pairs(
+        cls,
+        pairs: Iterable[Pair],
+        source_vocab: Vocab,
+        vocab: Vocab,
+        source_length: int,
+        length: int,
+        *,
+        packs: bool = True,
+    ) -> "PairRows":
+        """Packs pairs in memory; one that is longer than a row has no piece."""
+        parts, counts = [], Counts()
+        for packed, more in packed_pairs(
+            pairs, source_vocab, vocab, source_length, length, packs=packs
+        ):
+            parts.append(packed)
+            counts += more
+        joined = joined_pairs(parts)
+        return cls(
+            joined.targets_BL,
+            joined.segments_BL,
+            joined.sources_BM,
+            joined.source_segments_BM,
+            counts,
+            joined.pieces,
+        )
+
+
+def packed_pairs(
+    pairs: Iterable[Pair],
+    source_vocab: Vocab,
+    vocab: Vocab,
+    source_length: int,
+    length: int,
+    *,
+    packs: bool,
+    tag: str | None = None,
+) -> Iterator[tuple[PackedPairs, Counts]]:
+    """Encodes and packs pairs chunk by chunk, each source with the tag in front."""
+    packer = PairPacker(
+        source_length, length, packs=packs, source_dtype=source_vocab.dtype, dtype=vocab.dtype
+    )
+    for chunk in chunks(pairs):
+        sources = source_vocab.encode([tagged(pair.source, tag) for pair in chunk])
+        targets = vocab.encode([pair.target for pair in chunk])
+        kept = np.flatnonzero(packer.fits(sources, targets))
+        packed = packer.add(sources, targets)
+        yield (
+            packed,
+            dataclasses.replace(
+                _counts([chunk[i] for i in kept]),
+                tokens=sum(len(targets[i]) + 1 for i in kept),
+                source_tokens=sum(len(sources[i]) + 1 for i in kept),
+                rows=len(packed),
+                left_out=len(chunk) - len(kept),
+            ),
+        )
+    packed = packer.finish()
+    yield packed, Counts(rows=len(packed))
+
+
+def _counts(pairs: Sequence[Pair]) -> Counts:
+    sources, targets = (Counts.of([pair[side] for pair in pairs]) for side in (0, 1))
+    return dataclasses.replace(targets, source_words=sources.words, source_bytes=sources.bytes)

@@ -1,0 +1,197 @@
+"""Packed rows, in memory or on disk, read as batches by row number."""
+
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from data.mixture import Mix
+from data.packing import pack
+from data.sources.text_files import read_lines
+from data.vocab import UNK_WORD, Vocab
+
+NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation
+_LINES_A_CHUNK = 16_384
+_NOT_SPACE = re.compile(r"\S+")
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a set of rows was made from; words are separated by white space in the raw text."""
+
+    lines: int = 0
+    words: int = 0
+    bytes: int = 0  # of the raw text in UTF-8, with one newline a line
+    tokens: int = 0  # with one EOS a line
+    rows: int = 0
+    # Only of pairs, of which the numbers above count the targets.
+    source_words: int = 0
+    source_bytes: int = 0
+    source_tokens: int = 0
+    left_out: int = 0  # pairs that are longer than a row; no other number counts them
+
+    @property
+    def words_and_ends(self) -> int:
+        """Counts words and one end of sentence a line: per-word perplexity divides by this."""
+        return self.words + self.lines
+
+    def __add__(self, other: "Counts") -> "Counts":
+        a, b = dataclasses.asdict(self), dataclasses.asdict(other)
+        return Counts(**{name: a[name] + b[name] for name in a})
+
+    @classmethod
+    def of(cls, lines: Sequence[str], *, tokens: int = 0, rows: int = 0) -> "Counts":
+        return cls(
+            lines=len(lines),
+            words=sum(len(line.split()) for line in lines),
+            bytes=sum(len(line.encode()) + 1 for line in lines),
+            tokens=tokens,
+            rows=rows,
+        )
+
+    def written(self) -> dict[str, int]:
+        """Returns the numbers as a manifest keeps them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> "Counts":
+        """Takes the counts out of a manifest; older ones lack some."""
+        return cls(**{f.name: entry.get(f.name, f.default) for f in dataclasses.fields(cls)})
+
+
+class Rows:
+    """Rows of one split.  pieces, known for rows in memory, leads from lines to segments.
+
+    pieces has a line of (line, row, segment) for each piece of each line.  mix says at which rates
+    the rows of a mixture come in training.
+    """
+
+    def __init__(
+        self,
+        targets_BL: np.ndarray,
+        segments_BL: np.ndarray,
+        counts: Counts,
+        pieces: np.ndarray | None = None,
+        mix: Mix | None = None,
+    ):
+        self.targets_BL = targets_BL
+        self.segments_BL = segments_BL
+        self.counts = counts
+        self.pieces = pieces
+        self.mix = mix
+
+    def __len__(self) -> int:
+        return len(self.targets_BL)
+
+    @property
+    def length(self) -> int:
+        return int(self.targets_BL.shape[1])
+
+    @property
+    def fill(self) -> float:
+        """Returns the share of places that hold a token."""
+        return self.counts.tokens / max(1, self.targets_BL.size)
+
+    def numbers(self) -> dict[str, int | str]:
+        """Returns what a table says about these rows."""
+        counts = self.counts
+        return {
+            "lines": counts.lines,
+            "words": counts.words,
+            "bytes": counts.bytes,
+            "tokens": counts.tokens,
+            "rows": counts.rows,
+            "fill": f"{self.fill:.1%}",
+        }
+
+    def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
+        targets_BL, segments_BL = read_rows(row_ids, self.targets_BL, self.segments_BL)
+        return {
+            "inputs_BL": pack.inputs(targets_BL, segments_BL),
+            "targets_BL": targets_BL.astype(np.int32),
+            "segments_BL": segments_BL.astype(np.int32),
+            "positions_BL": pack.positions(segments_BL),
+        }
+
+    @classmethod
+    def from_lines(
+        cls,
+        lines: Iterable[str],
+        vocab: Vocab,
+        length: int,
+        word_list: frozenset[str] | None = None,
+        *,
+        packs: bool = True,
+    ) -> "Rows":
+        """Packs lines in memory; blank lines count, as lines of no words."""
+        parts, counts = [], Counts()
+        for packed, more in packed_lines(lines, vocab, length, word_list, packs=packs):
+            parts.append(packed)
+            counts += more
+        return cls(
+            np.concatenate([p.targets_BL for p in parts]),
+            np.concatenate([p.segments_BL for p in parts]),
+            counts,
+            np.concatenate([p.pieces for p in parts]),
+        )
+
+
+def read_rows(row_ids: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Copies rows of some arrays; NO_ROW gives a row of zeros."""
+    empty = np.asarray(row_ids) == NO_ROW
+    rows = [array[np.where(empty, 0, row_ids)] for array in arrays]
+    for row in rows:
+        row[empty] = 0
+    return rows
+
+
+def packed_lines(
+    lines: Iterable[str],
+    vocab: Vocab,
+    length: int,
+    word_list: frozenset[str] | None,
+    *,
+    packs: bool,
+    digest: "hashlib._Hash | None" = None,
+) -> Iterator[tuple[pack.Packed, Counts]]:
+    """Encodes and packs lines chunk by chunk; digest is fed the raw text."""
+    packer = pack.Packer(length, packs=packs, dtype=vocab.dtype)
+    for chunk in chunks(lines):
+        if digest is not None:
+            digest.update(("\n".join(chunk) + "\n").encode())
+        examples = vocab.encode(chunk if word_list is None else with_unk(chunk, word_list))
+        packed = packer.add(examples)
+        tokens = sum(map(len, examples)) + len(examples)
+        yield packed, Counts.of(chunk, tokens=tokens, rows=len(packed))
+    packed = packer.finish()
+    yield packed, Counts(rows=len(packed))
+
+
+def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:
+    """Writes <UNK> for each word outside the list; white space stays as it is."""
+
+    def known(word: re.Match[str]) -> str:
+        return word[0] if word[0] in word_list else UNK_WORD
+
+    return [_NOT_SPACE.sub(known, line) for line in lines]
+
+
+def read_word_list(path: str | None) -> frozenset[str] | None:
+    """Reads a file of words, one a line; anything after a word, such as its count, is ignored."""
+    if path is None:
+        return None
+    return frozenset(line.split()[0] for line in read_lines(path) if line and not line.isspace())
+
+
+def chunks(examples: Iterable[T]) -> Iterator[list[T]]:
+    """Yields examples some thousands at a time."""
+    rest = iter(examples)
+    while chunk := list(itertools.islice(rest, _LINES_A_CHUNK)):
+        yield chunk

@@ -1,0 +1,95 @@
+"""Cleaning: which training pairs are dropped, and for which reason."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from configs.errors import UserError
+from configs.spec import Count, spec
+from data.sources.pairs import Pair
+from data.sources.text_files import LONE_SURROGATE
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_NOT_UTF8 = "not UTF-8"
+
+
+@spec
+class Clean:
+    """Which training pairs are dropped; the other splits are kept whole, so that they stay honest.
+
+    Lengths are in characters, because not every language puts spaces between words, and before the
+    vocab is trained there are no tokens.
+    """
+
+    drops_empty: bool = True
+    """Drops a pair of which one side has only white space."""
+    drops_invalid_utf8: bool = False
+    """Drops a pair with bytes that are not UTF-8, from every split; otherwise it is an error."""
+    drops_control_characters: bool = False
+    drops_duplicates: bool = False
+    """Drops a pair that came before, in the same part of a mixture.  This takes about 100 bytes of
+    memory a pair."""
+    min_characters: Count | None = None
+    """The fewest characters on either side."""
+    max_characters: Count | None = None
+    """The most characters on either side."""
+    max_ratio: Annotated[float, Field(ge=1)] | None = None
+    """How many times as long as the other one side may be."""
+
+    def __post_init__(self) -> None:
+        if (self.min_characters or 0) > (self.max_characters or float("inf")):
+            raise UserError(
+                f"Clean.min_characters = {self.min_characters} is more than Clean.max_characters "
+                f"= {self.max_characters}: no pair would be left."
+            )
+
+    @property
+    def errors(self) -> str:
+        """Says what reading makes of bytes that are not UTF-8, in the words of bytes.decode."""
+        return "surrogateescape" if self.drops_invalid_utf8 else "strict"
+
+    def kept(self, pairs: Iterable[Pair], split: str, dropped: Counter[str]) -> Iterator[Pair]:
+        """Yields the pairs of a split that are not dropped, and counts the others by reason."""
+        reason_of = _first_reason(self) if split == "train" else _unreadable
+        for pair in pairs:
+            reason = reason_of(pair)
+            if reason is None:
+                yield pair
+            else:
+                dropped[reason] += 1
+
+
+def _first_reason(clean: Clean) -> Callable[[Pair], str | None]:
+    """Returns the test of one run through the pairs: repeats are those within the run."""
+    seen: set[bytes] = set()
+
+    def reason(pair: Pair) -> str | None:
+        shorter, longer = sorted((len(pair.source.strip()), len(pair.target.strip())))
+        if unreadable := _unreadable(pair):
+            return unreadable
+        if clean.drops_empty and not shorter:
+            return "an empty side"
+        if clean.drops_control_characters and any(map(_CONTROL.search, pair)):
+            return "control characters"
+        if clean.min_characters is not None and shorter < clean.min_characters:
+            return "too short"
+        if clean.max_characters is not None and longer > clean.max_characters:
+            return "too long"
+        if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
+            return "lengths too unequal"
+        if clean.drops_duplicates:
+            key = hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
+            if key in seen:
+                return "a repeat"
+            seen.add(key)
+        return None
+
+    return reason
+
+
+def _unreadable(pair: Pair) -> str | None:
+    return _NOT_UTF8 if any(map(LONE_SURROGATE.search, pair)) else None

@@ -1,0 +1,96 @@
+"""Pairs from files: line-aligned files, tables with tabs, and lines of JSON."""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from configs.errors import UserError
+from data.sources.pairs import Pair
+from data.sources.text_files import LONE_SURROGATE, read_lines
+
+
+def aligned(
+    sources: Sequence[str], targets: Sequence[str], where: str, errors: str
+) -> Iterator[Pair]:
+    """Yields line by line what stands in source files and in the target files beside them."""
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{where}: {len(sources)} source files and {len(targets)} target files "
+            f"({', '.join(sources)} and {', '.join(targets)}).  Each needs one beside it."
+        )
+    for source, target in zip(sources, targets, strict=True):
+        yield from _aligned(source, target, where, errors)
+
+
+def _aligned(source: str, target: str, where: str, errors: str) -> Iterator[Pair]:
+    counts = [0, 0]
+    for lines in itertools.zip_longest(read_lines(source, errors), read_lines(target, errors)):
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if None not in lines:
+            yield Pair(*lines)
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{where}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line by "
+            "line one must be the translation of the other: find where they part."
+        )
+    _check_text(counts[0], where, source)
+
+
+def table(
+    paths: Sequence[str], where: str, source_column: int, target_column: int, errors: str
+) -> Iterator[Pair]:
+    """Yields two columns of files with a tab between columns; blank lines are no pairs."""
+    for path in paths:
+        number = 0
+        for number, line in _numbered(path, errors):
+            columns = line.split("\t")
+            if len(columns) <= max(source_column, target_column):
+                raise UserError(
+                    f"{path}, line {number}: {len(columns)} columns, and {where} asks for columns "
+                    f"{source_column} and {target_column}, counted from 0.  A tab parts columns."
+                )
+            yield Pair(columns[source_column], columns[target_column])
+        _check_text(number, where, path)
+
+
+def records(
+    paths: Sequence[str], where: str, source_field: str, target_field: str, errors: str
+) -> Iterator[Pair]:
+    """Yields two fields of lines of JSON; a dot leads into a field that has fields of its own."""
+    for path in paths:
+        number = 0
+        for number, line in _numbered(path, errors):
+            place = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{place}: is no JSON: {error}.") from None
+            pair = [_field(record, name, place, where) for name in (source_field, target_field)]
+            if errors == "strict" and LONE_SURROGATE.search("".join(pair)):
+                raise UserError(f"{place}: half a surrogate pair, such as \\ud800, is no text.")
+            yield Pair(*pair)
+        _check_text(number, where, path)
+
+
+def _field(record: Any, name: str, place: str, where: str) -> str:
+    value, found = record, record
+    for part in name.split("."):
+        found = value
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        legal = ", ".join(found) if isinstance(found, dict) else "none: it is no object"
+        what = "no such field" if value is None else f"found {type(value).__name__}, legal: text"
+        raise UserError(f"{place}: {where} asks for field {name!r}: {what}.  Its fields: {legal}.")
+    return value
+
+
+def _numbered(path: str, errors: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(read_lines(path, errors), 1):
+        if line and not line.isspace():
+            yield number, line
+
+
+def _check_text(lines: int, where: str, path: str) -> None:
+    if not lines:
+        raise UserError(f"{where}: {path} is empty: it holds no line of text.")

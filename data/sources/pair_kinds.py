@@ -1,0 +1,309 @@
+"""The kinds of pairs that a task file can name."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from configs.errors import UserError, listed
+from configs.spec import Count, CountOrZero, Positive, spec
+from data.mixture import Mix
+from data.sources import pair_files, text_files, tfds
+from data.sources.pairs import LANGUAGE, Pair, Pairs
+from data.sources.text import SPLITS, Files, HeldOut, is_held_out
+
+
+@spec
+class FilePairs(Pairs):
+    """What all kinds of pairs from files have in common; a task file names one of those."""
+
+    validation_fraction: HeldOut = 0.02
+    """About this share of the training pairs is held out where there are no validation files.  A
+    hash of the target chooses, so that no target falls on both sides, whatever its source."""
+
+    def splits(self) -> tuple[str, ...]:
+        own = [s for s in SPLITS if self.files(s)]
+        held_out = "train" in own  # validation comes out of it where it has no files
+        return tuple(s for s in SPLITS if s in own or (s == "validation" and held_out))
+
+    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        if split == "test" or self.files("validation"):
+            yield from self.read_files(split, errors)
+            return
+        for pair in self.read_files("train", errors):
+            if is_held_out(pair.target, self.validation_fraction) == (split == "validation"):
+                yield pair
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        named = [(name, f) for split in SPLITS for name, f in self.files(split).items()]
+        try:
+            return {name: text_files.stamps(self.expanded(name, files)) for name, files in named}
+        except (UserError, OSError):
+            return None
+
+    def files(self, split: str) -> dict[str, Files]:
+        """Returns what names the files of a split, by parameter; nothing where there are none."""
+        given = {name: getattr(self, name) for name in self.parameters(split)}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def parameters(self, split: str) -> tuple[str, ...]:
+        """Names the parameters that name files of a split."""
+        return (split,)
+
+    def expanded(self, parameter: str, files: Files) -> list[str]:
+        return text_files.expand(files, f"{type(self).__name__}.{parameter}")
+
+    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+        """Yields the pairs of the files that are named for a split."""
+        raise NotImplementedError
+
+
+@spec
+class ParallelFiles(FilePairs):
+    """Files of which line n of one is the translation of line n of the other.
+
+    They are plain, .gz or .xz.
+    """
+
+    train_source: Files | None = None
+    """One path or glob, or several; so are all that follow.  A part of a mixture may have none."""
+    train_target: Files | None = None
+    validation_source: Files | None = None
+    validation_target: Files | None = None
+    test_source: Files | None = None
+    test_target: Files | None = None
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            if len(self.files(split)) == 1:
+                [given] = self.files(split)
+                [missing] = set(self.parameters(split)) - {given}
+                raise UserError(
+                    f"ParallelFiles.{given} is set, and ParallelFiles.{missing} is not.  "
+                    "Give both or none."
+                )
+        if not self.splits():
+            raise UserError(
+                "ParallelFiles: no files.  Give ParallelFiles.train_source and train_target."
+            )
+
+    def parameters(self, split: str) -> tuple[str, ...]:
+        return f"{split}_source", f"{split}_target"
+
+    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+        sources, targets = (self.expanded(*named) for named in self.files(split).items())
+        return pair_files.aligned(sources, targets, f"ParallelFiles.{split}_source", errors)
+
+
+@spec
+class Tsv(FilePairs):
+    """Files of columns with a tab between them, plain, .gz or .xz; one pair a line."""
+
+    train: Files
+    """One path or glob, or several; so are validation and test."""
+    validation: Files | None = None
+    test: Files | None = None
+    source_column: CountOrZero = 0
+    """Counted from 0; so is target_column."""
+    target_column: CountOrZero = 1
+
+    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+        paths = self.expanded(split, self.files(split)[split])
+        columns = (self.source_column, self.target_column)
+        return pair_files.table(paths, f"Tsv.{split}", *columns, errors)
+
+
+@spec
+class Jsonl(FilePairs):
+    """Files of one JSON object a line, plain, .gz or .xz; two of its fields make a pair."""
+
+    train: Files
+    """One path or glob, or several; so are validation and test."""
+    validation: Files | None = None
+    test: Files | None = None
+    source_field: str
+    """Its name; "translation.de" is the field de of the field translation."""
+    target_field: str
+
+    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+        paths = self.expanded(split, self.files(split)[split])
+        fields = (self.source_field, self.target_field)
+        return pair_files.records(paths, f"Jsonl.{split}", *fields, errors)
+
+
+@spec
+class TfdsPairs(Pairs):
+    """A TFDS data set of translations, made by its own builder as ArrayRecord files."""
+
+    name: str
+    """Such as "wmt14_translate/de-en"."""
+    source_field: str
+    """The feature to translate; TFDS names features by language, such as "en"."""
+    target_field: str
+    train: str = "train"
+    """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
+    validation: str | None = "validation"
+    test: str | None = "test"
+    folder: str | None = None
+    """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
+    archives: str | None = None
+    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if getattr(self, s) is not None)
+
+    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        fields = {"source_field": self.source_field, "target_field": self.target_field}
+        place = (self.name, self.folder, self.archives)
+        for texts in tfds.texts("TfdsPairs", *place, getattr(self, split), fields):
+            yield Pair(*(text.decode("utf-8", errors) for text in texts))
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        return tfds.stamps("TfdsPairs", self.name, self.folder)
+
+
+@spec
+class Phrases(Pairs):
+    """Dates, numbers, names and the like in two languages, made from locale data by a seed."""
+
+    language: str = "de"
+    target_language: str = "en"
+    train: Count = 40_000
+    """Pairs to train on."""
+    held_out: Count = 1_000
+    """Pairs in validation and in test, each; they share no source with training."""
+    seed: int = 0
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        made = _phrases(self.language, self.target_language, self.seed, self.train, self.held_out)
+        return itertools.starmap(Pair, made[split])
+
+    def fingerprint(self) -> dict[str, str]:
+        from data.corpora import phrases
+
+        return phrases.versions()
+
+
+@functools.lru_cache(maxsize=32)
+def _phrases(
+    language: str, target: str, seed: int, train: int, held_out: int
+) -> dict[str, list[tuple[str, str]]]:
+    """Keeps what was made: a corpus is read for each vocab and split, and takes 4 s to make."""
+    from data.corpora import phrases  # costs 0.2 s, which other sources need not pay
+
+    return phrases.corpus(language, target, seed, train, held_out)
+
+
+@spec
+class Mixture(Pairs):
+    """Several sources as one; the parts of a batch come at rates that the settings choose.
+
+    Each part is packed into rows of its own, and rates and sizes are of rows.
+    """
+
+    parts: Annotated[tuple[Pairs, ...], Field(min_length=1)]
+    """In a gin file each with a scope, such as (@de/Tsv(), @fr/Tsv())."""
+    languages: tuple[str, ...] = ()
+    """Where there are some, each part stands once for each of them, and is named for it: its
+    settings have the language in place of "{language}", as in Tsv.train = "{language}-eng.tsv"."""
+    rates: tuple[Positive, ...] | None = None
+    """One number a part, of any sum; by size where it is None."""
+    temperature: Positive = 1.0
+    """By size, a rate is proportional to size ** (1 / temperature): 1 takes from each part its
+    share, and a large number takes from all alike."""
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise UserError(listed("Mixture", problems))
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))
+
+    @property
+    def all_parts(self) -> tuple[Pairs, ...]:
+        """The parts, or those of each language."""
+        if not self.languages:
+            return self.parts
+        return tuple(_spoken(part, one) for one in self.languages for part in self.parts)
+
+    def parts_of(self, split: str) -> dict[str, Pairs]:
+        """Names the parts that have a split, by name, tag or kind; tags and kinds that are alike
+        are numbered."""
+        parts = self.all_parts
+        kinds = [part.tag or type(part).__name__ for part in parts]
+        names = [
+            part.name or (f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind)
+            for i, (part, kind) in enumerate(zip(parts, kinds, strict=True))
+        ]
+        found = zip(names, parts, strict=True)
+        return {name: part for name, part in found if split in part.splits()}
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        found = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
+        return found if None not in found.values() else None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Names the tags that source lines may have."""
+        return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
+
+    def mix(self, rows: Sequence[int]) -> Mix:
+        """Says at which rates the parts come in training, of which each has so many rows."""
+        return Mix.of(rows, self.rates or [size ** (1 / self.temperature) for size in rows])
+
+    def _problems(self) -> Iterator[str]:
+        if any(isinstance(part, Mixture) for part in self.parts):
+            yield "Mixture.parts: a part is a mixture itself.  Name its parts here instead."
+        if self.tag is not None:
+            yield f"Mixture.tag = {self.tag!r}: legal: None.  Each part has a tag of its own."
+        if 0 < sum(part.tag is not None for part in self.parts) < len(self.parts):
+            tags = ", ".join(str(part.tag) for part in self.parts)
+            yield f"Mixture.parts: their tags are {tags}.  Give each part a tag, or none."
+        if self.languages:
+            yield from self._language_problems()
+        for split in SPLITS:
+            parts = [part for part in self.all_parts if split in part.splits()]
+            names = [part.name for part in parts if part.name is not None]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                yield f"Mixture.parts: several of {split!r} have the name {', '.join(twice)}."
+            if split == "train" and self.rates is not None and len(self.rates) != len(parts):
+                yield (
+                    f"Mixture.rates: {len(self.rates)} rates for {len(parts)} parts.  "
+                    "Give one number for each part, in their order."
+                )
+        if self.rates is not None and self.temperature != 1:
+            yield (
+                f"Mixture.temperature = {self.temperature}: it counts only by size, and "
+                "Mixture.rates is set.  Leave one of the two away."
+            )
+
+    def _language_problems(self) -> Iterator[str]:
+        for part in self.parts:
+            if part == dataclasses.replace(_spoken(part, "any"), name=part.name):
+                kind = type(part).__name__
+                yield (
+                    f"Mixture.languages: @{kind}() reads the same for each of them.  "
+                    f'Write "{LANGUAGE}" where its settings name a language.'
+                )
+
+
+def _spoken(part: Pairs, language: str) -> Pairs:
+    """A part with a language in place of "{language}"."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(filled, value))
+        return value.replace(LANGUAGE, language) if isinstance(value, str) else value
+
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    name = language if part.name is None else part.name
+    return dataclasses.replace(part, **{**{k: filled(v) for k, v in fields.items()},
+                                        "name": filled(name)})  # fmt: skip

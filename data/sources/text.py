@@ -1,0 +1,116 @@
+"""Sources of text: each yields the lines of a split, one example a line."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from configs.errors import UserError
+from configs.spec import spec
+from data.corpora import docstrings
+from data.sources import text_files, tfds
+
+SPLITS = ("train", "validation", "test")
+Files = str | tuple[str, ...]
+HeldOut = Annotated[float, Field(gt=0, lt=0.5)]
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    """Tells whether a text is among the fraction of all texts that a hash holds out."""
+    raw = text.encode("utf-8", "surrogatepass")
+    place = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
+    return place < fraction * 2**64
+
+
+@spec
+class Source:
+    """What a task reads its text from; a task file names one of the kinds below."""
+
+    def splits(self) -> tuple[str, ...]:
+        """Names the splits that this source has."""
+        raise NotImplementedError
+
+    def lines(self, split: str) -> Iterator[str]:
+        """Yields the examples of a split, always in the same order."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Tells cheaply whether the text may have changed; None where it is not at hand."""
+        raise NotImplementedError
+
+
+@spec
+class Docstrings(Source):
+    """English prose from the docstrings of the installed Python library, numpy and jax."""
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    def lines(self, split: str) -> Iterator[str]:
+        return iter(docstrings.corpus()[split])
+
+    def fingerprint(self) -> dict[str, Any]:
+        return docstrings.versions()
+
+
+@spec
+class TextFiles(Source):
+    """Text files, plain, .gz or .xz; one example a line.  Blank lines are no examples."""
+
+    train: Files
+    """One path or glob, or several; so are validation and test."""
+    validation: Files | None = None
+    test: Files | None = None
+    validation_fraction: HeldOut = 0.02
+    """About this share of the training lines is held out where there are no validation files.  A
+    hash of the line chooses, so that equal lines never fall on both sides."""
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS if self.test is not None else SPLITS[:2]
+
+    def lines(self, split: str) -> Iterator[str]:
+        held_out = self.validation is None and split == "validation"
+        name = "train" if held_out else split
+        examples = text_files.read_examples(self._files(name), f"TextFiles.{name}")
+        if self.validation is None and split != "test":
+            examples = (x for x in examples if self._holds_out(x) == held_out)
+        return examples
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        named = [s for s in SPLITS if getattr(self, s) is not None]
+        try:
+            return {split: text_files.stamps(self._files(split)) for split in named}
+        except (UserError, OSError):
+            return None
+
+    def _files(self, split: str) -> list[str]:
+        return text_files.expand(getattr(self, split), f"TextFiles.{split}")
+
+    def _holds_out(self, line: str) -> bool:
+        return is_held_out(line, self.validation_fraction)
+
+
+@spec
+class Tfds(Source):
+    """A TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
+
+    name: str
+    feature: str = "text"
+    train: str = "train"
+    """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
+    validation: str | None = None
+    test: str | None = None
+    folder: str | None = None
+    """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
+    archives: str | None = None
+    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if getattr(self, s) is not None)
+
+    def lines(self, split: str) -> Iterator[str]:
+        return tfds.lines(self.name, self.folder, self.archives, getattr(self, split), self.feature)
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        return tfds.stamps("Tfds", self.name, self.folder)

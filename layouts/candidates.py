@@ -1,0 +1,88 @@
+"""Which layouts there are for a model on so many devices: legal mesh shapes and rules."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from layouts.cost.collectives import mesh_of
+from layouts.layout import Layout
+from layouts.lint.recorder import Record
+from layouts.lint.report import lint
+from layouts.mesh import mesh_sizes
+
+MODEL = "heads:model;d_ff:model;vocab:model"
+# What becomes of activations between the large products, over the devices that share them: whole,
+# split by position, or by width (the Giant Models guide, section 2.3).
+BETWEEN = ("", "length:model?", "d_model:model?")
+# Weights whole over the devices that share the batch, or split; experts have these devices first.
+STORED = ("", "d_model:{rows}", "d_model:{rows}?")
+EXPERTS = "experts:{rows}"
+EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
+
+
+def candidates(record: Record, devices: int) -> Iterator[Layout]:
+    """Every layout on one or two mesh axes of these shapes that the lint calls legal."""
+    for data, model in shapes(devices):
+        yield from under(record, {"data": data, "model": model})
+
+
+def widened(record: Record, layout: Layout) -> Iterator[Layout]:
+    """The same shape, but weights and experts are split over a part of the rows only."""
+    sizes = mesh_sizes(layout.mesh, None)
+    data, model = sizes.get("data", 1), sizes.get("model", 1)
+    for shard in range(2, data):
+        if data % shard == 0:
+            yield from under(record, {"data": data // shard, "shard": shard, "model": model})
+
+
+def under(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:
+    """Every legal layout on these mesh axes."""
+    sizes = {name: size for name, size in mesh.items() if size > 1} or {"data": 1}
+    for rules, param_rules in rule_sets(record, sizes):
+        layout = Layout(mesh=mesh_of(sizes), rules=rules, param_rules=param_rules)
+        problems = lint(layout, sizes, record, {})
+        if not any(problem.severity == "error" for problem in problems):
+            yield layout
+
+
+def shapes(devices: int) -> list[tuple[int, int]]:
+    """Devices that share the batch x devices that share the model.
+
+    >>> shapes(8)
+    [(8, 1), (4, 2), (2, 4), (1, 8)]
+    """
+    return [(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
+
+
+def rule_sets(record: Record, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Rules and parameter rules for a mesh of these sizes."""
+    rows = next((name for name in ("shard", "data") if name in sizes), None)
+    has_experts = any("E" in weight.axes for weight in record.weights)
+    batch = [f"batch:{name}" for name in ("data", "shard") if name in sizes]
+    betweens = BETWEEN if "model" in sizes else ("",)
+    stored = [own for own in STORED if rows or not own]
+    experts = [""]
+    if has_experts and rows:
+        experts = [EXPERTS, EVERYWHERE] if "model" in sizes else [EXPERTS]
+    for between, own, placed in itertools.product(betweens, stored, experts):
+        if own.endswith("?") and not placed:
+            continue  # the same as without
+        if "shard" in sizes and not own and not placed:
+            continue  # the same as without that mesh axis
+        model = MODEL if "model" in sizes else ""
+        if placed == EVERYWHERE:
+            model = model.replace("d_ff:model", "d_ff:model?")
+        rules = [*batch, model, between, placed.format(rows=rows)]
+        yield ";".join(rule for rule in rules if rule), own.format(rows=rows)
+
+
+def as_gin(layout: Layout, comments: list[str]) -> str:
+    """A layout file: what it is for, and its bindings."""
+    lines = [f"# {comment}" if comment else "#" for comment in comments]
+    lines += [
+        f'Layout.mesh = "{layout.mesh}"',
+        f'Layout.rules = "{layout.rules}"',
+        f'Layout.param_rules = "{layout.param_rules}"',
+    ]
+    if layout.order is not None:
+        lines.append(f'Layout.order = "{layout.order}"')
+    return "\n".join(lines) + "\n"

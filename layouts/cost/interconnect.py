@@ -1,0 +1,119 @@
+"""How long devices of a TPU slice take to exchange data: links, rings and bisections."""
+
+import dataclasses
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.errors import UserError, did_you_mean
+from layouts.cost.hardware import CHIPS, LINK_UTILISATION, Chip, known_kind
+from layouts.device_order import CHIP_AXES, CORE
+
+RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
+
+
+class Along(NamedTuple):
+    """How a group of devices lies along one axis of the torus."""
+
+    chips: int  # of the group
+    stride: int  # from one to the next; so many groups share the links between them
+    wraps: bool  # whether the last is a neighbour of the first
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A box of chips, as in "v3:32x32"."""
+
+    name: str
+    chip: Chip
+    extents: tuple[int, ...]
+
+    @classmethod
+    def named(cls, name: str) -> "Slice":
+        """Reads a name: what kind of chips, and how many along each axis of the torus.
+
+        >>> Slice.named("v3:32x32").devices, Slice.named("v4:4x4x8").devices
+        (2048, 128)
+        """
+        kind, _, sizes = name.partition(":")
+        if kind not in CHIPS:
+            near, legal = did_you_mean(kind, CHIPS), ", ".join(CHIPS)
+            raise UserError(
+                f"--topology={name}: {kind!r} is no known kind of chip.{near}  Legal: {legal}, "
+                "then a colon and the chips along each axis, as in v3:32x32."
+            )
+        chip = CHIPS[kind]
+        if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
+            example = f"{kind}:" + "x".join(["4"] * chip.axes)
+            raise UserError(
+                f"--topology={name}: {kind} has a torus of {chip.axes} axes.  Legal: {kind}:, then "
+                f"{chip.axes} numbers of chips with x between them, as in {example}."
+            )
+        return cls(name, chip, tuple(int(size) for size in sizes.split("x")))
+
+    @classmethod
+    def of(cls, devices: np.ndarray) -> "Slice | None":
+        """The box of chips that these devices are on; None where they are of no known kind."""
+        found = known_kind(devices.flat[0].device_kind)
+        if found is None:
+            return None
+        axes = CHIPS[found].axes
+        places = np.array([device.coords[:axes] for device in devices.flat])
+        extents = tuple(int(n) for n in places.max(axis=0) - places.min(axis=0) + 1)
+        return cls(f"{found}:{'x'.join(map(str, extents))}", CHIPS[found], extents)
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def torus(self) -> dict[str, int]:
+        """Chips along each axis, then cores of a chip."""
+        axes = (*CHIP_AXES[: len(self.extents)], CORE)
+        return dict(zip(axes, (*self.extents, self.chip.cores), strict=True))
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.extents)
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.cores
+
+    @property
+    def peak_flops(self) -> float:
+        return self.devices * self.chip.peak_flops
+
+    def along(self, coordinates: np.ndarray) -> tuple[Along, ...]:
+        """How chips at these coordinates lie along each axis in which they differ."""
+        found = []
+        for axis, extent in enumerate(self.extents):
+            places = np.unique(coordinates[:, axis])
+            if len(places) == 1:
+                continue
+            stride = int(places[-1] - places[0]) // (len(places) - 1)
+            ring = extent % self.chip.wraps == 0 and len(places) * stride == extent
+            found.append(Along(len(places), stride, ring))
+        return tuple(found)
+
+    def seconds(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
+        """How long one collective of a whole tensor takes that each of these devices has.
+
+        Rings along every axis of the torus share the work of gathering and reducing; what all send
+        to all must cross the middle of the longest axis.  Devices are at [x, y, ..] of their chip.
+        """
+        chips = np.unique(places, axis=0)
+        cores = len(places) / len(chips)  # of a chip that are in the group
+        groups = self.chip.cores / cores  # that share a chip, and so its links
+        if len(chips) == 1:
+            return RING.get(kind, 1) * size_bytes / self.chip.memory_bandwidth
+        link, along = self.chip.link_bandwidth * LINK_UTILISATION, self.along(chips)
+        if kind in RING:
+            ways = sum((2 if axis.wraps else 1) / axis.stride for axis in along)
+            sent_bytes = RING[kind] * size_bytes * (1 - 1 / len(chips))
+            return groups * sent_bytes / (ways * link)
+        chip_bytes = groups * cores * size_bytes
+        crossing = max(a.chips * a.stride / (8 if a.wraps else 4) for a in along)
+        return chip_bytes * crossing / link

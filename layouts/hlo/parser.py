@@ -1,0 +1,102 @@
+"""One line of a compiled program, and its tables, as XLA prints them."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from layouts.cost.collectives import model_file
+
+ITEM_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a compiled program."""
+
+    name: str
+    shape: str  # as printed: "bf16[16,1024]{1,0}", or several in parentheses
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+
+    @property
+    def bytes(self) -> int:
+        """Of the result, without padding."""
+        return sum(count * bits // 8 for count, bits in shapes(self.shape))
+
+    def attribute(self, name: str) -> str | None:
+        """The computation that an attribute such as `body` names."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return found[1] if found else None
+
+
+Computation = dict[str, Instruction]
+
+
+def instruction(line: str) -> Instruction | None:
+    """
+    >>> found = instruction("  %dot.1 = (f32[2]{0}, f32[]) dot(%a, %b), to_apply=%add")
+    >>> found.opcode, found.operands, found.bytes, found.attribute("to_apply")
+    ('dot', ('a', 'b'), 12, 'add')
+    """
+    head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
+    if head is None:
+        return None
+    rest = line[head.end() :]
+    end = closing(rest) if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opcode, _, rest = rest.partition("(")
+    inside = rest[: closing("(" + rest) - 2]
+    operands = tuple(re.findall(r"%([\w.\-]+)", inside))
+    return Instruction(head[1], shape, opcode, operands, rest)
+
+
+def closing(text: str) -> int:
+    """Just behind the parenthesis that closes the first one."""
+    depth = 0
+    for found in re.finditer(r"[()]", text):
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return found.end()
+    return len(text)
+
+
+def shapes(text: str) -> Iterator[tuple[int, int]]:
+    """Elements of each array in a printed shape, and bits of an element."""
+    for kind, sizes in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text):
+        digits = re.search(r"\d+", kind)
+        bits = ITEM_BITS.get(kind) or (int(digits[0]) if digits else 0)
+        yield math.prod(dims(sizes)), bits
+
+
+def dims(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]
+
+
+def sizes_of(name: str, inside: Computation) -> list[int]:
+    """Sizes of the axes of an instruction's first array."""
+    found = re.search(r"\[([\d,]*)\]", inside[name].shape)
+    return dims(found[1]) if found else []
+
+
+def frames(text: str) -> dict[int, str]:
+    """The nearest line of models/ or trainer/ for each stack frame of the program."""
+    tables = {
+        name: dict(re.findall(r"^(\d+) (.*)$", block, re.MULTILINE))
+        for name, block in re.findall(r"^(FileNames|FileLocations|StackFrames)\n((?:\d.*\n?)*)",
+                                      text, re.MULTILINE)
+    }  # fmt: skip
+    files = tables.get("FileNames", {})
+    places: dict[str, str] = {}
+    for number, location in tables.get("FileLocations", {}).items():
+        found = re.search(r"file_name_id=(\d+).*?\bline=(\d+)", location)
+        if found and (file := model_file(files.get(found[1], "").strip('"'))):
+            places[number] = f"{file}:{found[2]}"
+    nearest: dict[int, str] = {}
+    for number, frame in tables.get("StackFrames", {}).items():  # a parent comes before its child
+        location = re.search(r"file_location_id=(\d+)", frame)
+        parent = re.search(r"parent_frame_id=(\d+)", frame)
+        above = nearest.get(int(parent[1]) - 1, "") if parent else ""  # printed counting from 2
+        nearest[int(number)] = places.get(location[1], above) if location else above
+    return nearest

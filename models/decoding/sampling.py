@@ -1,0 +1,130 @@
+"""Greedy decoding and sampling: every hypothesis goes its own way."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from models.decoding.generate import END, Asked, Found
+
+Array = jax.Array
+
+
+class Texts(NamedTuple):
+    """How far the texts are."""
+
+    tokens_BWT: Array
+    score_BW: Array
+    ended_BW: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Draws each next token.  Temperature 0 takes the likeliest."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    width: int = 1
+    """Samples a sentence."""
+    flat: bool = True
+
+    def start(self, layout: Layout, asked: Asked, new_tokens: int) -> Texts:
+        rows = asked.lengths_B.shape[0]
+        tokens_BWT = jnp.zeros((rows, self.width, new_tokens), jnp.int32)
+        score_BW, ended_BW = jnp.zeros((rows, self.width)), jnp.zeros((rows, self.width), bool)
+        return Texts(
+            layout.to(tokens_BWT, "BWT"), layout.to(score_BW, "BW"), layout.to(ended_BW, "BW")
+        )
+
+    def advance(
+        self, layout: Layout, state: Texts, logits_BWV: Array, asked: Asked, step: Array
+    ) -> tuple[Texts, Array, None]:
+        logits_BWV = without_early_end(layout, logits_BWV, asked, step)
+        token_BW, gain_BW = self.choose(layout, logits_BWV, asked.seeds_B, step)
+        token_BW = jnp.where(state.ended_BW, 0, token_BW)
+        here_BWT = layout.iota("BWT", state.tokens_BWT.shape, "T") == step
+        most_B1 = asked.most_B[:, None]
+        state = Texts(
+            jnp.where(here_BWT, token_BW[:, :, None], state.tokens_BWT),
+            state.score_BW + jnp.where(state.ended_BW, 0, gain_BW),
+            state.ended_BW | (token_BW == END) | (step + 1 >= most_B1),
+        )
+        return state, token_BW, None
+
+    def done(self, state: Texts, asked: Asked, step: Array) -> Array:
+        return jnp.all(state.ended_BW, axis=1)
+
+    def found(self, layout: Layout, state: Texts) -> Found:
+        """The likeliest first."""
+        score_BW, order_BW = layout.top_k(state.score_BW, self.width, "BW")
+        return Found(layout.select(state.tokens_BWT, order_BW, "BWT"), score_BW, score_BW)
+
+    def choose(
+        self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
+    ) -> tuple[Array, Array]:
+        """The next tokens and their log-probabilities under the model."""
+        log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
+        best_BWU, index_BWU = self.candidates(layout, logits_BWV)
+        at_BW1 = jnp.zeros_like(index_BWU[:, :, :1])
+        if self.temperature > 0:
+            cut_BWU = best_BWU / self.temperature
+            if self.top_p is not None:
+                cut_BWU = nucleus(layout, cut_BWU, self.top_p)
+            noise_BWU = gumbel(layout, seeds_B, step, cut_BWU.shape)
+            at_BW1 = jnp.argmax(cut_BWU + noise_BWU, axis=-1, keepdims=True)
+        logit_BW, token_BW = (
+            jnp.take_along_axis(x, at_BW1, axis=-1, mode="clip")[:, :, 0]
+            for x in (best_BWU, index_BWU)
+        )
+        return token_BW, logit_BW - log_z_BW
+
+    def candidates(self, layout: Layout, logits_BWV: Array) -> tuple[Array, Array]:
+        """Tokens to choose from: logits and ids, the likeliest first where that matters.
+
+        The whole vocabulary is gathered only to draw from all of it, or for top_p alone.
+        """
+        vocab = layout.true("BWV", logits_BWV.shape)[-1]
+        if self.temperature == 0:
+            return layout.top_k(logits_BWV, 1, "BWV")
+        if self.top_k is not None:
+            return layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
+        logits_BWv = layout.to(logits_BWV, "BWv")
+        if self.top_p is not None:
+            return layout.top_k(logits_BWv, vocab, "BWv")
+        return logits_BWv, layout.iota("BWv", logits_BWv.shape, "v")
+
+
+def without_early_end(layout: Layout, logits_BWV: Array, asked: Asked, step: Array) -> Array:
+    """No END before its time."""
+    if asked.least_B is None:
+        return logits_BWV
+    is_end_BWV = layout.iota("BWV", logits_BWV.shape, "V") == END
+    early_B11 = layout.align(step + 1 < asked.least_B, "B", "BWV")
+    return jnp.where(is_end_BWV & early_B11, -jnp.inf, logits_BWV)
+
+
+def nucleus(layout: Layout, sorted_BWU: Array, top_p: float) -> Array:
+    """Minus infinity for what lies outside the likeliest p of the mass; the first always stays."""
+    share_BWU = jax.nn.softmax(sorted_BWU, axis=-1)
+    before_BWU = cumulative(layout, share_BWU) - share_BWU
+    return jnp.where(before_BWU < top_p, sorted_BWU, -jnp.inf)
+
+
+def cumulative(layout: Layout, x_BWU: Array) -> Array:
+    """Running sums along the last axis, which is whole."""
+    summed = jax.sharding.auto_axes(
+        lambda x: jnp.cumsum(x, axis=-1), out_sharding=layout.place("BWU")
+    )
+    return summed(x_BWU)
+
+
+def gumbel(layout: Layout, seeds_B: Array, step: Array, shape: tuple[int, ...]) -> Array:
+    """Noise whose argmax, added to logits, is a sample.  Each sentence has a key of its own."""
+
+    def noise(seed: Array) -> Array:
+        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), step), shape[1:])
+
+    return layout.to(jax.vmap(noise)(layout.to(seeds_B, "b")), "BWU")

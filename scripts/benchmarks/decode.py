@@ -1,0 +1,261 @@
+"""Translation speed beside Hugging Face and CTranslate2, interleaved in one run.
+
+    pip install torch transformers ctranslate2
+    python -m scripts.benchmarks.decode --json=bench.json
+
+Beam search of width 5 with Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000
+tied words, random weights, float32) on 1,000 sources whose lengths are those of Multi30k's
+test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
+number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
+of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
+shapes.  Each system has a process of its own and its best batch size out of a few; they take turns,
+and the ratio is the median over rounds of one round's rates.  Compiling is not counted, but told
+(warm_s).
+"""
+
+import importlib.util
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from scripts.benchmarks import tiny_transformer as tiny
+from scripts.benchmarks.rounds import Worker, cores, ended, ratio, rounds, serve, show
+from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
+
+WIDTH = 5
+MULTIPLE = 4  # what a number of tokens is rounded up to
+# PyTorch on all cores, and on one: with so small a model that can be faster, on a busy machine far.
+SYSTEMS = (
+    "meshloom",
+    "meshloom_apart",
+    "meshloom_one_device",
+    "huggingface",
+    "huggingface_one_thread",
+    "ctranslate2",
+)
+
+
+class Text(NamedTuple):
+    """A source, END counted, and how many tokens its translation has."""
+
+    source: np.ndarray
+    tokens: int
+
+
+Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how many tokens it made
+
+
+def texts_of(count: int) -> list[Text]:
+    """So many sources, the shortest first."""
+    found = tiny.sources(count, np.random.default_rng(0))
+    return [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in found]
+
+
+def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
+    """Batches of at most so many sources, about equally many in all batches of one length."""
+    found = []
+    for _, group in itertools.groupby(texts, key=lambda text: text.tokens):
+        same = list(group)
+        bounds = np.linspace(0, len(same), -(-len(same) // batch_sequences) + 1).astype(int)
+        found += [same[first:last] for first, last in itertools.pairwise(bounds.tolist())]
+    return found
+
+
+def meshloom(
+    *, flat: bool = True, devices: int | None = None
+) -> tuple[Translate, dict[str, object]]:
+    """Meshloom's own decoding, as `meshloom decode --simulate_devices=2` runs it on two cores.
+
+    Without a number of devices, each core is one.
+    """
+    import jax
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh, simulate_devices
+    from models.decoding.beam import Beam
+    from trainer.decoding.decoder import Decoder, Request
+
+    # The operations of one step are too small to be split: each core takes rows of its own.
+    simulate_devices(devices or cores())
+    layout = Layout(mesh="data:-1", rules="batch:data")
+    mesh, model = make_mesh(layout), tiny.transformer().model(layout)
+    with jax.set_mesh(mesh):
+        params = jax.jit(model.init)(jax.random.key(0))
+
+    def translate(texts: Sequence[Text], batch_sequences: int) -> int:
+        decoder = Decoder(model, params, mesh, Beam(width=WIDTH, flat=flat), batch_sequences)
+        requests = [
+            Request([], most=text.tokens, least=text.tokens, source=text.source) for text in texts
+        ]
+        answered = itertools.chain.from_iterable(decoder.answers(requests))
+        return sum(len(best.tokens) for _, (best, *_) in answered)
+
+    about = {"device": jax.devices()[0].device_kind, "devices": len(jax.devices())}
+    return translate, {"jax": jax.__version__, **about}
+
+
+def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
+    """`generate` of Hugging Face's Marian model, with its key-value cache."""
+    import torch
+
+    model, about = tiny.marian(threads)
+    model.eval()
+
+    def translate_batch(texts: Sequence[Text]) -> int:
+        tokens = texts[0].tokens
+        ids = torch.from_numpy(tiny.padded([text.source for text in texts]))
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=ids,
+                attention_mask=(ids != tiny.PAD).long(),
+                num_beams=WIDTH,
+                do_sample=False,
+                use_cache=True,
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+            )
+        return found.shape[0] * (found.shape[1] - 1)  # the first is decoder_start_token_id
+
+    def translate(texts: Sequence[Text], batch_sequences: int) -> int:
+        return sum(map(translate_batch, batches(texts, batch_sequences)))
+
+    return translate, about
+
+
+def ctranslate2() -> tuple[Translate, dict[str, object]]:
+    """CTranslate2 in float32, one batch on each core."""
+    ctranslate2 = importlib.import_module("ctranslate2")
+    spec = ctranslate2.specs.TransformerSpec.from_config((LAYERS, LAYERS), HEADS)
+    fill(spec)
+    words = [f"w{number}" for number in range(VOCAB - 3)]
+    vocab = ["<s>", "</s>", *words, "<unk>"]
+    spec.register_source_vocabulary(vocab)
+    spec.register_target_vocabulary(vocab)
+    spec.validate()
+    with tempfile.TemporaryDirectory() as folder:
+        spec.save(folder)
+        translator = ctranslate2.Translator(
+            folder, "cpu", compute_type="float32", inter_threads=cores(), intra_threads=1
+        )
+
+    def start(texts: Sequence[Text]) -> list[Any]:
+        return translator.translate_batch(
+            [[vocab[token] for token in text.source] for text in texts],
+            beam_size=WIDTH,
+            min_decoding_length=texts[0].tokens,
+            max_decoding_length=texts[0].tokens,
+            asynchronous=True,
+        )
+
+    def translate(texts: Sequence[Text], batch_sequences: int) -> int:
+        running = [start(batch) for batch in batches(texts, batch_sequences)]
+        return sum(len(text.result().hypotheses[0]) for batch in running for text in batch)
+
+    return translate, {"ctranslate2": ctranslate2.__version__, "translators": cores()}
+
+
+def fill(spec: Any) -> None:
+    """Sets all weights of a CTranslate2 model at random."""
+    rng = np.random.default_rng(0)
+    rows = {
+        "self_attention/linear_0": 3 * D_MODEL,
+        "/attention/linear_1": 2 * D_MODEL,
+        "ffn/linear_0": D_FF,
+        "embeddings": VOCAB,
+        "projection": VOCAB,
+    }
+    for path in spec.variables():
+        *parents, name = path.split("/")
+        owner = spec
+        for part in parents:
+            # The parts of a list are called name_0, name_1, ...
+            head, _, number = part.rpartition("_")
+            owner = (
+                getattr(owner, part) if hasattr(owner, part) else getattr(owner, head)[int(number)]
+            )
+        if name in ("gamma", "beta"):
+            setattr(owner, name, np.full(D_MODEL, name == "gamma", np.float32))
+        elif name == "weight":
+            out = next((rows[part] for part in rows if part in path), D_MODEL)
+            into = D_FF if "ffn/linear_1" in path else D_MODEL
+            weight = into**-0.5 * rng.standard_normal((out, into), np.float32)
+            setattr(owner, name, weight)
+    spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = True
+
+
+def work(system: str, count: int) -> None:
+    """Answers "warm n" and "n", a batch size, with the seconds that it takes."""
+    build: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
+        "meshloom": meshloom,
+        "meshloom_apart": lambda: meshloom(flat=False),
+        "meshloom_one_device": lambda: meshloom(devices=1),
+        "huggingface": lambda: huggingface(cores()),
+        "huggingface_one_thread": lambda: huggingface(1),
+        "ctranslate2": ctranslate2,
+    }
+    translate, about = build[system]()
+    every = texts_of(count)
+    one_of_each = list({text.tokens: text for text in every}.values())
+
+    def answer(question: str) -> float:
+        texts = one_of_each if question.startswith("warm") else every
+        start = time.perf_counter()
+        made = translate(texts, int(question.split()[-1]))
+        seconds = time.perf_counter() - start
+        wanted = sum(text.tokens for text in texts)  # some do not return an END at the last place
+        assert wanted - len(texts) <= made <= wanted, f"{made} tokens instead of {wanted}"
+        return seconds
+
+    serve(about, answer)
+
+
+def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, object]]:
+    """The fastest batch size, and what was measured: seconds to compile and to translate."""
+    warm_s = {size: worker.ask(f"warm {size}") for size in sizes}
+    pass_s = {size: worker.ask(size) for size in sizes}
+    return min(pass_s, key=pass_s.__getitem__), {"warm_s": warm_s, "sweep_s": pass_s}
+
+
+@click.command()
+@click.option("--worker", hidden=True)
+@click.option("--rounds", "count", default=5, show_default=True, help="Turns of each system.")
+@click.option("--sentences", default=1000, show_default=True, help="Sources to translate.")
+@click.option("--batch_sizes", default="16,32,64,128", show_default=True, help="Sizes to try.")
+@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Whom to compare.")
+@click.option("--json", "json_file", help="Write the result here as well.")
+def main(
+    worker: str | None,
+    count: int,
+    sentences: int,
+    batch_sizes: str,
+    systems: str,
+    json_file: str | None,
+) -> None:
+    """Compares translation speed with Hugging Face and CTranslate2."""
+    if worker is not None:
+        return work(worker, sentences)
+    names = systems.split(",")
+    if importlib.util.find_spec("ctranslate2") is None and "ctranslate2" in names:
+        click.echo("ctranslate2 is not installed and left out: pip install ctranslate2", err=True)
+        names.remove("ctranslate2")
+    arguments = [f"--sentences={sentences}"]
+    workers = {name: Worker("scripts.benchmarks.decode", name, *arguments) for name in names}
+    sizes, result = {}, dict[str, Any]()
+    for name, own in workers.items():
+        sizes[name], measured = best_size(own, [int(size) for size in batch_sizes.split(",")])
+        result[name] = {"batch_sequences": sizes[name], **measured}
+    seconds = list(rounds(workers, sizes, count))
+    for name, own_result in ended(workers, seconds).items():
+        result[name] |= own_result | {"sentences_per_s": sentences / own_result["turn_s"]}
+    for name in names[1:]:
+        result[f"to_{name}"] = ratio(seconds, names[0], name)
+    show(result | {"rounds": count, "sentences": sentences, "cores": cores()}, json_file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Measures every legal layout of a small model on eight virtual devices, beside what a search says.
+
+    python -m scripts.benchmarks.layouts --json=layouts.json   (about 15 minutes on two quiet cores)
+
+The search knows rates of this machine, measured first, and each layout's trace.  Then the real
+training steps of all layouts take turns; a layout's ratio is the median over rounds of its time by
+the best of the same round.  Ratios of the search's first, and of the best of its first three by
+their own steps (`meshloom layouts --search`), are printed under the table.
+"""
+
+import time
+
+import click
+import jax
+
+from configs.load import load
+from layouts.cost.calibration import measured
+from layouts.mesh import cache_compilations, simulate_devices
+from scripts.benchmarks.rounds import cores, show
+from scripts.commands.layouts import COMPILED
+from scripts.terminal import print_table, tell
+from trainer.planning.report import as_json
+from trainer.planning.search import named, ranked
+from trainer.planning.step_benchmark import Trial, slowness, take_turns
+from trainer.run import Run
+
+DEVICES = 8
+FILES = ("configs/runs/quickstart.gin",)
+SETTINGS = ("Transformer.layers=2", "Transformer.vocab=2048", "Run.batch_sequences=16",
+            "Run.microbatches=1")  # fmt: skip
+
+
+@click.command()
+@click.option("--gin_file", multiple=True, default=FILES, show_default=True)
+@click.option("--gin_param", multiple=True, default=SETTINGS, show_default=True)
+@click.option("--devices", default=DEVICES, show_default=True)
+@click.option("--rounds", default=9, show_default=True)
+@click.option(
+    "--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True,
+    help="cpu: of all threads, for a first look on a machine that others use as well.",
+)  # fmt: skip
+@click.option("--json", "json_file", metavar="FILE")
+def main(
+    gin_file: tuple[str, ...],
+    gin_param: tuple[str, ...],
+    devices: int,
+    rounds: int,
+    clock: str,
+    json_file: str | None,
+) -> None:
+    """Searches, measures all, and prints both."""
+    simulate_devices(devices)
+    cache_compilations()  # what was broken off goes on
+    run = load(gin_file, gin_param).make(Run)
+    host = measured(jax.devices())
+    tell(str(host))
+    start = time.perf_counter()
+    found = ranked(run, host, tell)
+    search_s = time.perf_counter() - start
+    trials = {}
+    for number, own in enumerate(found, 1):
+        start = time.perf_counter()
+        times = time.perf_counter if clock == "wall" else time.process_time
+        trials[named(own.layout)] = Trial(run, own.layout, times)
+        tell(f"compiled {number} of {len(found)} in {time.perf_counter() - start:.0f} s")
+    turns = take_turns(trials, rounds, tell)
+    ratios = {name: slowness(turns, name) for name in trials}
+    first = [named(own.layout) for own in found[:COMPILED]]
+    rows = [
+        (named(own.layout), f"{own.step_s:.3f}", f"{min(t[named(own.layout)] for t in turns):.3f}",
+         f"{ratios[named(own.layout)]:.2f}")
+        for own in found
+    ]  # fmt: skip
+    print_table(["layout, by the search's order", "predicted s", "least s", "by the best"], rows)
+    show(
+        {
+            "layouts": len(found),
+            "winner": first[0],
+            "winner_ratio": ratios[first[0]],
+            "best_of_first": min(first, key=lambda name: ratios[name]),
+            "best_of_first_ratio": min(ratios[name] for name in first),
+            "best": min(ratios, key=lambda name: ratios[name]),
+            "search_s": search_s,
+            "host": host._asdict(),
+            "clock": clock,
+            "cores": cores(),
+            "jax": jax.__version__,
+            "predicted_s": {named(own.layout): own.step_s for own in found},
+            "parts_s": {
+                named(f.layout): as_json(f.plan, f.layout)["step_time_parts_s"] for f in found
+            },
+            "seconds": {name: [turn[name] for turn in turns] for name in trials},
+            "ratios": ratios,
+        },
+        json_file,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a layer of experts costs beside a dense one, interleaved in one run.
+
+    pip install torch
+    python -m scripts.benchmarks.moe --json=bench.json
+
+Forward and backward of one layer in float32: 4,096 tokens of width 256 in 16 rows, 16 experts of
+width 1,024, two for each token (GShard's top-2, with room for all even shares).  The dense layer
+has width 2,048: the same products for a token.  Each way to dispatch, and the same two layers in
+PyTorch, has a process of its own, and they take turns; `cost` is a layer's time over that of the
+dense layer of the same library in the same round.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from scripts.benchmarks.rounds import Worker, cores, ended, rounds, serve, show
+
+ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
+SYSTEMS = ("dense", "gather", "einsum", "dropless", "torch_dense", "torch")
+
+Pass = Callable[[], object]
+
+
+def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
+    """A layer of Meshloom's."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from models.feed_forward import Mlp
+    from models.initializers import Weights
+    from models.moe.layer import MoeLayer
+    from models.moe.routing import Top2
+    from models.spec import Dispatch, Moe, Transformer
+
+    layout = Layout(mesh="data:1", rules="")
+    mesh = make_mesh(layout)
+    dispatch: dict[str, Dispatch] = {"gather": "gather", "einsum": "einsum", "dropless": "dropless"}
+    moe = None
+    if kind != "dense":
+        moe = Moe(experts=EXPERTS, router=Top2(), dispatch=dispatch[kind], d_ff=D_FF)
+    spec = Transformer(
+        vocab=1,
+        layers=1,
+        d_model=D_MODEL,
+        d_ff=2 * D_FF,
+        heads=1,
+        d_kv=D_MODEL,
+        pattern=("moe",) if moe else ("dense",),
+        moe=moe,
+    )
+    with jax.set_mesh(mesh):
+        weights = Weights(layout, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+        graph, params = nnx.split((MoeLayer if moe else Mlp)(spec, layout, weights))
+        keys = jax.random.split(jax.random.key(1))
+        x_BLD, dy_BLD = (jax.random.normal(key, (ROWS, LENGTH, D_MODEL)) for key in keys)
+        real_BL = jnp.ones((ROWS, LENGTH), bool)
+
+    def objective(params: object, x_BLD: jax.Array, key: jax.Array) -> jax.Array:
+        layer = nnx.merge(graph, params)
+        if isinstance(layer, Mlp):
+            return jnp.vdot(layer(x_BLD), dy_BLD)
+        y_BLD, load = layer(x_BLD, real_BL, key)
+        return jnp.vdot(y_BLD, dy_BLD) + load.aux
+
+    gradient = jax.jit(jax.grad(objective, argnums=(0, 1)))
+
+    def once() -> None:
+        with jax.set_mesh(mesh):
+            jax.block_until_ready(gradient(params, x_BLD, jax.random.key(2)))
+
+    return once, {"jax": jax.__version__}
+
+
+def torch(kind: str) -> tuple[Pass, dict[str, object]]:
+    """The same layer in eager PyTorch: tokens sorted by expert, one product for each expert."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    torch.manual_seed(0)
+    torch.set_num_threads(cores())
+    x = torch.randn(ROWS * LENGTH, D_MODEL, requires_grad=True)
+    dy = torch.randn(ROWS * LENGTH, D_MODEL)
+    wi = nn.Parameter(torch.randn(EXPERTS, D_MODEL, D_FF) / D_MODEL**0.5)
+    wo = nn.Parameter(torch.randn(EXPERTS, D_FF, D_MODEL) / D_FF**0.5)
+    router = nn.Parameter(torch.randn(D_MODEL, EXPERTS) / D_MODEL**0.5)
+    dense = nn.Sequential(
+        nn.Linear(D_MODEL, 2 * D_FF, bias=False),
+        nn.ReLU(),
+        nn.Linear(2 * D_FF, D_MODEL, bias=False),
+    )
+
+    def experts() -> torch.Tensor:
+        gates, chosen = torch.topk(torch.softmax(x @ router, dim=-1), 2)
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+        order = torch.argsort(chosen.flatten(), stable=True)
+        token = order // 2
+        counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
+        parts = [
+            functional.relu(own @ wi[expert]) @ wo[expert]
+            for expert, own in enumerate(torch.split(x[token], counts))
+        ]
+        weighted = torch.cat(parts) * gates.flatten()[order, None]
+        return torch.zeros_like(x).index_add(0, token, weighted)
+
+    def once() -> None:
+        y = dense(x) if kind == "torch_dense" else experts()
+        leaves = [x, *dense.parameters()] if kind == "torch_dense" else [x, wi, wo, router]
+        torch.autograd.grad((y * dy).sum(), leaves)
+
+    return once, {"torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
+def work(system: str) -> None:
+    """Answers a number of passes with seconds a pass."""
+    once, about = torch(system) if system.startswith("torch") else meshloom(system)
+    for _ in range(3):
+        once()
+
+    def answer(question: str) -> float:
+        start = time.perf_counter()
+        for _ in range(int(question)):
+            once()
+        return (time.perf_counter() - start) / int(question)
+
+    serve(about, answer)
+
+
+@click.command()
+@click.option("--worker", hidden=True)
+@click.option("--rounds", "count", default=9, show_default=True, help="Turns of each system.")
+@click.option("--passes", default=5, show_default=True, help="Passes a turn.")
+@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Whom to compare.")
+@click.option("--json", "json_file", help="Write the result here as well.")
+def main(worker: str | None, count: int, passes: int, systems: str, json_file: str | None) -> None:
+    """Compares layers of experts with dense ones."""
+    if worker is not None:
+        return work(worker)
+    names = systems.split(",")
+    workers = {name: Worker("scripts.benchmarks.moe", name) for name in names}
+    seconds = list(rounds(workers, dict.fromkeys(workers, passes), count))
+    result: dict[str, Any] = ended(workers, seconds)
+    for name in names:
+        dense = "torch_dense" if name.startswith("torch") else "dense"
+        costs = [turn[name] / turn[dense] for turn in seconds] if dense in names else []
+        result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
+    show(result | {"rounds": count, "passes": passes, "cores": cores()}, json_file)
+
+
+if __name__ == "__main__":
+    main()

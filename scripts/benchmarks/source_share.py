@@ -1,0 +1,125 @@
+"""What translation models take out of the source, beside what they know of the target language.
+
+    python -m scripts.benchmarks.source_share --model_dir=runs/dense --model_dir=runs/experts
+
+Each held-out target is scored with its own source and with a stranger's: the source of another pair
+of the same part, whose target is about as long.  What the strangers' sources leave is what a model
+knows of the target language; the difference is what the source tells it, in nats a token.  The
+first model is the one that the others are held against, with the standard error of the difference
+over the pairs.  Models may come from several steps: runs/dense@700 is that checkpoint.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import numpy as np
+
+from configs.errors import UserError
+from data.sources.pairs import Pair
+from data.task import Task, Translation
+from scripts.commands.common import Strings, settings, task_of, write_json
+from scripts.commands.decode import scores_of
+from scripts.terminal import print_table
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+class Told(NamedTuple):
+    """Log-likelihoods of each pair's target, in nats, and its size."""
+
+    own: Floats
+    stranger: Floats
+    tokens: Floats
+    words: Floats
+
+    def per_token(self, nats: Floats) -> float:
+        return float(nats.sum() / self.tokens.sum())
+
+
+@click.command()
+@click.option("--model_dir", "models", multiple=True, required=True, help="D, or D@STEP; repeat.")
+@click.option("--split", default="validation", show_default=True)
+@click.option("--json", "json_file", help="Write the figures there.")
+def main(models: Strings, split: str, json_file: str | None) -> None:
+    """What the source tells each model, and what they know without it."""
+    pairs = with_strangers(task_of(settings(model_and_step(models[0])[0], (), ())), split)
+    found = {name: told(name, pairs) for name in models}
+    scored = np.all([np.isfinite(one.own + one.stranger) for one in found.values()], axis=0)
+    found = {name: Told(*(column[scored] for column in one)) for name, one in found.items()}
+    figures = {name: compared(one, found[models[0]]) for name, one in found.items()}
+    print_table(
+        ["model", "per word", "without its source", "the source tells", "more of it"],
+        [
+            [
+                name,
+                f"{figure['perplexity_per_word']:.2f}",
+                f"{figure['without_source']:.4f}",
+                f"{figure['source_tells']:.4f}",
+                f"{figure['difference']:+.4f} +- {figure['standard_error']:.4f}",
+            ]
+            for name, figure in figures.items()
+        ],
+    )
+    write_json(json_file, {"pairs": int(scored.sum()), "models": figures})
+
+
+def model_and_step(name: str) -> tuple[Path, str]:
+    folder, _, step = name.partition("@")
+    return Path(folder), step or "latest"
+
+
+def with_strangers(task: Task, split: str) -> list[tuple[Pair, str]]:
+    """The pairs of a split, each with a source that is not its own."""
+    if not isinstance(task, Translation):
+        raise UserError("--model_dir: a language model has no source.  Give translation models.")
+    parts = task.source.parts_of(split).values()
+    return [made for part in parts for made in strangers([*part.untagged(split)])]
+
+
+def strangers(pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
+    """Each pair with the source of the next longer one that has other words on both sides.
+
+    A pair that is longer than all others gets a shorter one's; one that has no other is left out.
+
+    >>> [source for _, source in strangers([Pair("zwei Wege", "two ways"), Pair("eins", "one")])]
+    ['zwei Wege', 'eins']
+    """
+    shuffled = random.Random(0).sample(pairs, len(pairs))  # neighbours in a file are often alike
+    ordered = sorted(shuffled, key=lambda pair: len(pair.target.split()))
+    made = []
+    for at, pair in enumerate(ordered):
+        for other in (*ordered[at + 1 :], *reversed(ordered[:at])):
+            if other.source != pair.source and other.target != pair.target:
+                made.append((pair, other.source))
+                break
+    return made
+
+
+def told(name: str, pairs: Sequence[tuple[Pair, str]]) -> Told:
+    """Scores each target with its own source and with the stranger's."""
+    own = ["\t".join(pair) for pair, _ in pairs]
+    stranger = [f"{source}\t{pair.target}" for pair, source in pairs]
+    folder, step = model_and_step(name)
+    scores = scores_of([*own, *stranger], folder, (), (), step, None, None, None)
+    nats = np.array([score.log_likelihood for score in scores])
+    tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(own)]], np.float64).T
+    return Told(nats[: len(own)], nats[len(own) :], tokens, words)
+
+
+def compared(one: Told, baseline: Told) -> dict[str, float]:
+    source_tells = one.own - one.stranger
+    more = source_tells - (baseline.own - baseline.stranger)
+    return {
+        "perplexity_per_word": float(np.exp(-one.own.sum() / one.words.sum())),
+        "without_source": -one.per_token(one.stranger),
+        "source_tells": one.per_token(source_tells),
+        "difference": one.per_token(more),
+        "standard_error": float(more.std() / len(more) ** 0.5 / one.tokens.mean()),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The two-layer example of Mesh-TensorFlow under its five layouts, measured beside Table 1.
+
+    python -m scripts.toy_layouts
+
+Shazeer et al. 2018, algorithm 1 and section 8: y = relu(x w + bias) v, with all gradients.  Each
+layout is compiled for eight virtual devices; what the compiled program sums up over the network,
+multiplies and holds is printed beside the paper's formulas.  The last layout is the illegal one of
+section 8.5.  The axes io and hidden are called d_model and d_ff here.
+"""
+
+from typing import Any, NamedTuple
+
+import click
+import jax
+import jax.numpy as jnp
+
+from configs.errors import UserError
+from layouts.hlo.program import Compiled
+from layouts.layout import Layout
+from layouts.lint.recorder import record
+from layouts.lint.report import check
+from layouts.mesh import make_mesh, mesh_sizes, simulate_devices
+from scripts.commands.common import write_json
+from scripts.terminal import print_table
+
+DEVICES = 8
+BATCH, IO, HIDDEN = 64, 96, 160
+LAYOUTS = {
+    "empty": Layout(mesh="all:8", rules=""),
+    "batch": Layout(mesh="all:8", rules="batch:all"),
+    "hidden": Layout(mesh="all:8", rules="d_ff:all"),
+    "batch, hidden": Layout(mesh="rows:2,cols:4", rules="batch:rows;d_ff:cols"),
+    "batch, hidden, io": Layout(
+        mesh="rows:2,cols:2,planes:2", rules="batch:rows;d_ff:cols;d_model:planes"
+    ),
+}
+ILLEGAL = Layout(mesh="all:8", rules="batch:all;d_ff:all")
+SHAPES = {"x_BD": (BATCH, IO), "w_DF": (IO, HIDDEN), "bias_F": (HIDDEN,), "v_FD": (HIDDEN, IO)}
+ITEM_BYTES = 4
+
+
+class Costs(NamedTuple):
+    """Of one device: bytes that it sums with others, FLOPs, bytes of what goes in."""
+
+    summed_bytes: int
+    flops: int
+    held_bytes: int
+
+
+def formulas(layout: Layout) -> Costs:
+    """Table 1 with its constant factors and lower-order terms.
+
+    Where a product sums over a split axis, its result is summed over the devices: y and the
+    gradient of x over hidden, hidden and its gradient over io, the weights' gradients over the
+    batch.
+    """
+    r, c, p = (parts(layout, axis) for axis in ("batch", "d_ff", "d_model"))
+    b, d_io, d_h = BATCH // r, IO // p, HIDDEN // c
+    weights = 2 * d_io * d_h + d_h
+    summed = (c > 1) * 2 * b * d_io + (p > 1) * 2 * b * d_h + (r > 1) * weights
+    held = 2 * b * d_io + weights  # x and the gradient of y, as large
+    return Costs(ITEM_BYTES * summed, 6 * 2 * b * d_io * d_h, ITEM_BYTES * held)
+
+
+def parts(layout: Layout, axis: str) -> int:
+    """Into how many parts a layout splits an axis."""
+    rules = dict(pair.split(":") for pair in layout.rules.split(";") if pair)
+    return mesh_sizes(layout.mesh, DEVICES)[rules[axis]] if axis in rules else 1
+
+
+def two_layers(
+    layout: Layout, x_BD: jax.Array, w_DF: jax.Array, bias_F: jax.Array, v_FD: jax.Array
+) -> jax.Array:
+    sum_BF = layout.einsum("BD,DF->BF", x_BD, w_DF)
+    h_BF = jax.nn.relu(sum_BF + layout.align(bias_F, "F", "BF"))
+    return layout.einsum("BF,FD->BD", h_BF, v_FD)
+
+
+def measured(layout: Layout) -> Costs:
+    """What the compiled program does on one device."""
+    mesh = make_mesh(layout)
+
+    def argument(name: str) -> jax.ShapeDtypeStruct:
+        place = jax.NamedSharding(mesh, layout.place(name.rpartition("_")[2]))
+        return jax.ShapeDtypeStruct(SHAPES[name], jnp.float32, sharding=place)
+
+    @jax.jit
+    def step(arguments: tuple[jax.Array, ...], dy_BD: jax.Array) -> Any:
+        y_BD, backward = jax.vjp(lambda *own: two_layers(layout, *own), *arguments)
+        return y_BD, backward(dy_BD)
+
+    with jax.set_mesh(mesh):
+        program = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
+    read = Compiled.read(program.as_text() or "")
+    sums = read.collectives(mesh_sizes(layout.mesh, DEVICES))
+    assert all(own.kind == "all-reduce" for own in sums), sums
+    memory = program.memory_analysis()
+    assert memory is not None
+    summed = sum(own.times * own.bytes for own in sums)
+    return Costs(summed, read.flops, memory.argument_size_in_bytes)
+
+
+def illegal() -> str:
+    """What the lint says of the layout of section 8.5."""
+
+    def trace(layout: Layout) -> dict[str, jax.Array]:
+        made = {
+            name: layout.draw(jax.random.normal, jax.random.key(0), name.rpartition("_")[2], shape)
+            for name, shape in SHAPES.items()
+        }
+        two_layers(layout, *made.values())
+        del made["x_BD"]  # no weight
+        return made
+
+    try:
+        check("of section 8.5", ILLEGAL, mesh_sizes(ILLEGAL.mesh, DEVICES), record(trace), {})
+    except UserError as error:
+        return str(error)
+    raise AssertionError("a layout that splits two axes of one tensor over one mesh axis passed")
+
+
+@click.command()
+@click.option("--json", "json_file", metavar="FILE", help="Write the numbers as JSON.")
+def main(json_file: str | None) -> None:
+    """Compile the two layers under each layout."""
+    simulate_devices(DEVICES)
+    found = {name: (measured(layout), formulas(layout)) for name, layout in LAYOUTS.items()}
+    columns = [f"{what} ({whose})" for what in ("summed bytes", "FLOPs", "held bytes")
+               for whose in ("measured", "formula")]  # fmt: skip
+    rows = [
+        [name, LAYOUTS[name].mesh, *(f"{x:,}" for pair in zip(*costs, strict=True) for x in pair)]
+        for name, costs in found.items()
+    ]
+    print_table(["layout", "mesh", *columns], rows)
+    click.echo(f"\n{illegal()}")
+    as_json = {
+        name: {"measured": costs[0]._asdict(), "formula": costs[1]._asdict()}
+        for name, costs in found.items()
+    }
+    write_json(json_file, as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Training speed of a translation model beside Hugging Face's Marian, interleaved in one run.
+
+    pip install torch transformers
+    python -m scripts.benchmarks.translate --json=bench.json
+
+Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000 tied words) in float32 with
+dropout 0.3 after each layer and in each feed-forward, label smoothing 0.1 and AdamW, on random
+pairs whose lengths are those of Multi30k: sources as in test_2016_flickr, targets 1.03 +- 0.175
+times as long.  Meshloom packs the pairs into rows; Marian gets batches of pairs sorted by length,
+each of at most as many padded target tokens as Meshloom's batch has places.  A turn trains on all
+pairs once, and counts the target tokens without padding.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import numpy as np
+
+from scripts.benchmarks import tiny_transformer as tiny
+from scripts.benchmarks.rounds import Worker, cores, ended, ratio, rounds, serve, show
+
+ROWS, LENGTH, MICROBATCHES = 32, 64, 2
+BATCH_TOKENS = ROWS * LENGTH
+DROPOUT, SMOOTHING = 0.3, 0.1
+LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.98), 0.01
+
+Pairs = list[tuple[np.ndarray, np.ndarray]]
+Epoch = Callable[[], object]  # trains on all pairs once, and waits for the last update
+
+
+def pairs_of(count: int) -> Pairs:
+    """Random sources and targets, END counted, in random order."""
+    rng = np.random.default_rng(0)
+    sources = tiny.sources(count, rng)
+    words = np.maximum(1, np.rint(rng.normal(1.03, 0.175, count) * [len(ids) for ids in sources]))
+    pairs = [(ids, tiny.sentence(int(n), rng)) for ids, n in zip(sources, words, strict=True)]
+    return [pairs[i] for i in rng.permutation(count)]
+
+
+def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
+    """Meshloom's own training step on packed rows, as `meshloom train` runs it."""
+    import jax
+
+    from data.packing.pair_rows import PairRows
+    from data.packing.pairs import pack_pairs
+    from data.packing.rows import NO_ROW, Counts
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from models.loss import Criterion
+    from trainer.feed import place, placement
+    from trainer.optimizers.optimizer import AdamW
+    from trainer.optimizers.schedules import Constant
+    from trainer.step import Program, init_state, train_step
+
+    layout = Layout(mesh="data:1", rules="batch:data")
+    mesh = make_mesh(layout)
+    program = Program(
+        model=tiny.transformer(dropout=DROPOUT, combined_qkv=True, loss_chunks=2).model(layout),
+        optimizer=AdamW(
+            schedule=Constant(peak=LEARNING_RATE),
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=WEIGHT_DECAY,
+            clip_global_norm=None,
+        ),
+        criterion=Criterion(label_smoothing=SMOOTHING),
+        steps=10**6,
+        seed=0,
+        microbatches=MICROBATCHES,
+    )
+    # Packing adds the END that the sentences have.
+    sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
+    packed = pack_pairs(sources, targets, LENGTH, LENGTH)
+    rows = PairRows(
+        packed.targets_BL,
+        packed.segments_BL,
+        packed.sources_BM,
+        packed.source_segments_BM,
+        Counts(),
+    )
+    ids = np.full(-(-len(packed) // ROWS) * ROWS, NO_ROW)
+    ids[: len(packed)] = np.arange(len(packed))
+    places = placement(layout, mesh, MICROBATCHES)
+    state = init_state(program, mesh)
+
+    def epoch() -> None:
+        nonlocal state
+        with jax.set_mesh(mesh):
+            for own in ids.reshape(-1, ROWS):
+                batch = place(places, rows.batch(own), ROWS, MICROBATCHES)
+                state, metrics = train_step(program, state, batch)
+            jax.block_until_ready((state, metrics))
+
+    fill = float(np.mean(packed.segments_BL > 0))
+    return epoch, {"jax": jax.__version__, "updates": len(ids) // ROWS, "fill": fill}
+
+
+def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
+    """Hugging Face's model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
+    import torch
+    from torch.nn import functional
+
+    model, about = tiny.marian(
+        cores(), dropout=DROPOUT, activation_dropout=DROPOUT, attention_dropout=0.0
+    )
+    model.train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    batches = list(sorted_batches(pairs))
+    order = np.random.default_rng(1)
+
+    def update(batch: Pairs) -> torch.Tensor:
+        source, target = (
+            torch.from_numpy(tiny.padded(list(side))) for side in zip(*batch, strict=True)
+        )
+        inputs = functional.pad(target[:, :-1], (1, 0), value=tiny.PAD)
+        logits = model(
+            input_ids=source,
+            attention_mask=(source != tiny.PAD).long(),
+            decoder_input_ids=inputs,
+            use_cache=False,
+        ).logits
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1),
+            target.flatten(),
+            ignore_index=tiny.PAD,
+            label_smoothing=SMOOTHING,
+        )
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def epoch() -> None:
+        for i in order.permutation(len(batches)):
+            loss = update(batches[i])
+        float(loss)
+
+    places = sum(len(batch) * max(len(target) for _, target in batch) for batch in batches)
+    fill = sum(len(target) for _, target in pairs) / places
+    return epoch, {**about, "updates": len(batches), "fill": fill}
+
+
+def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
+    """Pairs of about equal lengths, at most BATCH_TOKENS padded target tokens at a time."""
+    batch: Pairs = []
+    for pair in sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0]))):
+        if batch and (len(batch) + 1) * len(pair[1]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(pair)
+    yield batch
+
+
+def work(system: str, count: int) -> None:
+    """Answers any question with the seconds that one turn takes."""
+    epoch, about = {"meshloom": meshloom, "huggingface": marian}[system](pairs_of(count))
+    epoch()
+
+    def answer(question: str) -> float:
+        start = time.perf_counter()
+        epoch()
+        return time.perf_counter() - start
+
+    serve(about, answer)
+
+
+@click.command()
+@click.option("--worker", hidden=True)
+@click.option("--rounds", "count", default=7, show_default=True, help="Turns of each system.")
+@click.option("--pairs", default=2000, show_default=True, help="Pairs in a turn.")
+@click.option("--json", "json_file", help="Write the result here as well.")
+def main(worker: str | None, count: int, pairs: int, json_file: str | None) -> None:
+    """Compares training speed with Hugging Face's Marian."""
+    if worker is not None:
+        return work(worker, pairs)
+    systems = ("meshloom", "huggingface")
+    workers = {
+        name: Worker("scripts.benchmarks.translate", name, f"--pairs={pairs}") for name in systems
+    }
+    seconds = list(rounds(workers, dict.fromkeys(workers, "epoch"), count))
+    tokens = sum(len(target) for _, target in pairs_of(pairs))
+    result: dict[str, Any] = ended(workers, seconds)
+    for own in result.values():
+        own["target_tokens_per_s"] = tokens / own["turn_s"]
+    result |= {
+        **ratio(seconds, *systems),
+        "rounds": count,
+        "pairs": pairs,
+        "target_tokens": tokens,
+        "cores": cores(),
+    }
+    show(result, json_file)
+
+
+if __name__ == "__main__":
+    main()

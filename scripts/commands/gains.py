@@ -1,0 +1,120 @@
+"""`meshloom gains`: what other models win over a baseline, part by part, against data size."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from scripts.commands.common import Strings, write_json
+from scripts.terminal import print_table, tell
+
+SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6
+
+
+def gains(
+    baseline: str, evaluation: Strings, output: str, json_file: str | None = None
+) -> dict[str, Any]:
+    """Reads what `meshloom evaluate --json` wrote, prints a table and draws a picture.
+
+    Lepikhin et al. 2020 (GShard), Figure 6.
+    """
+    wanted = parts_of(baseline)
+    models = {path: parts_of(path) for path in evaluation}
+    for path, parts in models.items():
+        check_same(baseline, wanted, path, parts)
+    names = sorted(wanted, key=lambda name: -wanted[name]["train_pairs"])
+    gained = {
+        path: [parts[name]["bleu"] - wanted[name]["bleu"] for name in names]
+        for path, parts in models.items()
+    }
+    rows = [
+        [
+            name,
+            f"{wanted[name]['train_pairs']:,}",
+            f"{wanted[name]['bleu']:.2f}",
+            *(f"{own[i]:+.2f}" for own in gained.values()),
+        ]
+        for i, name in enumerate(names)
+    ]
+    means = {path: statistics.fmean(own) for path, own in gained.items()}
+    of_baseline = statistics.fmean(wanted[name]["bleu"] for name in names)
+    rows.append(["mean", "", f"{of_baseline:.2f}", *(f"{mean:+.2f}" for mean in means.values())])
+    print_table(["part", "train pairs", f"BLEU of {baseline}", *models], rows)
+    pairs = [wanted[name]["train_pairs"] for name in names]
+    draw(output, names, pairs, gained)
+    tell(f"Wrote {output}.")
+    result = {
+        "baseline": {"mean_bleu": of_baseline},
+        "models": {
+            path: {"mean_gain": means[path], "gains": dict(zip(names, own, strict=True))}
+            for path, own in gained.items()
+        },
+    }
+    write_json(json_file, result)
+    return result
+
+
+def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
+    """The parts of an evaluation, each with its BLEU and its data size."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
+    parts = found.get("parts", {}) if isinstance(found, dict) else {}
+    if not parts or any(part.get("train_pairs") is None for part in parts.values()):
+        raise UserError(
+            f"{path}: holds no BLEU by part.  Evaluate a split of a mixture, one checkpoint: "
+            "meshloom evaluate --split=test --json=FILE."
+        )
+    return dict(parts)
+
+
+def check_same(
+    baseline: str, wanted: Mapping[str, Any], path: str, parts: Mapping[str, Any]
+) -> None:
+    """Both must have translated the same sentences."""
+    if differing := sorted(set(wanted) ^ set(parts)):
+        raise UserError(f"{baseline} and {path}: only one of them has {', '.join(differing)}.")
+    for name, part in parts.items():
+        if part["references_hash"] != wanted[name]["references_hash"]:
+            raise UserError(
+                f"{baseline} and {path}: their references for {name} differ.  Evaluate both on the "
+                "same split, with the same --sentences."
+            )
+
+
+def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list[float]]) -> None:
+    """Gains over data size, large to small, with a moving average for each model."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    for number, (path, own) in enumerate(gained.items()):
+        axes.scatter(pairs, own, s=14, color=f"C{number}", alpha=0.5)
+        axes.plot(pairs, averaged(own), color=f"C{number}", label=Path(path).stem)
+    highest = [max(column) for column in zip(*gained.values(), strict=True)]
+    for name, size, gain in zip(names, pairs, highest, strict=True):
+        axes.annotate(
+            name, (size, gain), (0, 4), textcoords="offset points", fontsize="xx-small", ha="center"
+        )
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel="pairs to train on", ylabel="BLEU over the baseline's")
+    axes.invert_xaxis()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(output, dpi=120)
+    pyplot.close(figure)
+
+
+def averaged(values: list[float]) -> list[float]:
+    """The mean of each value and its neighbours, fewer at the ends.
+
+    >>> averaged([1.0, 1.0, 4.0])
+    [2.0, 2.0, 2.0]
+    """
+    side = SPAN // 2
+    return [statistics.fmean(values[max(i - side, 0) : i + side + 1]) for i in range(len(values))]

@@ -1,0 +1,71 @@
+"""A plan as one HTML page that needs no other file."""
+
+import html
+from typing import Any
+
+import click
+
+from scripts.commands.common import open_output
+from scripts.commands.report import STYLE, table
+
+BARS = (
+    ".bar{display:flex;height:2rem;margin:.5rem 0}.bar div{overflow:hidden;color:#fff;"
+    "font-size:.75rem;line-height:2rem;padding-left:.3rem;white-space:nowrap}"
+)
+COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+HEAD = ("fits", "bytes_per_device", "cache_bytes", "parameters", "model_flops", "executed_flops",
+        "step_time_s", "start_latency_s", "token_latency_s", "output_latency_s", "tokens_per_s",
+        "utilisation", "run_hours", "chip_hours", "compile_s")  # fmt: skip
+TIMES = {
+    "step_time_parts_s": "Time of a step",
+    "start_parts_s": "Time before the first token",
+    "token_parts_s": "Time of a token",
+}
+
+
+def write_page(file: str, title: str, facts: dict[str, Any]) -> None:
+    """Writes the page of a plan, of training or of decoding, from its figures."""
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
+        f"<style>{STYLE}{BARS}</style><h1>{html.escape(title)}</h1>",
+        table([{"figure": name, "value": shown(facts[name])} for name in HEAD if name in facts]),
+        "<h2>Memory of a device</h2>",
+        bar(facts["bytes_by_cause"], facts["memory_bytes"]),
+        table([{"cause": c, "bytes": n} for c, n in facts["bytes_by_cause"].items()]),
+    ]
+    for name, heading in TIMES.items():
+        times = {part: s for part, s in (facts.get(name) or {}).items() if s}
+        if times:
+            parts += [f"<h2>{heading}</h2>", bar(times, None)]
+            parts.append(table([{"part": part, "s": s} for part, s in times.items()]))
+    lists = [
+        {**c, "mesh_axes": ", ".join(c["mesh_axes"]), "overlaps": shown(c["overlaps"])}
+        for c in facts["collectives"]
+    ]
+    parts += ["<h2>Collectives</h2>", table(lists)]
+    if facts["surprises"]:
+        items = "".join(f"<li>{html.escape(text)}" for text in facts["surprises"])
+        parts.append(f"<h2>Unlike what the layout asks for</h2><ul>{items}</ul>")
+    if "weights" in facts:
+        parts += ["<h2>Largest weights</h2>", table(facts["weights"])]
+    with open_output(file) as page:
+        page.write("\n".join(parts))
+    click.echo(f"Wrote {file}.")
+
+
+def shown(value: object) -> object:
+    """What a table says of a yes, a no or an unknown."""
+    if value is None:
+        return "unknown"
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def bar(sizes: dict[str, float], whole: float | None) -> str:
+    """Parts beside each other; the rest of the whole stays empty."""
+    total = max(sum(sizes.values()), whole or 0.0) or 1.0
+    parts = "".join(
+        f'<div style="width:{100 * size / total:.2f}%;background:{COLOURS[i % len(COLOURS)]}"'
+        f' title="{html.escape(name)}">{html.escape(name)}</div>'
+        for i, (name, size) in enumerate(sizes.items())
+    )
+    return f'<div class="bar">{parts}</div>'

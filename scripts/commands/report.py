@@ -1,0 +1,99 @@
+"""`meshloom report`: a run's curves as pictures, and as one page."""
+
+import base64
+import html
+from pathlib import Path
+from typing import Any
+
+import click
+
+from configs.errors import UserError
+from trainer.plots import Pictures
+
+CAPTIONS = {
+    "loss": "Loss over steps.",
+    "bleu": "BLEU over steps, of a subset of the validation split.",
+    "load": "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
+    "dropped": "Share of the first and second choices that found no place.",
+    "experts_of_parts": "Which part of the data, such as a language, uses which experts.",
+}
+STYLE = (
+    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "img{max-width:100%}table{border-collapse:collapse}"
+    "td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right}"
+)
+
+
+def report(model_dir: Path) -> None:
+    """Writes report.html and its pictures into the model directory."""
+    pictures = Pictures(model_dir)
+    if not pictures.names():
+        raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")
+    drawn = pictures.save(model_dir, *pictures.names())
+    file = model_dir / "report.html"
+    spare = file.with_suffix(".tmp")
+    spare.write_text(page(model_dir.name, pictures, drawn), encoding="utf-8")
+    spare.replace(file)
+    written = [file, *(model_dir / f"{name}.png" for name in drawn)]
+    click.echo("Wrote " + ", ".join(map(str, written)) + ".")
+
+
+def page(title: str, pictures: Pictures, drawn: dict[str, bytes]) -> str:
+    """One HTML page that needs no other file."""
+    title = html.escape(title)
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
+        f"<style>{STYLE}</style><h1>{title}</h1>",
+        "<h2>Last step</h2>",
+        table([numbers(pictures.train[-1])]),
+    ]
+    if pictures.checks:
+        parts += ["<h2>Validation</h2>", table([numbers(line) for line in pictures.checks])]
+    layers = pictures.train[-1].get("experts")
+    if layers:
+        rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
+        parts += ["<h2>Experts at the last step</h2>", table(rows)]
+    parts_of_data = pictures.checks[-1].get("parts") if pictures.checks else None
+    if parts_of_data:
+        rows = [{"part": name, **numbers(part)} for name, part in parts_of_data.items()]
+        parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
+    for name, png in drawn.items():
+        image = base64.b64encode(png).decode()
+        caption = html.escape(CAPTIONS[name])
+        parts.append(
+            f'<h2>{name}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'
+            f"<p>{caption}</p>"
+        )
+    return "\n".join(parts)
+
+
+def numbers(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}
+
+
+def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
+    """What a table says of a layer with experts."""
+    load = layer["load"]
+    dropped = {f"dropped {i}": share for i, share in enumerate(layer["dropped"][:2], 1)}
+    largest = {"largest load": max(load) * len(load), "smallest load": min(load) * len(load)}
+    return numbers(layer) | largest | dropped
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{html.escape(name)}" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{cell(row.get(n))}" for n in names) for row in rows)
+    return f"<table><tr>{head}{body}</table>"
+
+
+def cell(value: object) -> str:
+    """A number as people read it.
+
+    >>> cell(0.123456), cell(1234567), cell("decoder 1"), cell(None)
+    ('0.1235', '1,234,567', 'decoder 1', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else html.escape(str(value))

@@ -1,0 +1,247 @@
+"""Import and export of T5: folders as Hugging Face writes them, and model directories."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from configs.errors import UserError
+from configs.load import Config, load
+from configs.write import dump
+from data.sources.pair_kinds import Phrases
+from data.task import Translation
+from data.vocab import SentencePiece, make
+from data.vocabs import TARGET_FILE, Vocabs
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Params
+from models.spec import Transformer
+from scripts.commands.common import Strings, only, trained_models
+from scripts.terminal import tell
+from trainer.checkpoints import huggingface
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import chosen_steps
+from trainer.checks import check_sides, check_vocabs
+from trainer.model_dir import Workspace
+from trainer.optimizers.optimizer import Adafactor
+from trainer.optimizers.schedules import Constant
+from trainer.run import Run, program_of
+from trainer.step import abstract_state
+
+SETTINGS, TENSORS, VOCAB = "config.json", "model.safetensors", "spiece.model"
+INDEX = f"{TENSORS}.index.json"
+"""Names the file of each tensor, where there are several."""
+LENGTH = 512
+"""Tokens a row on either side, as T5 was trained."""
+
+
+def import_t5(
+    input: Path, model_dir: Path, gin_file: Strings = (), gin_param: Strings = ()
+) -> None:
+    """Makes a model directory of a T5.  The settings choose its task and how to train it on."""
+    check_new_run(model_dir)
+    settings = read_json(input, SETTINGS)
+    huggingface.check_settings(settings, input / SETTINGS)
+    found = read_folder(input)
+    tensors = huggingface.read_tensors(settings, found)
+    spec = huggingface.spec_of(settings, tensors)
+    huggingface.check_tensors(spec, tensors, input)
+    vocab = make(SentencePiece(model_file=str(existing(input, VOCAB))), iter(()))
+    vocabs = Vocabs(vocab, vocab)
+    config = config_of(run_of(spec, model_dir), gin_file, gin_param)
+    run = config.make(Run)
+    check_run(run, spec, vocabs, model_dir)
+    save_weights(model_dir, run, huggingface.params_of(spec, tensors))
+    Workspace(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
+    for name in sorted(found.keys() - tensors.keys()):
+        tell(f"Left out: {name}, which repeats {huggingface.SHARED} or which T5 does not read.")
+    types = sorted({tensor.dtype.name for tensor in tensors.values()})
+    if len(types) > 1:
+        tell(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
+    weights = sum(tensor.size for tensor in tensors.values())
+    tell(f"Imported {weights:,} weights into {model_dir}.")
+
+
+def export_t5(
+    model_dir: Path,
+    output: Path,
+    gin_file: Strings = (),
+    gin_param: Strings = (),
+    checkpoint: str = "latest",
+    average: int | None = None,
+) -> None:
+    """Writes a model as a T5 that Hugging Face reads."""
+    check_new_folder(output)
+    with trained_models(model_dir, gin_file, gin_param) as models:
+        settings = huggingface.settings_of(models.run.model)
+        trained = models.open(only(chosen_steps(models.checkpoints, checkpoint)), average)
+        spec = trained.run.model
+        assert isinstance(spec, Transformer)
+        tensors = huggingface.tensors_of(spec, jax.device_get(trained.params))
+        vocab = trained.vocabs.target
+    write_folder(output, settings, tensors, vocab.model)
+    weights = sum(tensor.size for tensor in tensors.values())
+    tell(f"Exported {weights:,} weights of step {trained.step} to {output}.")
+
+
+# Folders as Hugging Face writes them
+
+
+def existing(folder: Path, name: str) -> Path:
+    """The path of a file of a folder."""
+    if not folder.is_dir():
+        raise UserError(f"--input={folder}: there is no such folder.")
+    if not (folder / name).is_file():
+        raise UserError(
+            f"--input={folder}: {name} is missing.  Legal: a folder with {SETTINGS}, {TENSORS} (or "
+            f"{INDEX} and the files that it names) and {VOCAB}, as save_pretrained writes them."
+        )
+    return folder / name
+
+
+def read_json(folder: Path, name: str) -> dict:
+    path = existing(folder, name)
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: is no JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds a {type(found).__name__}.  Legal: an object.")
+    return found
+
+
+def read_folder(folder: Path) -> huggingface.Tensors:
+    """All tensors of a folder, from one file or from several."""
+    if (folder / TENSORS).is_file() or not (folder / INDEX).is_file():
+        return read_tensors(existing(folder, TENSORS))
+    parts = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(parts, dict):
+        raise UserError(f"{folder / INDEX}: weight_map is missing.  Save the model again.")
+    tensors: huggingface.Tensors = {}
+    for name in sorted(set(parts.values())):
+        tensors |= read_tensors(existing(folder, name))
+    return tensors
+
+
+def read_tensors(path: Path) -> huggingface.Tensors:
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors: {error}.") from None
+
+
+def check_new_folder(folder: Path) -> None:
+    """Refuses a folder that holds a model already."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder}: is a file.  Choose a folder.")
+    found = [name for name in (SETTINGS, TENSORS, INDEX, VOCAB) if (folder / name).exists()]
+    if found:
+        raise UserError(f"--output={folder}: holds {', '.join(found)} already.  Choose another.")
+
+
+def write_folder(
+    folder: Path, settings: huggingface.Settings, tensors: huggingface.Tensors, vocab: bytes
+) -> None:
+    """Writes what Hugging Face reads; each file appears when it is whole, the settings last."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Without this note Hugging Face takes the file for another library's.
+        write(folder / TENSORS, lambda spare: save_file(tensors, spare, {"format": "pt"}))
+        write(folder / VOCAB, lambda spare: spare.write_bytes(vocab))
+        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+        write(folder / SETTINGS, lambda spare: spare.write_text(text))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--output={folder}: cannot be written: {error}.") from None
+
+
+def write(path: Path, fill: Callable[[Path], object]) -> None:
+    spare = path.with_name(f"{path.name}.tmp")
+    try:
+        fill(spare)
+        os.replace(spare, path)
+    finally:
+        spare.unlink(missing_ok=True)
+
+
+# Model directories
+
+
+def check_new_run(model_dir: Path) -> None:
+    """Refuses a model directory that holds a run already."""
+    if model_dir.exists() and not model_dir.is_dir():
+        raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
+    if Workspace(model_dir).has_run():
+        raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
+
+
+def run_of(spec: Transformer, model_dir: Path) -> Run:
+    """A run of a T5, with the phrases as text until the user names another task.
+
+    It trains as T5 was fine-tuned: Adafactor at 0.001 (Raffel et al. 2020, section 3.1.2).
+    """
+    folder = model_dir.absolute()
+    return Run(
+        model=spec,
+        task=Translation(
+            name="t5_" + re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name),
+            source=Phrases(language="en", target_language="de"),
+            vocab=SentencePiece(model_file=str(folder / TARGET_FILE)),
+            length=LENGTH,
+            source_length=LENGTH,
+        ),
+        optimizer=Adafactor(schedule=Constant(peak=0.001)),
+        steps=1000,
+        batch_sequences=16,
+    )
+
+
+def config_of(run: Run, gin_file: Strings, gin_param: Strings) -> Config:
+    """The settings of a run, under the given ones; tells of those that nothing uses."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / "huggingface.gin"
+        own.write_text(dump([run]))
+        config = load([str(own), *gin_file], gin_param)
+    for binding in config.unused(Run, Layout):
+        if not binding.where.startswith(str(own)):
+            tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
+    return config
+
+
+def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> None:
+    """Refuses settings that do not go with a T5's weights and vocabulary."""
+    huggingface.check_same(spec, run.model)
+    check_sides(run)
+    assert isinstance(run.task, Translation)
+    own = str(model_dir.absolute() / TARGET_FILE)
+    if run.task.vocab.model_file != own or run.task.source_vocab is not None:
+        raise UserError(
+            "Translation.vocab: a T5 reads and writes its own vocabulary.  Leave Translation."
+            "source_vocab and SentencePiece.model_file away."
+        )
+    check_vocabs(run, vocabs)
+
+
+def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) -> None:
+    """Saves weights and new slots as the checkpoint of step 0."""
+    layout = Layout(mesh="data:1", rules="")
+    mesh, program = make_mesh(layout), program_of(run, layout)
+    wanted = abstract_state(program, mesh)
+
+    def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
+        return jax.device_put(x, like.sharding)
+
+    with jax.set_mesh(mesh), Checkpoints(model_dir, report=tell) as checkpoints:
+        weights: Params = jax.tree.map(put, params, wanted["params"])
+        slots = jax.jit(program.transform().init)(weights)
+        slots = jax.tree.map(put, slots, wanted["slots"])
+        step = put(np.zeros((), np.int32), wanted["step"])
+        checkpoints.save(0, {"params": weights, "slots": slots, "step": step})

@@ -1,0 +1,62 @@
+"""Packing: no token is lost, doubled or moved into another segment."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.packing import pack
+from data.vocab import EOS
+
+examples_of = st.lists(
+    st.lists(st.integers(2, 60_000), max_size=40).map(lambda x: np.array(x, np.uint16)), max_size=60
+)
+
+
+@given(examples_of, st.integers(2, 17), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_unpacking_gives_the_examples_back(examples, length, packs):
+    packed = pack.pack(examples, length, packs=packs)
+    assert [list(e) for e in pack.unpack(packed)] == [[*e, EOS] for e in examples]
+    assert (packed.segments_BL > 0).sum() == sum(len(e) + 1 for e in examples)
+    assert not packed.targets_BL[packed.segments_BL == 0].any()
+    if not packs:
+        assert packed.segments_BL.max(initial=0) <= 1
+
+
+@given(examples_of, st.integers(2, 17))
+@settings(deadline=None, max_examples=100)
+def test_inputs_and_positions_restart_in_each_segment(examples, length):
+    packed = pack.pack(examples, length)
+    targets_BL, segments_BL = packed.targets_BL, packed.segments_BL
+    inputs_BL = pack.inputs(targets_BL, segments_BL)
+    positions_BL = pack.positions(segments_BL)
+    assert inputs_BL.dtype == positions_BL.dtype == np.int32
+    for row, segments in enumerate(segments_BL):
+        for segment in range(1, segments.max(initial=0) + 1):
+            at = np.flatnonzero(segments == segment)
+            assert list(at) == list(range(at[0], at[-1] + 1))
+            assert list(positions_BL[row, at]) == list(range(len(at)))
+            assert list(inputs_BL[row, at]) == [0, *targets_BL[row, at[:-1]]]
+        assert not inputs_BL[row, segments == 0].any()
+        assert not positions_BL[row, segments == 0].any()
+
+
+def test_chunks_do_not_change_what_is_in_the_rows():
+    random = np.random.default_rng(0)
+    examples = [random.integers(2, 99, n).astype(np.uint16) for n in random.integers(1, 30, 9000)]
+    packer = pack.Packer(32)
+    parts = [packer.add(examples[i : i + 700]) for i in range(0, 9000, 700)] + [packer.finish()]
+    pieces = np.concatenate([p.pieces for p in parts])
+    packed = pack.Packed(
+        np.concatenate([p.targets_BL for p in parts]),
+        np.concatenate([p.segments_BL for p in parts]),
+        pieces,
+    )
+    assert [list(e[:-1]) for e in pack.unpack(packed)] == [list(e) for e in examples]
+    assert sum(len(e) + 1 for e in examples) / packed.targets_BL.size > 0.97
+
+
+def test_open_rows_are_bounded():
+    packer = pack.Packer(100)
+    packer.add([np.full(59, 5, np.uint16)] * 5000)
+    assert len(packer.finish()) == 512

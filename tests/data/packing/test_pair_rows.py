@@ -1,0 +1,104 @@
+"""Rows of pairs: counts of both sides, batches, and where each pair went."""
+
+import numpy as np
+import pytest
+
+from data.packing.pair_rows import PairRows, packed_pairs
+from data.packing.rows import NO_ROW, Counts
+from data.sources.pairs import Pair
+from data.vocab import EOS, SentencePiece, make
+
+PAIRS = [
+    Pair("ein zwei drei", "one two"),
+    Pair("", "nothing at all"),
+    Pair("vier " * 30, "four"),
+    Pair(" fünf  sechs ", "five six seven"),
+]
+KEPT = [0, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def vocabs():
+    return [make(SentencePiece(size=size), (pair[i] for pair in PAIRS * 9))
+            for i, size in ((0, 280), (1, 285))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(vocabs):
+    return PairRows.from_pairs(PAIRS, *vocabs, 30, 20)
+
+
+def test_counts_are_of_the_pairs_that_fit(rows, vocabs):
+    kept = [PAIRS[i] for i in KEPT]
+    assert rows.counts == Counts(
+        lines=3,
+        words=2 + 3 + 3,
+        bytes=sum(len(pair.target.encode()) + 1 for pair in kept),
+        tokens=sum(len(ids) + 1 for ids in vocabs[1].encode([pair.target for pair in kept])),
+        rows=len(rows),
+        source_words=3 + 0 + 2,
+        source_bytes=sum(len(pair.source.encode()) + 1 for pair in kept),
+        source_tokens=sum(len(ids) + 1 for ids in vocabs[0].encode([p.source for p in kept])),
+        left_out=1,
+    )
+    assert rows.counts.tokens == (rows.segments_BL > 0).sum()
+    assert rows.counts.source_tokens == (rows.source_segments_BM > 0).sum()
+    assert rows.fill == rows.counts.tokens / (len(rows) * 20)
+    assert rows.source_fill == rows.counts.source_tokens / (len(rows) * 30)
+    assert (rows.length, rows.source_length) == (20, 30)
+
+
+def test_pieces_lead_from_each_pair_to_its_tokens_on_both_sides(rows, vocabs):
+    assert sorted(rows.pieces[:, 0]) == KEPT
+    for number, row, segment in rows.pieces:
+        source = rows.sources_BM[row][rows.source_segments_BM[row] == segment]
+        target = rows.targets_BL[row][rows.segments_BL[row] == segment]
+        assert source[-1] == target[-1] == EOS
+        assert (vocabs[0].decode(source), vocabs[1].decode(target)) == PAIRS[number]
+
+
+def test_a_batch_has_seven_int32_arrays_and_empty_rows_where_asked(rows):
+    batch = rows.batch(np.array([0, NO_ROW]))
+    lengths = {name: array.shape[1] for name, array in batch.items()}
+    assert lengths == {
+        **dict.fromkeys(("inputs_BM", "segments_BM", "positions_BM"), 30),
+        **dict.fromkeys(("inputs_BL", "targets_BL", "segments_BL", "positions_BL"), 20),
+    }
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+    assert not any(array[1].any() for array in batch.values())
+    np.testing.assert_array_equal(batch["inputs_BM"][0], rows.sources_BM[0])
+    np.testing.assert_array_equal(batch["targets_BL"][0], rows.targets_BL[0])
+
+
+def test_each_pair_begins_anew_on_both_sides(rows):
+    batch = rows.batch(np.arange(len(rows)))
+    for _, row, segment in rows.pieces:
+        target = batch["segments_BL"][row] == segment
+        source = batch["segments_BM"][row] == segment
+        assert list(batch["positions_BL"][row][target]) == list(range(target.sum()))
+        assert list(batch["positions_BM"][row][source]) == list(range(source.sum()))
+        shifted = [0, *batch["targets_BL"][row][target][:-1]]
+        assert list(batch["inputs_BL"][row][target]) == shifted
+
+
+def test_without_packing_each_pair_has_a_row(vocabs):
+    rows = PairRows.from_pairs(PAIRS, *vocabs, 30, 20, packs=False)
+    assert rows.pieces.tolist() == [[number, row, 1] for row, number in enumerate(KEPT)]
+
+
+def test_a_tag_is_in_front_of_each_source_and_no_word_of_the_text():
+    vocab = make(SentencePiece(size=280), (p.source for p in PAIRS * 9), words=["<2en>"])
+    tagged, plain = (
+        list(packed_pairs([PAIRS[0], PAIRS[3]], vocab, vocab, 40, 30, packs=True, tag=tag))
+        for tag in ("2en", None)
+    )
+    [tag_id] = vocab.encode(["<2en>"])[0]
+    firsts = tagged[-1][0].sources_BM[:, 0]
+    assert (firsts == tag_id).all() and len(firsts)
+    assert tagged[0][1].source_words == plain[0][1].source_words
+    assert tagged[0][1].source_tokens == plain[0][1].source_tokens + 2
+
+
+def test_no_pairs_make_no_rows(vocabs):
+    rows = PairRows.from_pairs([], *vocabs, 30, 20)
+    assert (len(rows), rows.counts, rows.fill, rows.source_fill) == (0, Counts(), 0, 0)

@@ -1,0 +1,78 @@
+"""Rows: counts of the raw text, batches, and where each line went."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.packing.rows import NO_ROW, Counts, Rows, read_word_list, with_unk
+from data.sources.text_files import read_lines
+from data.vocab import SentencePiece, make
+
+SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
+LINES = ["one two three", "", " four  five ", "naïve six seven eight nine ten " * 4]
+
+
+@pytest.fixture(scope="module")
+def vocab():
+    return make(SentencePiece(size=300), iter(LINES * 20))
+
+
+def test_counts_are_of_the_raw_text(vocab):
+    rows = Rows.from_lines(LINES, vocab, 16)
+    assert rows.counts.lines == 4
+    assert rows.counts.words == 3 + 0 + 2 + 24
+    assert rows.counts.words_and_ends == 33
+    assert rows.counts.bytes == len(("\n".join(LINES) + "\n").encode())
+    assert rows.counts.tokens == sum(len(ids) + 1 for ids in vocab.encode(LINES))
+    assert rows.counts.tokens == (rows.segments_BL > 0).sum()
+    assert rows.counts.rows == len(rows)
+    assert rows.fill == rows.counts.tokens / (len(rows) * 16)
+
+
+def test_pieces_lead_from_each_line_to_its_tokens(vocab):
+    rows = Rows.from_lines(LINES, vocab, 16)
+    for number, line in enumerate(LINES):
+        pieces = rows.pieces[rows.pieces[:, 0] == number]
+        ids = [rows.targets_BL[r][rows.segments_BL[r] == s] for _, r, s in pieces]
+        assert vocab.decode(np.concatenate(ids)) == line
+
+
+def test_a_batch_has_four_int32_arrays_and_empty_rows_where_asked(vocab):
+    rows = Rows.from_lines(LINES, vocab, 16)
+    batch = rows.batch(np.array([1, NO_ROW, 0]))
+    assert {name: (a.dtype, a.shape) for name, a in batch.items()} == {
+        name: (np.dtype(np.int32), (3, 16))
+        for name in ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
+    }
+    assert not any(array[1].any() for array in batch.values())
+    assert (batch["targets_BL"][[0, 2]] == rows.targets_BL[[1, 0]]).all()
+    assert rows.targets_BL[0].any(), "an empty row must not empty row 0 itself"
+
+
+def test_no_lines_make_no_rows(vocab):
+    rows = Rows.from_lines([], vocab, 16)
+    assert (len(rows), rows.counts, rows.fill) == (0, Counts(), 0)
+
+
+def test_word_list_changes_words_but_not_their_count(vocab, tmp_path):
+    path = tmp_path / "words"
+    path.write_text("one 7\nthree 3\n\n")
+    word_list = read_word_list(str(path))
+    assert with_unk(LINES[:3], word_list) == ["one <UNK> three", "", " <UNK>  <UNK> "]
+    assert read_word_list(None) is None
+    plain, listed = (Rows.from_lines(LINES, vocab, 16, w) for w in (None, word_list))
+    assert plain.counts.words == listed.counts.words
+    assert plain.counts.bytes == listed.counts.bytes
+    assert plain.counts.tokens != listed.counts.tokens
+
+
+def test_lm1b_held_out_shard_has_159658_words_and_ends():
+    path = SHARED / "lm1b_heldout" / "news.en.heldout-00000-of-00050.gz"
+    if not path.exists():
+        pytest.skip(
+            f"{path} is not here; set MESHLOOM_SHARED_DATA to the folder above lm1b_heldout"
+        )
+    counts = Counts.of(list(read_lines(str(path))))
+    assert (counts.words, counts.lines, counts.words_and_ends) == (153_583, 6_075, 159_658)

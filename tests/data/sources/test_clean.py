@@ -1,0 +1,87 @@
+"""Cleaning: each reason drops its pairs and no others, from training alone."""
+
+from collections import Counter
+
+import pytest
+
+from configs.errors import UserError
+from data.sources.clean import Clean
+from data.sources.pairs import Pair
+
+GOOD = [Pair("guten Tag", "good day"), Pair("ja", "yes"), Pair("a\u2028b", "c")]
+BAD = {
+    "an empty side": Pair("  ", "nothing"),
+    "control characters": Pair("a\x07b", "bell"),
+    "not UTF-8": Pair("na\udcefve", "naive"),
+    "a repeat": GOOD[0],
+    "too long": Pair("x" * 41, "x" * 30),
+    "too short": Pair("a", "b"),
+    "lengths too unequal": Pair("abc", "a" * 13),
+}
+
+
+def kept(clean, pairs, split="train"):
+    dropped = Counter()
+    return list(clean.kept(pairs, split, dropped)), dropped
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "an empty side"),
+        ({"drops_control_characters": True}, "control characters"),
+        ({"drops_invalid_utf8": True}, "not UTF-8"),
+        ({"drops_duplicates": True}, "a repeat"),
+        ({"max_characters": 40}, "too long"),
+        ({"max_ratio": 4}, "lengths too unequal"),
+    ],
+)
+def test_each_setting_drops_what_it_says(settings, reason):
+    clean = Clean(drops_empty=reason == "an empty side", **settings)
+    found, dropped = kept(clean, [*GOOD, BAD[reason]])
+    assert found == GOOD
+    assert dropped == {reason: 1}
+    lenient = Clean(drops_empty=False)
+    if reason != "not UTF-8":  # which reading refuses, unless it is to be dropped
+        assert kept(lenient, [*GOOD, BAD[reason]]) == ([*GOOD, BAD[reason]], {})
+
+
+def test_too_short_counts_the_shorter_side_without_spaces_around_it():
+    pairs = [Pair("abc", "abc"), Pair("abc", " ab "), BAD["too short"]]
+    assert kept(Clean(min_characters=3), pairs) == (pairs[:1], {"too short": 2})
+
+
+def test_ratio_and_length_are_inclusive():
+    pairs = [Pair("a" * 10, "b" * 40), Pair("a" * 10, "b" * 41)]
+    assert kept(Clean(max_ratio=4), pairs)[0] == pairs[:1]
+    assert kept(Clean(max_characters=40), pairs)[0] == pairs[:1]
+
+
+def test_all_together_count_each_pair_once():
+    clean = Clean(
+        drops_invalid_utf8=True, drops_control_characters=True, drops_duplicates=True,
+        min_characters=2, max_characters=40, max_ratio=4,
+    )  # fmt: skip
+    good = [pair for pair in GOOD if min(map(len, pair)) > 1]
+    found, dropped = kept(clean, [*good, *BAD.values()])
+    assert found == good
+    assert dropped == dict.fromkeys(BAD, 1)
+
+
+def test_a_repeat_is_of_both_sides():
+    pairs = [Pair("a", "b"), Pair("a", "c"), Pair("c", "b"), Pair("a\tb", "c"), Pair("a", "b")]
+    assert kept(Clean(drops_duplicates=True), pairs) == (pairs[:4], {"a repeat": 1})
+
+
+def test_other_splits_are_kept_whole_but_for_what_cannot_be_read():
+    clean = Clean(drops_invalid_utf8=True, drops_duplicates=True, max_characters=40)
+    found, dropped = kept(clean, [*GOOD, *BAD.values()], "test")
+    assert found == [*GOOD, *(pair for reason, pair in BAD.items() if reason != "not UTF-8")]
+    assert dropped == {"not UTF-8": 1}
+
+
+def test_limits_that_leave_nothing_are_refused():
+    with pytest.raises(UserError, match=r"Clean.min_characters = 9 is more than .* = 8"):
+        Clean(min_characters=9, max_characters=8)
+    with pytest.raises(UserError, match=r"Clean.max_ratio = 0\.5: legal: .* at least 1"):
+        Clean(max_ratio=0.5)

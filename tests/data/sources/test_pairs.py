@@ -1,0 +1,55 @@
+"""Pairs: tags, and what stands on one line."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from configs.errors import UserError
+from configs.spec import spec
+from data.sources.pairs import Pair, Pairs, chosen_tag, tagged
+
+
+@spec
+class ThreePairs(Pairs):
+    """Pairs whose halves hold what no line may hold."""
+
+    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        yield from [Pair("ein\tTag", "one\rday"), Pair("zwei", "two"), Pair("", "")]
+
+
+def test_no_half_of_a_pair_holds_a_tab_or_a_line_break():
+    assert list(ThreePairs().pairs("train"))[:2] == [("ein Tag", "one day"), ("zwei", "two")]
+    assert list(ThreePairs().lines("train")) == ["ein Tag\tone day", "zwei\ttwo", "\t"]
+
+
+def test_a_tag_stands_in_front_of_each_source_and_of_no_target():
+    source = ThreePairs(tag="2de")
+    assert list(source.pairs("train"))[1:] == [("<2de> zwei", "two"), ("<2de> ", "")]
+    assert list(source.untagged("train"))[1] == ("zwei", "two")
+    assert tagged("zwei", "2de") == "<2de> zwei"
+    assert (source.tags, ThreePairs().tags) == (("2de",), ())
+
+
+@pytest.mark.parametrize("tag", ["", "2 de", "<2de>", "zurück"])
+def test_a_tag_is_a_word_of_letters_and_digits(tag):
+    with pytest.raises(UserError, match=r"ThreePairs.tag = .*legal: a string that matches"):
+        ThreePairs(tag=tag)
+
+
+def test_a_tag_is_chosen_among_those_that_a_task_knows():
+    assert chosen_tag("2fr", ("2de", "2fr")) == "2fr"
+    assert chosen_tag(None, ("2de",)) == "2de"
+    assert chosen_tag(None, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("tag", "tags", "message"),
+    [
+        ("2df", ("2de", "2fr"), r"tag '2df': .*  Did you mean 2..\?  Legal: 2de, 2fr\."),
+        (None, ("2de", "2fr"), r"no tag was given\.  Legal: 2de, 2fr\."),
+        ("2de", (), r"tag '2de': no part of the task has it.  The task knows no tags"),
+    ],
+)
+def test_a_tag_that_no_part_has_is_told_the_legal_ones(tag, tags, message):
+    with pytest.raises(UserError, match=message):
+        chosen_tag(tag, tags)

@@ -1,0 +1,50 @@
+"""Sources: which lines each split has."""
+
+import pytest
+
+from configs.errors import UserError
+from data.sources.text import Source, TextFiles
+
+
+@pytest.fixture
+def one_file(tmp_path):
+    path = tmp_path / "all.txt"
+    path.write_text("".join(f"line number {i % 1500}\n\n" for i in range(2000)))
+    return str(path)
+
+
+def test_one_file_gives_a_held_out_split_that_shares_no_line(one_file):
+    source = TextFiles(train=one_file, validation_fraction=0.1)
+    train, validation = list(source.lines("train")), list(source.lines("validation"))
+    assert len(train) + len(validation) == 2000
+    assert not set(train) & set(validation)
+    assert 0.07 < len(set(validation)) / 1500 < 0.13
+    assert validation == list(source.lines("validation"))
+
+
+def test_validation_files_leave_training_whole(one_file):
+    source = TextFiles(train=one_file, validation=one_file)
+    assert list(source.lines("train")) == list(source.lines("validation"))
+    assert len(list(source.lines("train"))) == 2000
+
+
+def test_splits_are_those_with_text(one_file):
+    assert TextFiles(train=one_file).splits() == ("train", "validation")
+    assert TextFiles(train=one_file, test=one_file).splits() == ("train", "validation", "test")
+    assert isinstance(TextFiles(train=one_file), Source)
+
+
+def test_fraction_outside_its_range_is_refused():
+    with pytest.raises(UserError, match=r"fraction = 0\.9: legal: .* above 0 and below 0\.5"):
+        TextFiles(train="x", validation_fraction=0.9)
+
+
+def test_fingerprint_follows_the_file_and_is_none_without_it(one_file, tmp_path):
+    source = TextFiles(train=one_file)
+    before = source.fingerprint()
+    assert before == source.fingerprint()
+    with open(one_file, "a") as file:
+        file.write("more\n")
+    assert source.fingerprint() != before
+    (tmp_path / "all.txt").unlink()
+    assert source.fingerprint() is None

@@ -1,0 +1,73 @@
+"""Text files: what is read, and what each bad file is told."""
+
+import gzip
+import lzma
+
+import pytest
+
+from configs.errors import UserError
+from data.sources.text import TextFiles
+from data.sources.text_files import expand, read_lines
+
+# U+2028, U+0085 and a lone carriage return separate lines for str.splitlines, but not here.
+LINES = ["one two", "a\u2028b\u0085c\rd", "naïve 漢字", ""]
+RAW = ("\n".join(LINES) + "\n").encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"), [("a.txt", bytes), ("a.gz", gzip.compress), ("a.xz", lzma.compress)]
+)
+def test_plain_and_compressed_files_split_on_newline_only(tmp_path, name, packed):
+    path = tmp_path / name
+    path.write_bytes(packed(RAW))
+    assert list(read_lines(str(path))) == LINES
+
+
+def test_last_line_needs_no_newline_and_windows_files_have_no_carriage_returns(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert list(read_lines(str(path))) == ["one", "two"]
+
+
+def test_globs_are_sorted_and_name_no_file_twice(tmp_path):
+    for name in "cab":
+        (tmp_path / name).write_text("x\n")
+    files = expand((f"{tmp_path}/[bc]", f"{tmp_path}/*"), "here")
+    assert [f[-1] for f in files] == ["b", "c", "a"]
+
+
+def test_missing_file_suggests_the_nearest(tmp_path):
+    (tmp_path / "train.txt").write_text("x\n")
+    with pytest.raises(
+        UserError, match=r"TextFiles.train: no file matches '.*trian.txt'.*train\.txt"
+    ):
+        list(TextFiles(train=f"{tmp_path}/trian.txt").lines("train"))
+
+
+def test_folder_is_no_file(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder.  Name its files, such as '.*/\*\.txt'"):
+        list(TextFiles(train=str(tmp_path)).lines("train"))
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_empty_file_is_named(tmp_path, text):
+    (tmp_path / "a.txt").write_text("x\n")
+    (tmp_path / "b.txt").write_text(text)
+    with pytest.raises(UserError, match=r"TextFiles.train: .*b\.txt is empty"):
+        list(TextFiles(train=f"{tmp_path}/*", validation="-").lines("train"))
+
+
+def test_bad_utf8_names_file_line_and_byte(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"fine\nfine too\nna\xefve\n")
+    with pytest.raises(UserError, match=r"latin\.txt, line 3: byte 3 is 0xef, not UTF-8.*iconv"):
+        list(read_lines(str(path)))
+
+
+@pytest.mark.parametrize(("name", "packed"), [("a.gz", gzip.compress), ("a.xz", lzma.compress)])
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"not compressed"])
+def test_damaged_archive_is_named(tmp_path, name, packed, damage):
+    path = tmp_path / name
+    path.write_bytes(damage(packed(RAW * 1000)))
+    with pytest.raises(UserError, match=rf"{name}: cannot be read to its end .*again"):
+        list(read_lines(str(path)))

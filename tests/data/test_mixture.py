@@ -1,0 +1,85 @@
+"""Mixing: rates kept, no row lost, and each place the same whoever asks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.mixture import Mix, shuffled
+
+ROWS = (700, 30, 5, 90)
+RATES = (5, 3, 1.5, 0.5)
+BLOCK = 4096
+
+
+@pytest.fixture(scope="module")
+def mix():
+    return Mix.of(ROWS, RATES)
+
+
+def parts_of(ids):
+    return np.searchsorted(np.cumsum(ROWS), ids, side="right")
+
+
+def test_every_block_has_the_rates_exactly(mix):
+    ids = mix.row_ids(3, np.arange(5 * BLOCK))
+    for block in parts_of(ids).reshape(5, BLOCK):
+        assert tuple(np.bincount(block)) == mix.quotas
+    np.testing.assert_allclose(mix.rates, np.array(RATES) / 10, atol=1 / BLOCK)
+
+
+def test_short_stretches_have_the_rates_too(mix):
+    ids = mix.row_ids(3, np.arange(5 * BLOCK))
+    for batch in parts_of(ids).reshape(-1, 64):
+        counts = np.bincount(batch, minlength=4)
+        assert (abs(counts - 64 * np.array(mix.rates)) < 2.5).all()
+
+
+def test_no_row_of_a_part_is_lost_or_comes_twice_in_its_epoch(mix):
+    ids = mix.row_ids(3, np.arange(5 * BLOCK))
+    for part, (first, rows) in enumerate(zip(np.cumsum(ROWS) - ROWS, ROWS, strict=True)):
+        own = ids[parts_of(ids) == part]
+        epochs = own[: len(own) // rows * rows].reshape(-1, rows)
+        assert len(epochs) > 10
+        assert (np.sort(epochs, axis=1) == np.arange(first, first + rows)).all()
+        assert len(set(map(tuple, epochs))) > 0.9 * len(epochs) or rows < 6
+
+
+@given(st.integers(0, 9), st.integers(0, 3 * BLOCK), st.integers(1, 300))
+@settings(deadline=None, max_examples=30)
+def test_any_stretch_is_part_of_the_same_sequence(seed, first, count):
+    mix = Mix.of(ROWS, RATES)
+    whole = mix.row_ids(seed, np.arange(3 * BLOCK + 300))
+    stretch = mix.row_ids(seed, np.arange(first, first + count))
+    np.testing.assert_array_equal(stretch, whole[first : first + count])
+
+
+def test_seeds_have_orders_of_their_own(mix):
+    places = np.arange(200)
+    orders = {tuple(mix.row_ids(seed, places)) for seed in range(8)}
+    assert len(orders) == 8
+
+
+def test_parts_of_one_size_have_orders_of_their_own():
+    mix = Mix.of((50, 50), (1, 1))
+    ids = mix.row_ids(0, np.arange(100))
+    assert list(ids[ids < 50]) != list(ids[ids >= 50] - 50)
+
+
+def test_a_part_of_hardly_any_rate_still_comes():
+    mix = Mix.of((10, 10, 10), (1, 1e-9, 1e-9))
+    assert mix.quotas == (BLOCK - 2, 1, 1)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=90))
+@settings(deadline=None, max_examples=60)
+def test_quotas_fill_a_block_and_lie_within_one_place_of_their_rates(rates):
+    quotas = np.array(Mix.of([1] * len(rates), rates).quotas)
+    assert quotas.sum() == BLOCK and quotas.min() >= 1
+    wanted = np.array(rates) / sum(rates) * BLOCK
+    assert (abs(quotas - wanted)[wanted >= 1] < 1 + (wanted < 1).sum()).all()
+
+
+def test_the_order_never_changes_between_versions(mix):
+    assert list(shuffled(7, np.arange(10, 15), 11)) == [1, 1, 3, 2, 10]
+    assert list(mix.row_ids(7, np.arange(4094, 4102))) == [712, 62, 47, 722, 592, 304, 731, 727]

@@ -1,0 +1,109 @@
+"""What is read off the text of programs that were really compiled, for eight virtual devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+from layouts.cost.collectives import Collective
+from layouts.hlo.program import Compiled
+
+SIZES = {"x": 4, "y": 2}
+TURNS, ROWS, INNER, OUTER = 5, 8, 12, 20
+
+
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def compiled(function, *places: tuple[tuple[int, ...], jax.P]) -> Compiled:
+    """A function of float32 arrays of these shapes and placements, compiled and read."""
+    with jax.set_mesh(mesh()) as _:
+        arguments = [
+            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh(), place))
+            for shape, place in places
+        ]
+        return Compiled.read(jax.jit(function).lower(*arguments).compile().as_text())
+
+
+def loop(x, w):
+    """Products in a scan, each of which sums over a split axis."""
+
+    def turn(x, _):
+        h = jnp.einsum("bd,df->bf", x, w, out_sharding=jax.P("x", None))
+        return jnp.einsum("bf,df->bd", jnp.tanh(h), w, out_sharding=jax.P("x", "y")), None
+
+    return jax.lax.scan(turn, x, None, length=TURNS)[0]
+
+
+def test_turns_of_a_loop_are_multiplied_out() -> None:
+    found = compiled(loop, ((ROWS, INNER), jax.P("x", "y")), ((INNER, OUTER), jax.P("y", None)))
+    one = 2 * ROWS * INNER * OUTER // 8  # of a product that all devices share
+    assert found.flops == TURNS * 2 * one
+    exchanged = [own for own in found.collectives(SIZES) if own.mesh_axes == ("y",)]
+    reduced = [own for own in exchanged if own.kind in ("all-reduce", "reduce-scatter")]
+    assert sum(own.times for own in reduced) == TURNS
+    assert {own.bytes for own in reduced} == {ROWS // 4 * OUTER * 4}
+    assert {own.group for own in reduced} == {2}
+
+
+@pytest.mark.parametrize("axes", [("x",), ("x", "y")])
+def test_a_gather_is_found_along_its_mesh_axes(axes: tuple[str, ...]) -> None:
+    found = compiled(
+        lambda x: jax.sharding.reshard(x, jax.P(None, None)), ((16, 3), jax.P(axes, None))
+    )
+    (own,) = found.collectives(SIZES)
+    group = int(np.prod([SIZES[axis] for axis in axes]))
+    assert own._replace(source="") == Collective("all-gather", axes, group, 16 * 3 * 4, 1, "")
+    assert own.received_bytes == 16 * 3 * 4 * (group - 1) / group
+
+
+def test_an_exchange_of_all_with_all_is_one() -> None:
+    found = compiled(
+        lambda x: jax.sharding.reshard(x, jax.P(None, "x")), ((8, 12), jax.P("x", None))
+    )
+    assert {own.kind for own in found.collectives(SIZES)} == {"all-to-all"}
+    assert sum(own.bytes for own in found.collectives(SIZES)) == 8 * 12 * 4 // 4
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "holes"),
+    [(1, (0, 0), 1, 1), (2, (1, 2), 1, 1), (1, (3, 3), 2, 1), (1, (2, 2), 1, 3)],
+)
+def test_multiplications_with_padding_and_holes_are_not_counted(
+    stride: int, padding: tuple[int, int], dilation: int, holes: int
+) -> None:
+    """TPUs write products as such convolutions."""
+    size, kernel, features, outputs, batch = 9, 4, 3, 5, 2
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride,), [padding], (holes,), (dilation,), ("NCH", "OIH", "NCH")
+        )
+
+    text = jax.jit(convolve).lower(
+        jnp.ones((batch, features, size)), jnp.ones((outputs, features, kernel))
+    ).compile().as_text()  # fmt: skip
+    found = Compiled.read(text)
+    # By hand: an input of ones, in which only real numbers count.
+    wide = np.zeros((size - 1) * holes + 1)
+    wide[::holes] = 1
+    wide = np.pad(wide, padding)
+    reach = (kernel - 1) * dilation
+    met = sum(wide[i : i + reach + 1 : dilation].sum() for i in range(0, len(wide) - reach, stride))
+    assert found.flops == 2 * batch * outputs * features * met
+
+
+def test_a_loop_without_a_known_end_is_counted_by_the_turn() -> None:
+    def search(x, w):
+        def turn(x):
+            return jnp.tanh(x @ w)
+
+        with jax.named_scope("search"):
+            return jax.lax.while_loop(lambda x: jnp.sum(x) > 3, turn, x @ w @ w)
+
+    shapes = (ROWS, INNER), (INNER, INNER)
+    text = jax.jit(search).lower(*map(jnp.ones, shapes)).compile().as_text()
+    found, one = Compiled.read(text, "search"), 2 * ROWS * INNER * INNER
+    assert (found.flops, found.turn.flops) == (3 * one, one)

@@ -1,0 +1,32 @@
+"""Records of small models, each made once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from layouts.lint.recorder import Record, record
+from models.api import Batch, Params
+from models.loss import Criterion
+from models.spec import Transformer
+from models.transformer import TransformerModel
+
+NAMES = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
+
+
+def zeros(layout: Layout, rows: int, length: int) -> Batch:
+    return {name: layout.to(jnp.zeros((rows, length), jnp.int32), "BL") for name in NAMES}
+
+
+@functools.cache
+def recorded(spec: Transformer, rows: int, length: int) -> Record:
+    """What the training loss of a batch makes."""
+
+    def trace(layout: Layout) -> Params:
+        model = TransformerModel(spec, layout)
+        params = model.init(jax.random.key(0))
+        model.loss(params, zeros(layout, rows, length), Criterion(), jax.random.key(1))
+        return params
+
+    return record(trace)

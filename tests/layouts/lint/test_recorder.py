@@ -1,0 +1,102 @@
+"""The record holds what really runs: equal to counts by hand, and the same however layers run."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from layouts.layout import Layout
+from layouts.lint.recorder import Recorder, record
+from models.initializers import Precision
+from models.transformer import TransformerModel
+from tests.layouts.lint.recorded import recorded
+from tests.toys import SPLITTABLE, WHOLE, toy
+
+KINDS = {
+    "plain": toy(),
+    "combined, rotary": toy(combined_qkv=True, positions="rotary", gated=True),
+    "relative, chunks": toy(positions="relative", loss_chunks=3, tied=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_init(kind: str) -> None:
+    spec = dataclasses.replace(KINDS[kind], precision=Precision(store="bfloat16"))
+    with jax.set_mesh(jax.make_mesh((1,), ("data",))):
+        params = jax.eval_shape(TransformerModel(spec, WHOLE).init, jax.random.key(0))
+    found = recorded(spec, 4, 8).weights
+    assert [weight.shape for weight in found] == [leaf.shape for leaf in jax.tree.leaves(params)]
+    assert all(len(weight.axes) == len(weight.shape) for weight in found)
+    assert sum(weight.bytes for weight in found) == 2 * sum(
+        math.prod(leaf.shape) for leaf in jax.tree.leaves(params)
+    )
+
+
+def test_forward_flops_are_those_of_the_products() -> None:
+    """Per token and layer 2 x weights, and 4 x length x head columns for scores and values."""
+    D, F, V, heads, kv_heads, K, layers, length = 10, 14, 22, 6, 3, 4, 2, 8
+    weights = D * K * (2 * heads + 2 * kv_heads) + 2 * D * F
+    per_token = layers * (2 * weights + 4 * length * heads * K) + 2 * D * V
+    assert recorded(toy(), 4, length).flops == 4 * length * per_token
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flops_do_not_depend_on_how_layers_run(kind: str) -> None:
+    ways = itertools.product([False, True], ["none", "dots", "full"])
+    specs = [dataclasses.replace(KINDS[kind], scan=scan, remat=remat) for scan, remat in ways]
+    assert len({recorded(spec, 4, 8).flops for spec in specs}) == 1
+
+
+def test_scans_multiply_and_what_is_traced_and_dropped_counts_nothing() -> None:
+    def trace(layout: Layout) -> dict[str, jax.Array]:
+        w_NDF = layout.draw(jax.random.normal, jax.random.key(0), "NDF", (5, 2, 2), stored=True)
+
+        def twice(x_BD: jax.Array, w_DF: jax.Array) -> tuple[jax.Array, None]:
+            again = jnp.zeros((3, 2, 2))
+            return jax.lax.scan(
+                lambda x_BD, _: (layout.einsum("BD,DF->BF", x_BD, w_DF), None), x_BD, again
+            )
+
+        x_BD = layout.iota("BD", (7, 2), "D").astype(jnp.float32)
+        jax.eval_shape(twice, x_BD, w_NDF[0])
+        jax.lax.scan(twice, x_BD, w_NDF)
+        return {"w_NDF": w_NDF}
+
+    found = record(trace)
+    assert [product.times for product in found.products] == [15]
+    assert found.flops == 15 * 2 * 7 * 2 * 2
+
+
+def test_each_tensor_names_its_letters_sizes_and_the_line_that_asks() -> None:
+    found = recorded(SPLITTABLE, 8, 24)
+    named = {tensor.name.partition(".py:")[0]: tensor for tensor in found.tensors}
+    hidden = named["BLD,DF->BLF at models/feed_forward"]
+    assert (hidden.axes, hidden.shape, hidden.stored) == ("BLF", (8, 24, 40), False)
+    weight = named["decoder/layers_N/mlp/wi_DF"]
+    assert (weight.axes, weight.shape, weight.stored) == ("NDF", (3, 16, 40), True)
+    beside = next(t for t in found.tensors if t.axes == "BLM" and t.shape == (8, 24, None))
+    assert beside.name.startswith("BLM at models/attention.py:")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def indices(layout: Layout) -> jax.Array:
+    """A function whose trace jax keeps for equal layouts."""
+    return layout.iota("B", (4,), "B")
+
+
+def test_no_two_recorders_share_a_trace() -> None:
+    first, second = (record(lambda layout: {"ids_B": indices(layout)}) for _ in range(2))
+    assert [tensor.name.partition(" at ")[0] for tensor in second.tensors] == ["ids_B", "B"]
+    assert first == second
+    assert Recorder() != Recorder()
+
+
+def test_nothing_is_allocated_and_no_mesh_is_needed() -> None:
+    huge = dataclasses.replace(SPLITTABLE, d_model=2**16, d_ff=2**18, layers=1000, scan=True)
+    before = len(jax.live_arrays())
+    assert sum(weight.bytes for weight in recorded(huge, 2**12, 24).weights) > 1e14
+    assert len(jax.live_arrays()) == before

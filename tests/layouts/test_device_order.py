@@ -1,0 +1,158 @@
+"""The order of devices: what it means, that it loses none, and what is said of a wrong one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from configs.errors import UserError
+from layouts.cost.interconnect import Slice
+from layouts.cost.step_time import coordinates
+from layouts.device_order import arranged, check_order, mistakes, numbered, orders
+from layouts.layout import Layout
+from layouts.lint.report import lint
+from layouts.mesh import absent_mesh, has_tpu_compiler, in_order, make_mesh
+from tests.layouts.lint.recorded import recorded
+from tests.toys import SPLITTABLE
+
+POD = Slice.named("v3:4x4").torus
+MESH = {"data": 4, "model": 8}
+ORDER = "data:y;model:x;model:core"
+SEEN = recorded(SPLITTABLE, 16, 24)
+
+
+def test_a_mesh_axis_lies_along_the_axes_that_it_names() -> None:
+    devices = in_order(numbered(POD, "TPU v3"), MESH, ORDER)
+    assert [(*d.coords[:2], d.core_on_chip) for d in devices[3]] == [
+        (x, 3, core) for x in range(4) for core in range(2)
+    ]
+    assert [d.coords[:2] for d in devices[:, 2]] == [(1, y) for y in range(4)]
+
+
+def test_what_is_named_later_lies_nearer() -> None:
+    order = "data:x2;model:y;model:x2;data:core"
+    devices = in_order(numbered(POD, "TPU v3"), MESH, order)
+    assert {d.coords[0] for d in devices[0]} == {0, 1}
+    assert {d.coords[0] for d in devices[:, 0]} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("v3:4x4", {"data": 4, "model": 8}),
+        ("v3:4x4", {"data": 1, "model": 32}),
+        ("v3:4x2", {"data": 4, "fsdp": 2, "model": 2}),
+        ("v4:4x2x3", {"data": 6, "model": 4}),
+    ],
+)
+def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> None:
+    torus = Slice.named(name).torus
+    found = list(orders(mesh, torus))
+    assert len(set(found)) == len(found)
+    for order in found:
+        assert mistakes(order, mesh, torus) == []
+        numbers = arranged(order, mesh, torus)
+        assert numbers.shape == tuple(mesh.values())
+        assert sorted(numbers.flat) == list(range(numbers.size))
+
+
+def test_orders_that_cost_the_same_are_tried_once() -> None:
+    """Along x or along y is the same on a square, spread out or side by side is not."""
+    found = list(orders({"data": 8, "model": 4}, POD))
+    assert found[0] == "data:y;data:core;model:x"
+    assert "data:x;data:core;model:y" not in found
+    assert {"data:x2;data:y;model:x2;model:core", "model:y2;model:core;data:x;data:y2"} <= {*found}
+
+
+def test_without_coordinates_the_order_is_that_of_jax() -> None:
+    plain, ordered = (make_mesh(Layout(mesh="data:2,model:4", order=o)) for o in (None, ORDER))
+    assert plain == ordered
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted"),
+    [
+        ("data=y", "'data=y' is no mesh_axis:torus_axis, as in 'model:x' or 'model:x8'."),
+        ("data:y;modle:x", "no such mesh axis: modle.  Did you mean model?"),
+        ("data:y;model:z", "no such torus axis: z.  There are x, y, core."),
+        ("data:y;model:x", "core has 2, and nothing lies along it."),
+        ("data:y;model:x2;model:core", "x has 4, and model:x2 takes 2."),
+        ("data:y;model:y;model:x;model:core", "y is taken whole more than once."),
+        ("data:x;data:y;data:core", "data = 4, and data:x;data:y;data:core gives it 32."),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused_with_some_that_do(order: str, wanted: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_order(order, MESH, POD)
+    assert str(error.value).startswith(f"Layout.order = {order!r}: ") and wanted in str(error.value)
+    assert f"Legal: {ORDER!r}" in str(error.value)
+
+
+def test_a_mesh_of_some_of_the_devices_has_no_order() -> None:
+    with pytest.raises(UserError, match=r"data = 2, and data:y gives it 4\.  Legal: none"):
+        check_order(ORDER, {"data": 2, "model": 8}, POD)
+
+
+def test_the_lint_reports_it_beside_all_else() -> None:
+    layout = Layout(mesh="data:4,model:8", rules="bach:data", order="data:y;model:x")
+    where = {"Layout.order": "layouts/mine.gin:4"}
+    found = [str(problem) for problem in lint(layout, MESH, SEEN, where, POD)]
+    head = "order 'data:y;model:x' (Layout.order, layouts/mine.gin:4): core has 2"
+    assert any(text.startswith(head) and ORDER in text for text in found)
+    assert any(text.startswith("rule bach:data") for text in found)
+    elsewhere = dataclasses.replace(layout, order="data:q")
+    assert any(
+        "no such torus axis: q" in str(problem) for problem in lint(elsewhere, MESH, SEEN, {})
+    )
+
+
+def numbers(count: int) -> jax.Array:
+    return jnp.sin(jnp.arange(count, dtype=jnp.float32))
+
+
+def test_the_order_of_devices_changes_no_result() -> None:
+    """Two layers and their gradients on eight devices, wherever each has its place in the mesh."""
+    layout = Layout(
+        mesh="data:2,model:4", rules="batch:data;d_ff:model", param_rules="d_model:data"
+    )
+    torus, mesh = Slice.named("v3:2x2").torus, {"data": 2, "model": 4}
+
+    def loss(w_DF: jax.Array, x_BD: jax.Array) -> jax.Array:
+        h_BF = jnp.tanh(layout.einsum("BD,DF->BF", x_BD, w_DF))
+        return jnp.sum(jnp.square(layout.einsum("BF,DF->BD", h_BF, w_DF)))
+
+    def step() -> tuple[jax.Array, jax.Array]:
+        w_DF = layout.to(numbers(280).reshape(10, 28), "DF", stored=True)
+        return jax.value_and_grad(loss)(w_DF, layout.to(numbers(40).reshape(4, 10), "BD"))
+
+    def computed(order: str) -> tuple[list[object], list[np.ndarray]]:
+        devices = np.array(jax.devices())[arranged(order, mesh, torus)]
+        with jax.set_mesh(Mesh(devices, tuple(mesh), axis_types=(AxisType.Explicit,) * 2)):
+            found = jax.jit(step)()
+        return list(devices.flat), [np.asarray(own) for own in jax.tree.leaves(found)]
+
+    devices, found = computed("data:y;model:x;model:core")
+    others, wanted = computed("model:y;data:x;model:core")
+    assert devices != others and set(devices) == set(others)
+    for own, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
+    with pytest.raises(UserError, match=r"as 16 devices, not 8 of whole chips\.  Add --analytic"):
+        absent_mesh("v4:2x2x2", {"data": 8})
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize(
+    ("name", "order"), [("v3:4x4", None), ("v3:4x4", ORDER), ("v5e:4x8", None), ("v6e:4x8", None)]
+)
+def test_absent_tpus_stand_where_the_plan_thinks(name: str, order: str | None) -> None:
+    slice = Slice.named(name)
+    devices = absent_mesh(name, MESH, order).devices
+    places = [device.coords[:2] for device in devices.flat]
+    assert np.array_equal(coordinates(slice, MESH, order).reshape(-1, 2), places)

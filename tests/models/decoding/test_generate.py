@@ -1,0 +1,291 @@
+"""Decoding: each search finds what it should, and no layout and no neighbour changes it."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from configs.load import load
+from layouts.axes import letters_of
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Batch, Params
+from models.decoding.beam import Beam
+from models.decoding.generate import END, Asked, Found, Search, generate
+from models.decoding.sampling import Sampling
+from models.spec import Moe, Transformer
+from models.transformer import TransformerModel
+from tests.models.test_transformer import randomised
+from tests.toys import ROOT, SPLITTABLE, WHOLE, packed_rows
+
+LAYOUTS = sorted(path.stem for path in (ROOT / "layouts").glob("*.gin") if path.stem != "whole")
+NEW = 6
+LENGTHS = [5, 0, 3, 5, 1, 2, 4, 5]
+PROMPTS = np.random.default_rng(0).integers(2, 64, (8, 5)).astype(np.int32)
+SOURCES = packed_rows([[7], [8], [3], [5], [2], [8], [6], [1]], 8, 64, seed=1)
+DECODER = dataclasses.replace(SPLITTABLE, layers=2)
+PAIR = dataclasses.replace(DECODER, encoder_layers=2, layers=1, positions="relative")
+EXPERTS = dataclasses.replace(DECODER, pattern=("dense", "moe"), moe=Moe(experts=16, d_ff=24))
+NO_PROMPT = dataclasses.replace(PAIR, layers=3, positions="sinusoidal", scan=True)
+GREEDY = Sampling(temperature=0)
+SAMPLED = Sampling(temperature=1.5, top_k=20, top_p=0.9, width=2)
+BEAM = Beam(width=3)
+APART = Beam(width=3, flat=False)
+SEARCHES = {"greedy": GREEDY, "sampled": SAMPLED, "flat beam": BEAM, "beam": APART}
+SEARCHED = [
+    ("decoder", "greedy"), ("decoder", "sampled"), ("pair", "flat beam"),
+    ("pair without prompts, scan", "beam"),
+]  # fmt: skip
+SEARCHED_WITH_EXPERTS = [("experts", "sampled")]
+MODELS = {"decoder": DECODER, "pair": PAIR, "pair without prompts, scan": NO_PROMPT}
+
+
+@functools.cache
+def decoded(
+    spec: Transformer,
+    search: Search,
+    layout: Layout = WHOLE,
+    rows: tuple[int, ...] = tuple(range(8)),
+    least: int | None = None,
+    most: tuple[int, ...] = (NEW,) * 8,
+) -> Found:
+    """What some of the rows get."""
+    model = TransformerModel(spec, layout)
+    mesh = make_mesh(layout)
+    chosen = list(rows)
+    prompts = PROMPTS[:, :0] if spec is NO_PROMPT else PROMPTS
+    lengths = np.minimum(np.array(LENGTHS, np.int32), prompts.shape[1])
+
+    def put(array: np.ndarray, axes: str) -> jax.Array:
+        array = array[chosen]
+        return jax.device_put(array, NamedSharding(mesh, layout.place(axes)))
+
+    with jax.set_mesh(mesh):
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.tree.map(
+            lambda w, s: jax.device_put(w, NamedSharding(mesh, s.sharding.spec)),
+            weights(spec),
+            shapes,
+        )
+        asked = Asked(
+            prompts_BL=put(prompts, "Bl"),
+            lengths_B=put(lengths, "B"),
+            seeds_B=put(np.arange(8, dtype=np.uint32), "B"),
+            most_B=put(np.array(most, np.int32), "B"),
+            least_B=None if least is None else put(np.full(8, least, np.int32), "B"),
+        )
+        source = {name: put(array, letters_of(name)) for name, array in sources().items()}
+        given = source if spec.reads_source else None
+        found = generate(model, search, NEW, params, given, asked)
+    return Found(*map(np.asarray, found))
+
+
+def sources() -> Batch:
+    return {
+        "inputs_BM": SOURCES["targets_BL"],
+        "segments_BM": SOURCES["segments_BL"],
+        "positions_BM": SOURCES["positions_BL"],
+    }
+
+
+@functools.cache
+def weights(spec: Transformer) -> Params:
+    """Weights under which the next token depends much on the ones before, and END comes up."""
+    params = randomised(TransformerModel(spec, WHOLE))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda w: rng.normal(0, 0.5, w.shape).astype(np.float32), params)
+    params["embed_VD"][END] *= 1.5  # its logit is often the largest or the smallest
+    return params
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax.Array:
+    """Log-probabilities of every next token."""
+    network = model.network(params)
+    logits_BLV = WHOLE.einsum("BLD,VD->BLV", network(batch)[0], network.output_weights())
+    return jax.nn.log_softmax(logits_BLV)
+
+
+def gains(spec: Transformer, row: int, texts: list[list[int]]) -> np.ndarray:
+    """Log-probabilities of every token after the row's prompt and each of some texts."""
+    model = TransformerModel(spec, WHOLE)
+    prompt = [] if spec is NO_PROMPT else [*PROMPTS[row, : LENGTHS[row]]]
+    padded = np.zeros((len(texts), 12), np.int32)
+    for place, text in enumerate(texts):
+        inputs = [0, *prompt, *text]
+        padded[place, : len(inputs)] = inputs
+    batch = {name: np.repeat(array[[row]], len(texts), 0) for name, array in sources().items()}
+    batch |= {
+        "inputs_BL": padded,
+        "positions_BL": np.tile(np.arange(12, dtype=np.int32), (len(texts), 1)),
+        "segments_BL": np.ones_like(padded),
+    }
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = jax.tree.map(jnp.asarray, weights(spec))
+        return np.asarray(teacher_forced(model, params, batch))[:, len(prompt) :]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_greedy_takes_the_likeliest_token_after_each_prefix(kind: str) -> None:
+    spec = MODELS[kind]
+    found = decoded(spec, GREEDY)
+    for row in (0, 1, 4):
+        tokens = [*found.tokens_BWT[row, 0]]
+        gain = gains(spec, row, [tokens])[0]
+        score = 0.0
+        for place, token in enumerate(tokens):
+            assert token == gain[place].argmax()
+            score += gain[place, token]
+            if token == END:
+                break
+        np.testing.assert_allclose(found.log_probability_BW[row, 0], score, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_score_is_the_log_probability_under_teacher_forcing(kind: str) -> None:
+    spec = MODELS[kind]
+    found = decoded(spec, BEAM)
+    for row in (0, 2, 5):
+        texts = found.tokens_BWT[row].tolist()
+        for gain, text, score, log_p in zip(
+            gains(spec, row, texts), texts, found.score_BW[row], found.log_probability_BW[row],
+            strict=True,
+        ):  # fmt: skip
+            length = text.index(END) + 1 if END in text else NEW
+            total = sum(gain[place, token] for place, token in enumerate(text[:length]))
+            np.testing.assert_allclose(log_p, total, rtol=1e-4)
+            np.testing.assert_allclose(score, total / ((5 + length) / 6) ** 0.6, rtol=1e-4)
+        assert sorted(found.score_BW[row], reverse=True) == [*found.score_BW[row]]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_beam_of_one_is_greedy(kind: str) -> None:
+    wanted = decoded(MODELS[kind], GREEDY)
+    for flat in (True, False):
+        found = decoded(MODELS[kind], Beam(width=1, flat=flat))
+        np.testing.assert_array_equal(found.tokens_BWT, wanted.tokens_BWT)
+        np.testing.assert_allclose(found.log_probability_BW, wanted.log_probability_BW, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_flat_beam_finds_what_a_plain_one_finds(kind: str) -> None:
+    flat, apart = decoded(MODELS[kind], BEAM), decoded(MODELS[kind], APART)
+    np.testing.assert_array_equal(flat.tokens_BWT, apart.tokens_BWT)
+    np.testing.assert_allclose(flat.score_BW, apart.score_BW, rtol=1e-5)
+    assert len({tuple(text) for text in flat.tokens_BWT[0]}) == 3
+
+
+@pytest.mark.parametrize("penalty", ["gnmt", "power"])
+def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
+    """Over a vocabulary of 5 and texts of at most 3 tokens: all 1 + 4 + 16 * 5 are scored."""
+    spec = dataclasses.replace(NO_PROMPT, vocab=5)
+    beam = Beam(width=100, alpha=1.0, penalty=penalty)
+    model = TransformerModel(spec, WHOLE)
+    others = [token for token in range(5) if token != END]
+    all_texts = [
+        [*prefix, END] for size in range(3) for prefix in itertools.product(others, repeat=size)
+    ]
+    all_texts += [[*text] for text in itertools.product(others, repeat=3)]
+    rows = {
+        name: array[:2] % 5 if "inputs" in name else array[:2] for name, array in sources().items()
+    }
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = jax.tree.map(jnp.asarray, weights(spec))
+        asked = Asked(
+            jnp.zeros((2, 0), jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.uint32),
+            jnp.full(2, 3),
+        )  # fmt: skip
+        found = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), asked)
+        for row in range(2):
+            inputs = np.array([[0, *text, 0, 0][:3] for text in all_texts], np.int32)
+            batch = {
+                name: jnp.repeat(array[row : row + 1], len(inputs), 0)
+                for name, array in rows.items()
+            }
+            batch |= {
+                "inputs_BL": jnp.asarray(inputs),
+                "segments_BL": jnp.ones_like(inputs),
+                "positions_BL": jnp.tile(jnp.arange(3), (len(inputs), 1)),
+            }
+            gain = np.asarray(teacher_forced(model, params, batch))
+            scores = []
+            for place, text in enumerate(all_texts):
+                total = sum(gain[place, i, token] for i, token in enumerate(text))
+                scores.append(total / ((5 + len(text)) / 6 if penalty == "gnmt" else len(text)))
+            order = np.argsort(scores)[::-1]
+            assert len(all_texts) == 85
+            for rank in range(85):
+                text = found.tokens_BWT[row, rank].tolist()
+                np.testing.assert_allclose(
+                    found.score_BW[row, rank], scores[order[rank]], rtol=1e-4
+                )
+                length = len(all_texts[order[rank]])
+                assert text[:length] == all_texts[order[rank]]
+            assert not np.isfinite(found.score_BW[row, 85:]).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "search"),
+    [
+        (name, *case)
+        for name in LAYOUTS
+        for case in (SEARCHED_WITH_EXPERTS if name.startswith("expert") else SEARCHED)
+    ],
+)
+def test_no_layout_changes_what_is_decoded(name: str, kind: str, search: str) -> None:
+    layout = load([f"layouts/{name}.gin"]).make(Layout)
+    spec = EXPERTS if kind == "experts" else MODELS[kind]
+    found = decoded(spec, SEARCHES[search], layout)
+    wanted = decoded(spec, SEARCHES[search])
+    np.testing.assert_array_equal(found.tokens_BWT, wanted.tokens_BWT)
+    np.testing.assert_allclose(found.score_BW, wanted.score_BW, rtol=1e-4)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_row_does_not_depend_on_its_batch(search: str) -> None:
+    together = decoded(PAIR, SEARCHES[search])
+    apart = decoded(PAIR, SEARCHES[search], rows=(6, 1, 3))
+    np.testing.assert_array_equal(apart.tokens_BWT, together.tokens_BWT[[6, 1, 3]])
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_texts_keep_their_limits(search: str) -> None:
+    most = (2, 3, 4, 5, 6, 6, 1, 2)
+    found = decoded(PAIR, SEARCHES[search], most=most)
+    for row, limit in enumerate(most):
+        assert not found.tokens_BWT[row, :, limit:].any()
+    alone = decoded(PAIR, SEARCHES[search])
+    np.testing.assert_array_equal(found.tokens_BWT[4:6], alone.tokens_BWT[4:6])
+    ends = [(decoded(PAIR, SEARCHES[search], least=n).tokens_BWT == END) for n in (1, 5)]
+    assert ends[0][:, :, :4].any() and not ends[1][:, :, :4].any()
+
+
+def test_nothing_follows_the_end() -> None:
+    tokens = decoded(DECODER, SAMPLED).tokens_BWT.reshape(-1, NEW)
+    ended = 0
+    for row in tokens:
+        places = np.flatnonzero(row == END)
+        if len(places):
+            ended += 1
+            assert not row[places[0] + 1 :].any()
+    assert ended and len({tuple(row) for row in tokens}) > 8  # samples differ
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    greedy = decoded(DECODER, GREEDY).tokens_BWT
+    for cut in (Sampling(temperature=2.0, top_k=1), Sampling(temperature=2.0, top_p=1e-6)):
+        np.testing.assert_array_equal(decoded(DECODER, cut).tokens_BWT, greedy)
+
+
+def test_samples_follow_the_probabilities() -> None:
+    """The first token of 4,000 samples of one row, against the model's own distribution."""
+    found = decoded(DECODER, Sampling(width=4000, flat=False), rows=(1,), most=(1,) * 8)
+    counts = np.bincount(found.tokens_BWT[0, :, 0], minlength=64)
+    wanted = 4000 * np.exp(gains(DECODER, 1, [[]])[0, 0])
+    assert (np.abs(counts - wanted) < 5 * np.sqrt(wanted) + 5).all()
+    assert (counts > 0).sum() > 10

@@ -1,0 +1,201 @@
+"""Laws of layers with experts."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.errors import UserError
+from layouts.mesh import make_mesh
+from models.initializers import Weights
+from models.loss import Criterion, Sums
+from models.moe.grouped_matmul import in_turn, ragged
+from models.moe.layer import MoeLayer
+from models.moe.routing import ExpertChoice, Load, Router, Top2, TopK
+from models.spec import Moe, Transformer
+from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
+
+ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
+PAIR_ROWS = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[4, 2], [6], [1, 3, 1], [6, 1]], 8, 22)
+KEY = jax.random.key(3)
+PATTERN = ("dense", "moe")
+
+
+def moe(router: Router, dispatch: str = "einsum", **changes: Any) -> Transformer:
+    own = Moe(experts=5, router=router, dispatch=dispatch, **changes)
+    return toy(layers=1, pattern=("moe",), moe=own, positions="rotary")
+
+
+def kind(router: Router) -> str:
+    return type(router).__name__
+
+
+def load_of(sums: Sums) -> Load:
+    """That of the only layer; its fields have a leading axis."""
+    return sums.loads["decoder"]
+
+
+def trained_on(
+    spec: Transformer, batch: dict[str, Any] = ROWS, key: jax.Array | None = KEY
+) -> tuple[Sums, Any]:
+    """Sums and gradients under random weights."""
+    model = spec.model(WHOLE)
+
+    def objective(params: Any) -> tuple[jax.Array, Sums]:
+        sums = model.loss(params, batch, Criterion(), key)
+        return sums.objective, sums
+
+    mesh, batch = on_mesh(WHOLE, batch)
+    with jax.set_mesh(mesh):
+        params = model.init(jax.random.key(1))
+        gradients, sums = jax.jit(jax.grad(objective, has_aux=True))(params)
+    return sums, gradients
+
+
+def assert_equal(found: tuple[Sums, Any], wanted: tuple[Sums, Any]) -> None:
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        scale = max(float(jnp.abs(theirs).max()), 1.0)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-6 * scale)
+
+
+@pytest.mark.parametrize("factor", [0.5, 9.0])
+@pytest.mark.parametrize("router", [Top2, TopK], ids=lambda router: router.__name__)
+def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
+    """By index as by product, whether tokens are dropped or not; without drops blocks as well."""
+    own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
+    wanted = trained_on(moe(own))
+    load = load_of(wanted[0])
+    assert (float(load.kept_I.sum()) < float(load.wanted_I.sum())) == (factor < 1)
+    assert_equal(trained_on(moe(own, "gather")), wanted)
+    if factor > 1:
+        assert_equal(trained_on(moe(own, "dropless")), wanted)
+
+
+def test_dropless_drops_nothing() -> None:
+    own = Top2(capacity_factor=0.1, least_capacity=1)
+    load = load_of(trained_on(moe(own, "dropless"))[0])
+    assert float(load.kept_I.sum()) == float(load.wanted_I.sum())
+
+
+@pytest.mark.parametrize("way", [in_turn, ragged], ids=lambda way: way.__name__)
+def test_blocks_are_multiplied_by_their_experts_weights(way: Callable[..., jax.Array]) -> None:
+    """In both ways: one is for CPUs, one for all else."""
+    rng = np.random.default_rng(0)
+    x_lcd, w_edf = rng.normal(size=(6, 3, 4)), rng.normal(size=(5, 4, 7))
+    expert_l = np.array([0, 0, 2, 2, 2, 4])
+    wanted = np.einsum("lcd,ldf->lcf", x_lcd, w_edf[expert_l])
+    found = jax.jit(way)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("group_tokens", [4, 16, 32])
+def test_groups_are_parts_of_rows_or_several(group_tokens: int) -> None:
+    """With room for all it makes no difference to the loss who shares a group."""
+    own = TopK(k=2, capacity_factor=9.0)
+    wanted = trained_on(moe(own, "gather"))[0].loss
+    found = trained_on(moe(own, "gather", group_tokens=group_tokens))[0].loss
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_smaller_batch_has_smaller_groups() -> None:
+    """Two rows of 8 in place of four: their 16 tokens are one group and not half of one."""
+    few = {name: array[:2] for name, array in ROWS.items()}
+    own = TopK(capacity_factor=0.5, least_capacity=1)
+    wanted = trained_on(moe(own, "gather", group_tokens=16), few)[0].loss
+    found = trained_on(moe(own, "gather", group_tokens=32), few)[0].loss
+    assert float(found) == float(wanted)
+    assert float(trained_on(moe(own, "gather"), few)[0].loss) != float(wanted)
+
+
+@pytest.mark.parametrize("router", [Top2(random_second=False), TopK()], ids=kind)
+def test_padding_takes_no_place(router: Router) -> None:
+    """Padding in front of each row, in a group with it, drops no token more and moves no loss."""
+    padded = {name: np.repeat(array, 2, axis=0) for name, array in ROWS.items()}
+    for array in padded.values():
+        array[::2] = 0
+
+    def made(factor: float, tokens: int, rows: dict[str, Any]) -> tuple[Sums, Any]:
+        own = dataclasses.replace(router, capacity_factor=factor, least_capacity=1)
+        return trained_on(moe(own, group_tokens=tokens), rows)
+
+    alone, beside = made(1.0, 8, ROWS), made(0.5, 16, padded)  # as many places
+    assert float(load_of(alone[0]).kept_I.sum()) < float(load_of(alone[0]).wanted_I.sum())
+    for mine, other in zip(load_of(beside[0]), load_of(alone[0]), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5)
+    np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dispatch", ["gather", "dropless"])
+def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
+    """Nothing else in the layer needs a key: it routes alike, and has as many products."""
+    own = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
+    rng = np.random.default_rng(0)
+    x_BLD = rng.normal(size=(4, 8, 10)).astype(np.float32)
+    real_BL = np.ones((4, 8), bool)
+
+    spec = toy(pattern=("moe",), moe=own, dropout=0.5)
+
+    @jax.jit
+    def outputs(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), jnp.float32)
+        layer = MoeLayer(spec, WHOLE, weights)
+        drawn = jax.lax.map(lambda key: layer(x_BLD, real_BL, key)[0], keys)
+        return layer(x_BLD, real_BL, None)[0], drawn
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        plain, drawn = outputs(jax.random.split(KEY, 256))
+    scale = float(jnp.abs(plain).max())
+    assert float(jnp.abs(drawn[0] - plain).max()) > 0.1 * scale
+    np.testing.assert_allclose(drawn.mean(axis=0), plain, atol=0.3 * scale)
+
+
+def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
+    spec = dataclasses.replace(moe(Top2(), "gather"), layers=4, pattern=PATTERN)
+    wanted = trained_on(spec)
+    assert_equal(trained_on(dataclasses.replace(spec, scan=True)), wanted)
+    assert wanted[0].loads["decoder"]["block1"].tokens.shape == (2,)
+    assert wanted[1]["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"].shape == (2, 5, 10, 14)
+    assert wanted[1]["decoder"]["layers_N"]["block0"]["mlp"]["wi_DF"].shape == (2, 10, 14)
+
+
+def test_encoders_have_patterns_of_their_own() -> None:
+    spec = toy(
+        positions="sinusoidal", encoder_layers=2, pattern=("dense",), encoder_pattern=PATTERN,
+        moe=Moe(experts=5, router=ExpertChoice()),
+    )  # fmt: skip
+    sums, _ = trained_on(spec, PAIR_ROWS)
+    assert sums.loads["decoder"] is None
+    assert float(sums.loads["encoder"]["block1"].kept_e.min()) > 0
+
+
+def test_the_objective_has_the_routers_losses() -> None:
+    plain = trained_on(moe(Top2(aux_loss=0.0, random_second=False)))[0]
+    more = trained_on(moe(Top2(aux_loss=0.5, z_loss=0.25, random_second=False)))[0]
+    load = load_of(more)
+    added = (0.5 * load.aux + 0.25 * load.z)[0] / load.tokens[0]
+    np.testing.assert_allclose(plain.objective, plain.loss, rtol=1e-6)
+    np.testing.assert_allclose(more.objective - more.loss, added * more.tokens, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 3, "pattern": PATTERN}, "no multiple of the pattern"),
+        ({"moe": None}, "set Transformer.moe"),
+        ({"pattern": ("dense",)}, "no layer has experts"),
+        ({"moe": Moe(experts=4, router=ExpertChoice())}, "reads later tokens"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(moe(Top2()), **changes)
+
+
+def test_a_token_cannot_have_more_experts_than_there_are() -> None:
+    with pytest.raises(UserError, match="at least as many experts"):
+        Moe(experts=1)

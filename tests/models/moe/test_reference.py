@@ -1,0 +1,98 @@
+"""Layers of experts against Hugging Face's, with the weights that they were initialised with.
+
+They need the test extra: pip install -e ".[test]".
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from layouts.mesh import make_mesh
+from models.initializers import Weights
+from models.moe.layer import MoeLayer
+from models.moe.routing import TopK
+from models.spec import Dispatch, Moe, Transformer
+from tests.toys import WHOLE, toy
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+EXPERTS, WIDTH, HIDDEN, LENGTH = 5, 10, 14, 24
+SPEC = toy(pattern=("moe",), moe=Moe(experts=EXPERTS))
+
+
+def output(spec: Transformer, weights: dict[str, np.ndarray], x_BLD: np.ndarray) -> np.ndarray:
+    """What our layer with these weights makes of the tokens."""
+    with jax.set_mesh(make_mesh(WHOLE)):
+        own = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+        graph, params = nnx.split(MoeLayer(spec, WHOLE, own))
+        assert {path[0]: leaf.shape for path, leaf in nnx.to_flat_state(params)} == {
+            name: weight.shape for name, weight in weights.items()
+        }
+        nnx.replace_by_pure_dict(params, {name: jnp.asarray(w) for name, w in weights.items()})
+        real_BL = jnp.ones(x_BLD.shape[:2], bool)
+        y_BLD, _ = jax.jit(lambda x_BLD: nnx.merge(graph, params)(x_BLD, real_BL))(x_BLD)
+    return np.asarray(y_BLD)
+
+
+def test_dropless_top_2_is_mixtrals() -> None:
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        hidden_size=WIDTH, intermediate_size=HIDDEN, num_local_experts=EXPERTS,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    theirs = MixtralSparseMoeBlock(config).eval()
+    for weight in theirs.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    wg_EFD, wi_EFD = np.split(theirs.experts.gate_up_proj.detach().numpy(), 2, axis=1)
+    weights = {
+        "router_DE": theirs.gate.weight.detach().numpy().T,
+        "wg_EDF": np.swapaxes(wg_EFD, 1, 2),
+        "wi_EDF": np.swapaxes(wi_EFD, 1, 2),
+        "wo_EFD": np.swapaxes(theirs.experts.down_proj.detach().numpy(), 1, 2),
+    }
+    moe = Moe(experts=EXPERTS, router=TopK(k=2, normalises=True), dispatch="dropless")
+    spec = dataclasses.replace(SPEC, activation="silu", gated=True, moe=moe)
+    x_BLD = np.random.default_rng(1).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
+    with torch.inference_mode():
+        wanted_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
+    assert np.abs(wanted_BLD).max() > 0.1
+    np.testing.assert_allclose(output(spec, weights, x_BLD), wanted_BLD, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "gather"])
+@pytest.mark.parametrize("factor", [0.5, 5.0], ids=["overflowing", "roomy"])
+def test_top_1_with_capacity_is_the_switchs(dispatch: Dispatch, factor: float) -> None:
+    """On tokens that overflow too: both leave them to the residual."""
+    from transformers.models.switch_transformers.modeling_switch_transformers import (
+        SwitchTransformersSparseMLP,
+    )
+
+    torch.manual_seed(0)
+    router = TopK(k=1, evaluation_capacity_factor=factor, least_capacity=1)
+    capacity = router.capacity(LENGTH, EXPERTS, training=False)
+    config = transformers.SwitchTransformersConfig(
+        d_model=WIDTH, d_ff=HIDDEN, num_experts=EXPERTS, expert_capacity=capacity
+    )
+    theirs = SwitchTransformersSparseMLP(config).eval()
+    for weight in theirs.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    experts = [theirs.experts[f"expert_{i}"] for i in range(EXPERTS)]
+    weights = {
+        "router_DE": theirs.router.classifier.weight.detach().numpy().T,
+        "wi_EDF": np.stack([own.wi.weight.detach().numpy().T for own in experts]),
+        "wo_EFD": np.stack([own.wo.weight.detach().numpy().T for own in experts]),
+    }
+    moe = Moe(experts=EXPERTS, router=router, dispatch=dispatch)
+    x_BLD = np.random.default_rng(1).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
+    with torch.inference_mode():
+        wanted_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
+    assert np.any(np.all(wanted_BLD == 0, axis=-1)) == (factor < 1)
+    found_BLD = output(dataclasses.replace(SPEC, moe=moe), weights, x_BLD)
+    np.testing.assert_allclose(found_BLD, wanted_BLD, rtol=0, atol=1e-4)

@@ -1,0 +1,574 @@
+"""T5: the logits and the greedy texts of Hugging Face's, recorded and live, and exact round trips.
+
+`python -m tests.trainer.test_t5` records anew; it needs torch and transformers.
+"""
+
+import dataclasses
+import functools
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from configs.errors import UserError
+from data.vocab import SentencePiece, make
+from layouts.axes import letters_of
+from models.api import Batch, Params
+from models.decoding.generate import Asked, generate
+from models.decoding.sampling import Sampling
+from models.spec import Transformer
+from models.transformer import TransformerModel
+from scripts.commands import t5
+from tests.scripts.conftest import call
+from tests.toys import ROOT, WHOLE
+from trainer.checkpoints.huggingface import settings_of
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import Trained, TrainedModels
+from trainer.jsonl import read_lines
+from trainer.model_dir import Workspace
+from trainer.run import Run
+
+VERSIONS = {"v1_0": 52, "v1_1": 36}
+"""Each with a seed under which some texts end early and not all."""
+SPREAD = {"v1_0": 1.3, "v1_1": 1.0}
+"""Of weights: more would make Hugging Face's own float32 stray from float64 by the tolerance."""
+CLOSE = 1e-4
+ROWS, PLACES, NEW = 6, 24, 12
+LENGTHS = (24, 1, 7, 22, 13, 4)  # beyond max_distance, too
+SIZES = {
+    "vocab_size": 50, "d_model": 10, "d_kv": 4, "d_ff": 14, "num_heads": 6, "num_layers": 3,
+    "num_decoder_layers": 2, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20, "dropout_rate": 0.2,
+}  # fmt: skip
+FORMS = {
+    "v1_0": {"feed_forward_proj": "relu"},
+    "v1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+}
+ADAMW = ("Run.optimizer = @AdamW()",)
+"""Adafactor has no slots for stacks of several depths."""
+FILES = ("config.json", "model.safetensors")
+Case = dict[str, np.ndarray]
+
+
+# What Hugging Face says
+
+
+def record(version: str, folder: Path, seed: int) -> Case:
+    """Saves a random T5, and returns what it makes of random pairs."""
+    import torch
+    import transformers
+
+    rng = np.random.default_rng(seed)
+    config = transformers.T5Config(**SIZES, **FORMS[version])
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    if version == "v1_1":
+        model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.shared.weight))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.from_numpy(drawn(rng, name, tuple(weight.shape), SPREAD[version])))
+    model.save_pretrained(folder)
+    (folder / "spiece.model").write_bytes(spiece())
+    sources, targets = (rng.integers(2, SIZES["vocab_size"], (ROWS, PLACES)) for _ in range(2))
+    mask = np.arange(PLACES) < np.array(LENGTHS)[:, None]
+    sources = np.where(mask, sources, 0)
+    inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    given = {"input_ids": torch.from_numpy(sources), "attention_mask": torch.from_numpy(mask)}
+    with torch.no_grad():
+        logits = model(**given, decoder_input_ids=torch.from_numpy(inputs)).logits.numpy()
+        texts = model.generate(
+            **given, max_new_tokens=NEW, do_sample=False, num_beams=1, decoder_start_token_id=0
+        ).numpy()[:, 1:]
+    texts = np.pad(texts, ((0, 0), (0, NEW - texts.shape[1])))
+    pairs = {"sources": sources, "mask": mask, "inputs": inputs, "targets": targets}
+    return {**pairs, "logits": logits, "texts": texts}
+
+
+def drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...], spread: float) -> np.ndarray:
+    """Weights that matter, all of them; coarse ones, which a golden file holds in little space."""
+    if "norm" in name:
+        weight = rng.uniform(0.5, 1.5, shape)
+    elif name in ("shared.weight", "lm_head.weight") or "bias" in name:
+        weight = rng.normal(0, 1, shape)
+        weight[0] = 0  # padding comes up seldom, the end often
+        weight[1] *= 1.5
+    else:
+        weight = rng.normal(0, spread * shape[1] ** -0.5, shape)
+    return np.round(weight * 64).astype(np.float32) / 64
+
+
+def golden(version: str) -> Path:
+    return ROOT / "tests" / "golden" / f"t5_{version}.npz"
+
+
+@functools.cache
+def spiece(size: int = SIZES["vocab_size"]) -> bytes:
+    text = ["eins zwei drei vier", "one two three four five", "sechs sieben acht six seven"]
+    return make(SentencePiece(size=size, byte_fallback=False), iter(text * 9)).model
+
+
+# What comes out here
+
+
+@dataclasses.dataclass
+class Imported:
+    """A T5 as Hugging Face wrote it, what it says, and the model directory that it became."""
+
+    folder: Path
+    case: Case
+    model_dir: Path
+
+    @property
+    def run(self) -> Run:
+        return Workspace(self.model_dir).load((), ()).make(Run)
+
+    @functools.cached_property
+    def trained(self) -> Trained:
+        with TrainedModels(self.model_dir, self.run, WHOLE, print) as models:
+            return models.open(0)
+
+    @property
+    def batch(self) -> Batch:
+        case = {name: array.astype(np.int32) for name, array in self.case.items()}
+        places = np.tile(np.arange(PLACES, dtype=np.int32), (ROWS, 1))
+        return {
+            name: jax.device_put(
+                array, NamedSharding(self.trained.mesh, WHOLE.place(letters_of(name)))
+            )
+            for name, array in {
+                "inputs_BM": case["sources"], "segments_BM": case["mask"], "positions_BM": places,
+                "inputs_BL": case["inputs"], "targets_BL": case["targets"],
+                "segments_BL": np.ones_like(places), "positions_BL": places,
+            }.items()
+        }  # fmt: skip
+
+    def logits(self, **changes: Any) -> np.ndarray:
+        """Of every next target; under other settings, if there are changes."""
+        spec = self.trained.run.model
+        assert isinstance(spec, Transformer)
+        model = TransformerModel(dataclasses.replace(spec, **changes), WHOLE)
+        with jax.set_mesh(self.trained.mesh):
+            return np.asarray(teacher_forced(model, self.trained.params, self.batch))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax.Array:
+    network = model.network(params)
+    x_BLD = network(batch)[0] * model.spec.logit_scale
+    return WHOLE.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+
+
+def check_like_hugging_face(imported: Imported) -> None:
+    """Logits, losses and greedy texts."""
+    case, trained, batch = imported.case, imported.trained, imported.batch
+    assert np.ptp(case["logits"], axis=-1).min() > 0.5  # it has opinions
+    np.testing.assert_allclose(imported.logits(), case["logits"], rtol=0, atol=CLOSE)
+
+    wide = case["logits"].astype(np.float64)
+    gold = np.take_along_axis(wide, case["targets"][..., None], -1)[..., 0]
+    with jax.set_mesh(trained.mesh):
+        losses = np.asarray(trained.model.token_losses(trained.params, batch))
+    np.testing.assert_allclose(losses, np.logaddexp.reduce(wide, -1) - gold, rtol=0, atol=CLOSE)
+
+    none = np.zeros((ROWS, 0), np.int32)
+    most = np.full(ROWS, NEW, np.int32)
+    asked = Asked(none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), most)
+    source = {name: array for name, array in batch.items() if name.endswith("M")}
+    with jax.set_mesh(trained.mesh):
+        greedy = Sampling(temperature=0)
+        found = generate(trained.model, greedy, NEW, trained.params, source, asked)
+    np.testing.assert_array_equal(np.asarray(found.tokens_BWT)[:, 0], case["texts"])
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    """The recorded T5s; tests may read their folders."""
+    place = tmp_path_factory.mktemp(request.param)
+    case = unpack(request.param, place / "t5")
+    return made_of(place / "t5", case, place / "run")
+
+
+def unpack(version: str, folder: Path) -> Case:
+    """Writes the recorded T5 as Hugging Face did, and returns what it said."""
+    folder.mkdir()
+    with np.load(golden(version)) as file:
+        case = dict(file)
+    for name in FILES:
+        (folder / name).write_bytes(case.pop(name).tobytes())
+    (folder / "spiece.model").write_bytes(spiece())
+    return case
+
+
+def made_of(folder: Path, case: Case, model_dir: Path) -> Imported:
+    t5.import_t5(folder, model_dir, gin_param=ADAMW)
+    return Imported(folder, case, model_dir)
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    """The folder of a T5 v1.0 that a test may change."""
+    unpack("v1_0", tmp_path / "t5")
+    return tmp_path / "t5"
+
+
+# Against Hugging Face
+
+
+def test_recorded_logits_losses_and_greedy_texts_come_out(imported: Imported) -> None:
+    ended = imported.case["texts"][:, -1] == 0
+    assert ended.any() and not ended.all()
+    assert len(np.unique(imported.case["texts"])) > 10
+    check_like_hugging_face(imported)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embed_scale": None},
+        {"query_scale": None},
+        {"logit_scale": 0.5},
+        {"activation": "silu"},
+        {"max_distance": 128},
+    ],
+    ids=str,
+)
+def test_each_setting_of_a_t5_matters(imported: Imported, changes: dict[str, Any]) -> None:
+    assert np.abs(imported.logits(**changes) - imported.case["logits"]).max() > 100 * CLOSE
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_live_hugging_face_gives_the_same_before_and_after(version: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder, output = tmp_path / "t5", tmp_path / "out"
+    imported = made_of(folder, record(version, folder, seed=7), tmp_path / "run")
+    check_like_hugging_face(imported)
+    t5.export_t5(imported.model_dir, output)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(output).eval()
+    given = {name: torch.from_numpy(imported.case[name]) for name in ("sources", "mask", "inputs")}
+    with torch.no_grad():
+        logits = model(
+            input_ids=given["sources"], attention_mask=given["mask"],
+            decoder_input_ids=given["inputs"],
+        ).logits.numpy()  # fmt: skip
+        texts = model.generate(given["sources"], attention_mask=given["mask"], max_new_tokens=NEW)
+    np.testing.assert_array_equal(logits, imported.case["logits"])
+    texts = np.pad(texts.numpy()[:, 1:], ((0, 0), (0, NEW + 1 - texts.shape[1])))
+    np.testing.assert_array_equal(texts, imported.case["texts"])
+
+
+# Round trips
+
+
+def file_bytes(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of every tensor."""
+    return {n: (x.dtype.name, x.shape, x.tobytes()) for n, x in load_file(file).items()}
+
+
+def test_a_round_trip_keeps_every_bit(imported: Imported, tmp_path: Path) -> None:
+    t5.export_t5(imported.model_dir, tmp_path)
+    wanted = file_bytes(imported.folder / "model.safetensors")
+    assert file_bytes(tmp_path / "model.safetensors") == wanted
+    assert (tmp_path / "spiece.model").read_bytes() == spiece()
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (imported.folder, tmp_path)
+    )
+    assert {n: after[n] for n in (*SIZES, "feed_forward_proj", "scale_decoder_outputs")} == {
+        n: before[n] for n in (*SIZES, "feed_forward_proj", "scale_decoder_outputs")
+    }
+    with safe_open(tmp_path / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_round_trip_keeps_the_type(tied: Path, tmp_path: Path, dtype: str) -> None:
+    tensors = load_file(tied / "model.safetensors")
+    save_file(
+        {n: x.astype(jax.numpy.dtype(dtype)) for n, x in tensors.items()},
+        tied / "model.safetensors",
+    )
+    wanted = file_bytes(tied / "model.safetensors")
+    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    t5.export_t5(tmp_path / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
+    assert {kind for kind, _, _ in wanted.values()} == {dtype}
+
+
+def test_a_sharded_t5_is_the_same_in_one_file(tied: Path, tmp_path: Path) -> None:
+    wanted = file_bytes(tied / "model.safetensors")
+    tensors = load_file(tied / "model.safetensors")
+    (tied / "model.safetensors").unlink()
+    where = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for part in set(where.values()):
+        save_file({n: x for n, x in tensors.items() if where[n] == part}, tied / part)
+    (tied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    t5.export_t5(tmp_path / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
+
+
+def test_copies_and_what_t5_never_reads_are_left_out(
+    tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = file_bytes(tied / "model.safetensors")
+    tensors = load_file(tied / "model.safetensors")
+    shared = tensors["shared.weight"]
+    copies = {f"{name}.weight": shared for name in
+              ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")}  # fmt: skip
+    unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    more = {**copies, unread: np.ones((8, 6), np.float32)}
+    save_file(tensors | more, tied / "model.safetensors")
+    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    said = capsys.readouterr().err
+    assert all(f"Left out: {name}," in said for name in more)
+    t5.export_t5(tmp_path / "run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
+
+
+def test_several_types_become_float32(
+    tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(tied / "model.safetensors")
+    tensors["shared.weight"] = tensors["shared.weight"].astype(np.float16)
+    save_file(tensors, tied / "model.safetensors")
+    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    assert "float16 and float32" in capsys.readouterr().err
+    saved = Checkpoints(tmp_path / "run").describe(0)
+    assert saved["params/embed_VD"].dtype == np.float32
+
+
+def test_an_old_file_without_the_newer_settings_is_read_as_hugging_face_reads_it(
+    tied: Path, tmp_path: Path
+) -> None:
+    """Those of 2020 say neither the activation, nor the largest distance, nor both depths."""
+    names = (
+        "feed_forward_proj", "relative_attention_max_distance", "num_decoder_layers",
+        "scale_decoder_outputs", "tie_word_embeddings", "is_gated_act", "dense_act_fn", "dtype",
+    )  # fmt: skip
+    settings = json.loads((tied / "config.json").read_text())
+    left = {name: value for name, value in settings.items() if name not in names}
+    (tied / "config.json").write_text(json.dumps({**left, "num_layers": 2}))
+    tensors = load_file(tied / "model.safetensors")
+    kept = {name: x for name, x in tensors.items() if not name.startswith("encoder.block.2")}
+    save_file(kept, tied / "model.safetensors")
+    t5.import_t5(tied, tmp_path / "run")
+    spec = Imported(tied, {}, tmp_path / "run").run.model
+    assert isinstance(spec, Transformer)
+    assert (spec.encoder_layers, spec.layers, spec.max_distance) == (2, 2, 128)
+    assert (spec.activation, spec.gated, spec.tied) == ("relu", False, True)
+    assert spec.logit_scale == 10**-0.5
+
+
+# A run like any other
+
+
+def test_every_command_takes_an_imported_t5(tied: Path, tmp_path: Path) -> None:
+    run, out, pairs = tmp_path / "run", tmp_path / "out", tmp_path / "pairs.tsv"
+    pairs.write_text("eins zwei\tone two\ndrei vier\tthree four\n" * 4)
+    (tmp_path / "lines").write_text("eins zwei\n\nsieben\n")
+    settings = (
+        *ADAMW, "Run.task = @Translation()", "Translation.source = @Tsv()", "Run.steps = 2",
+        f"Tsv.train = '{pairs}'", f"Tsv.validation = '{pairs}'", "Run.batch_sequences = 2",
+        "Translation.length = 24", "Translation.source_length = 32",
+    )  # fmt: skip
+    t5.import_t5(tied, run, gin_param=settings)
+    flags = (f"--model_dir={run}", "--gin_param=Layout.mesh = 'data:1'")
+    lines, texts = f"--input={tmp_path / 'lines'}", f"--output={tmp_path / 'texts'}"
+    assert call("decode", *flags, lines, texts, "--beam=1", "--max_tokens=4") == 0
+    assert len((tmp_path / "texts").read_text().split("\n")) == 4
+    assert call("score", *flags, f"--input={pairs}", f"--output={tmp_path / 'scores'}") == 0
+    assert len((tmp_path / "scores").read_text().splitlines()) == 9
+    assert call("inspect", "params", *flags) == 0
+    assert call("train", *flags, f"--data_dir={tmp_path / 'data'}") == 0
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2]
+
+    t5.export_t5(run, out)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tied, out))
+    assert before.keys() == after.keys()
+    assert all((before[name] != after[name]).any() for name in before if "bias" not in name)
+    t5.export_t5(run, tmp_path / "again", checkpoint="0")
+    again = file_bytes(tmp_path / "again" / "model.safetensors")
+    assert again == file_bytes(tied / "model.safetensors")
+
+
+# What is refused
+
+
+def change(**settings: Any) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        found = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(found | settings))
+
+    return apply
+
+
+def replace(name: str, tensor: np.ndarray | None) -> Callable[[Path], None]:
+    """Another tensor of this name, or none."""
+
+    def apply(folder: Path) -> None:
+        tensors = {**load_file(folder / "model.safetensors"), name: tensor}
+        kept = {name: x for name, x in tensors.items() if x is not None}
+        save_file(kept, folder / "model.safetensors")
+
+    return apply
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def other_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    where = {"weight_map": {"shared.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(where))
+
+
+@pytest.mark.parametrize(
+    ("damage", "wanted"),
+    [
+        (shutil.rmtree, ["t5", "no such folder"]),
+        (remove("config.json"), ["config.json is missing", "save_pretrained"]),
+        (remove("model.safetensors"), ["model.safetensors is missing"]),
+        (remove("spiece.model"), ["spiece.model is missing"]),
+        (other_index, ["model-00001-of-00001.safetensors is missing"]),
+        (write("config.json", b"{"), ["config.json", "no JSON"]),
+        (write("config.json", b"[]"), ["config.json", "list", "object"]),
+        (write("model.safetensors", b"x" * 100), ["model.safetensors", "cannot be read"]),
+        (write("spiece.model", b"x"), ["spiece.model", "SentencePiece"]),
+        (change(model_type="bert"), ["config.json", "model_type = 'bert'", "'t5'"]),
+        (
+            change(feed_forward_proj="gelu", layer_norm_epsilon=1e-5, d_kv=None),
+            ["3 problems", "'gelu'", "gated-gelu", "layer_norm_epsilon = 1e-05", "1e-06", "d_kv"],
+        ),
+        (change(eos_token_id=2), ["eos_token_id = 2", "legal: 1"]),
+        (change(decoder_start_token_id=2), ["decoder_start_token_id = 2", "legal: 0"]),
+        (change(is_encoder_decoder=False), ["is_encoder_decoder"]),
+        (change(dropout_rate=1), ["dropout_rate = 1"]),
+        (change(vocab_size="50"), ["vocab_size = '50'", "integer"]),
+        (
+            change(num_layers=1),
+            ["unexpected", "encoder.block.1.layer.0.SelfAttention.q.weight", "... and"],
+        ),
+        (
+            change(num_layers=4),
+            ["8 missing", "encoder.block.3.layer.0.SelfAttention.q.weight"],
+        ),
+        (
+            change(d_kv=5),
+            ["another shape", "SelfAttention.q.weight: found (24, 10), legal: (30, 10)", "and 18"],
+        ),
+        (change(feed_forward_proj="gated-gelu"), ["missing", "wi_0", "unexpected", "wi.weight"]),
+        (change(tie_word_embeddings=False), ["1 missing", "lm_head.weight"]),
+        (
+            replace("shared.weight", np.ones((50, 10), np.int32)),
+            ["shared.weight", "int32", "float32"],
+        ),
+        (replace("shared.weight", None), ["1 missing", "shared.weight"]),
+        (replace("extra", np.ones(3, np.float32)), ["1 unexpected", "extra"]),
+    ],
+)
+def test_an_import_is_refused_and_leaves_nothing(
+    tied: Path, tmp_path: Path, damage: Callable[[Path], object], wanted: list[str]
+) -> None:
+    damage(tied)
+    with pytest.raises(UserError) as error:
+        t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    for words in wanted:
+        assert words in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        ("Transformer.d_ff = 15", ["Transformer.d_ff: 14 in T5, 15 set", "Transformer.scan"]),
+        ("Transformer.activation = 'silu'", ["Transformer.activation"]),
+        ("SentencePiece.model_file = 'other.model'", ["vocabulary"]),
+        ("Translation.source_vocab = @SentencePiece()", ["source_vocab"]),
+        ("Transformer.d_fff = 15", ["d_fff", "d_ff"]),
+    ],
+)
+def test_settings_that_are_not_the_t5s_are_refused(
+    tied: Path, tmp_path: Path, setting: str, wanted: list[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        t5.import_t5(tied, tmp_path / "run", gin_param=(setting,))
+    for words in wanted:
+        assert words in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_beyond_the_embedding_is_refused(tied: Path, tmp_path: Path) -> None:
+    (tied / "spiece.model").write_bytes(spiece(60))
+    with pytest.raises(UserError, match=r"Transformer\.vocab = 50.*60 tokens"):
+        t5.import_t5(tied, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_run_and_no_model_is_overwritten(imported: Imported, tmp_path: Path) -> None:
+    before = {p: p.read_bytes() for p in imported.model_dir.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="holds a run already"):
+        t5.import_t5(imported.folder, imported.model_dir)
+    with pytest.raises(UserError, match=r"holds config\.json, model\.safetensors, spiece\.model"):
+        t5.export_t5(imported.model_dir, imported.folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        t5.import_t5(imported.folder, tmp_path / "file")
+    with pytest.raises(UserError, match="is a file"):
+        t5.export_t5(imported.model_dir, tmp_path / "file")
+    assert before == {p: p.read_bytes() for p in imported.model_dir.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (["positions = 'sinusoidal'"], ["positions = 'sinusoidal', legal: 'relative'"]),
+        (["kv_heads = 3"], ["kv_heads = 3, legal: None or 6"]),
+        (["encoder_layers = 0", "shares_bias = False"], ["encoder_layers", "shares_bias = False"]),
+        (["source_vocab = 60"], ["source_vocab = 60"]),
+        (["embed_scale = None", "query_scale = 2.0"], ["embed_scale = None", "query_scale = 2.0"]),
+        (["logit_scale = 0.5"], ["logit_scale = 0.5, legal: 0.316", "or 1.0"]),
+        (["attention_dropout = 0.0"], ["attention_dropout = 0.0, legal: 0.2"]),
+    ],
+    ids=str,
+)
+def test_a_model_that_t5_cannot_express_is_not_exported(
+    imported: Imported, tmp_path: Path, settings: list[str], wanted: list[str]
+) -> None:
+    params = tuple(f"Transformer.{setting}" for setting in settings)
+    run = Workspace(imported.model_dir).load((), params).make(Run)
+    with pytest.raises(UserError) as error:
+        settings_of(run.model)
+    for words in wanted:
+        assert f"Transformer.{words}" in str(error.value) or words == "or 1.0"
+    if settings == ["attention_dropout = 0.0"]:  # the others do not even fit the saved weights
+        with pytest.raises(UserError, match="T5 cannot express"):
+            t5.export_t5(imported.model_dir, tmp_path / "out", gin_param=params)
+    assert not (tmp_path / "out").exists()
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for version, seed in VERSIONS.items():
+        with tempfile.TemporaryDirectory() as name:
+            case = record(version, Path(name), seed=seed)
+            files = {
+                file: np.frombuffer((Path(name) / file).read_bytes(), np.uint8) for file in FILES
+            }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **case, **files)
+        golden(version).write_bytes(buffer.getvalue())
+        print(golden(version), len(buffer.getvalue()), case["texts"], sep="\n")

@@ -1,0 +1,552 @@
+"""Checkpoints: what is saved comes back, under any layout, or it is said why not."""
+
+import contextlib
+import functools
+import gc
+import inspect
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tensorstore
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from configs.errors import RunError, UserError
+from trainer.checkpoints import manager
+from trainer.checkpoints.manager import Checkpoints, Saved
+
+Tree = Any
+P = jax.P
+REPOSITORY = Path(__file__).parents[3]
+
+needs_8_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
+
+
+def make_mesh(*sizes: int) -> Mesh:
+    devices = jax.devices()[: int(np.prod(sizes))]
+    return jax.make_mesh(
+        sizes, ("data", "model")[: len(sizes)], (AxisType.Explicit,) * len(sizes), devices=devices
+    )
+
+
+def make_state(mesh: Mesh, seed: int = 0, width: int = 32, step: int = 0) -> Tree:
+    """A small state with everything that optax puts in one: tuples, empty states, counts."""
+    rng = np.random.default_rng(seed)
+    spec = P(*mesh.axis_names) if mesh.devices.size > 1 else P()
+    model = P(mesh.axis_names[-1])
+
+    def put(shape: tuple[int, ...], spec: jax.P) -> jax.Array:
+        array = rng.normal(size=shape).astype(np.float32)
+        return jnp.asarray(jax.device_put(array, NamedSharding(mesh, spec)))
+
+    params = {
+        "embed_VD": put((48, width), model),
+        "decoder": {"layers_N": {"wi_DF": put((width, 16), spec), "scale_D": put((width,), P())}},
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    with jax.set_mesh(mesh):
+        slots = optimizer.init(params)
+    whole = NamedSharding(mesh, P())
+    state = {"params": params, "slots": slots, "step": jnp.int32(step)}
+    return jax.tree.map(lambda a: jax.device_put(a, whole) if a.ndim == 0 else a, state)
+
+
+def abstract(state: Tree) -> Tree:
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state
+    )
+
+
+def assert_same(found: Tree, expected: Tree) -> None:
+    assert str(jax.tree.structure(found)) == str(jax.tree.structure(expected))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), found, expected
+    )
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def three(tmp_path: Path, said: list[str]) -> Iterator[Checkpoints]:
+    """Checkpoints of steps 10, 20 and 30, each with other weights."""
+    with Checkpoints(tmp_path, report=said.append) as checkpoints:
+        for step in (10, 20, 30):
+            checkpoints.save(step, make_state(make_mesh(1), seed=step, step=step))
+        checkpoints.wait()
+        yield checkpoints
+
+
+def data_file(checkpoints: Checkpoints, step: int) -> Path:
+    """The file that holds most of a manager."""
+    files = Path(checkpoints.folder / str(step)).rglob("*")
+    return max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
+
+
+# What is saved comes back
+
+
+@needs_8_devices
+@pytest.mark.parametrize("sizes", [(1,), (8,), (4, 2)])
+def test_a_state_moves_to_any_mesh(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    saved = make_state(make_mesh(2, 4), seed=1, step=7)
+    other = make_state(make_mesh(*sizes), seed=2)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(7, saved)
+        checkpoints.wait()
+        found, step = checkpoints.restore(abstract(other))
+    assert step == 7
+    assert_same(found, saved)
+    jax.tree.map(
+        lambda a, b: a.sharding == b.sharding or pytest.fail(str(a.sharding)), found, other
+    )
+
+
+@needs_8_devices
+def test_the_state_may_be_donated_while_it_is_saved(tmp_path: Path) -> None:
+    mesh = make_mesh(2, 4)
+    state = make_state(mesh, width=4096)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def train(state: Tree) -> Tree:
+        return jax.tree.map(lambda a: a * 2 + 1, state)
+
+    with jax.set_mesh(mesh), Checkpoints(tmp_path, keep_last=9) as checkpoints:
+        copies = {}
+        for step in range(1, 5):
+            copies[step] = jax.tree.map(lambda a: np.array(a, copy=True), state)
+            checkpoints.save(step, state)
+            for _ in range(3):
+                state = train(state)
+        checkpoints.wait()
+        for step, expected in copies.items():
+            found, _ = checkpoints.restore(abstract(state), step)
+            assert_same(found, expected)
+            jax.block_until_ready(train(found))  # what was read may be donated too
+
+
+def test_nothing_is_made_before_a_save(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        assert (checkpoints.steps(), checkpoints.latest, checkpoints.best) == ([], None, None)
+        with pytest.raises(UserError, match=r"No usable checkpoint in .*Found none"):
+            checkpoints.restore(abstract(make_state(make_mesh(1))))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_alone_are_read_without_the_slots(tmp_path: Path) -> None:
+    state = make_state(make_mesh(1), width=4096)
+    state["slots"] = make_state(make_mesh(1), seed=1, width=4096)["params"]  # no easy zeros
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        before = bytes_read()
+        params = checkpoints.restore_params(abstract(state["params"]), 1)
+        read = bytes_read() - before
+    assert_same(params, state["params"])
+    size = sum(a.nbytes for a in jax.tree.leaves(params))
+    assert size * 0.5 < read < size * 1.2
+
+
+def bytes_read() -> int:
+    metrics = tensorstore.experimental_collect_matching_metrics(
+        "/tensorstore/kvstore/file/bytes_read"
+    )
+    return sum(value["value"] for metric in metrics for value in metric["values"])
+
+
+def test_average_is_the_mean(three: Checkpoints) -> None:
+    state = make_state(make_mesh(1))
+    mean = three.average([10, 20, 30], abstract(state["params"]))
+    weights = [make_state(make_mesh(1), seed=step)["params"]["embed_VD"] for step in (10, 20, 30)]
+    np.testing.assert_allclose(mean["embed_VD"], np.mean(np.stack(weights), axis=0), rtol=1e-6)
+    assert str(jax.tree.structure(mean)) == str(jax.tree.structure(state["params"]))
+
+
+def test_average_adds_in_float32(tmp_path: Path) -> None:
+    mesh = make_mesh(1)
+    values = [256.0, 1.0, 1.0, 2.0]  # in bfloat16, 256 + 1 is 256
+    with Checkpoints(tmp_path, keep_last=4) as checkpoints:
+        for step, value in enumerate(values):
+            weight = jax.device_put(jnp.full((3,), value, jnp.bfloat16), NamedSharding(mesh, P()))
+            checkpoints.save(step, {"params": {"scale_D": weight}})
+        checkpoints.wait()
+        mean = checkpoints.average(range(4), {"scale_D": abstract(weight)})
+    assert mean["scale_D"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(mean["scale_D"].astype(np.float32), 65.0)
+
+
+def test_describe_lists_every_array(three: Checkpoints) -> None:
+    table = three.describe(20)
+    assert table["params/embed_VD"] == Saved((48, 32), np.dtype(np.float32))
+    assert table["params/embed_VD"].bytes == 48 * 32 * 4
+    assert table["step"].bytes == 4
+    assert len(table) == len(jax.tree.leaves(make_state(make_mesh(1))))
+
+
+# Which are kept
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    state = make_state(make_mesh(1))
+    with Checkpoints(tmp_path, keep_last=2) as checkpoints:
+        for step, loss in enumerate([5.0, 2.0, 3.0, float("nan"), None]):
+            checkpoints.save(step, state, loss)
+    with Checkpoints(tmp_path, keep_last=2) as checkpoints:  # another run goes on
+        assert (checkpoints.steps(), checkpoints.best, checkpoints.latest) == ([1, 3, 4], 1, 4)
+        checkpoints.save(5, state, 2.5)
+        checkpoints.save(6, state, 1.5)
+        checkpoints.save(7, state, 4.0)
+        checkpoints.save(8, state, 4.0)
+        checkpoints.wait()
+        assert (checkpoints.steps(), checkpoints.best) == ([6, 7, 8], 6)
+
+
+def test_a_higher_metric_may_be_better(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep_last=1, higher_is_better=True) as checkpoints:
+        for step, bleu in enumerate([1.0, 9.0, 3.0]):
+            checkpoints.save(step, make_state(make_mesh(1)), bleu)
+        checkpoints.wait()
+        assert (checkpoints.steps(), checkpoints.best) == ([1, 2], 1)
+
+
+def test_without_keep_best_only_the_newest_are_kept(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep_last=1, keep_best=False) as checkpoints:
+        for step, loss in enumerate([1.0, 9.0, 3.0]):
+            checkpoints.save(step, make_state(make_mesh(1)), loss)
+        checkpoints.wait()
+        assert checkpoints.steps() == [2]
+
+
+def test_a_run_that_goes_back_sets_its_old_future_aside(
+    three: Checkpoints, said: list[str]
+) -> None:
+    state, _ = three.restore(abstract(make_state(make_mesh(1))), step=10)
+    three.save(15, state)
+    three.wait()
+    assert three.steps() == [10, 15]
+    assert ["20" in said[0], "30" in said[1]] == [True, True]
+    aside = [path.name for path in three.folder.iterdir() if "set-aside" in path.name]
+    assert len(aside) == 2
+
+
+def test_saving_a_step_again_changes_nothing(three: Checkpoints, said: list[str]) -> None:
+    before = data_file(three, 30).stat().st_mtime_ns
+    three.save(30, make_state(make_mesh(1), seed=99))
+    three.wait()
+    with Checkpoints(three.folder.parent) as again:  # the run is over, and is started again
+        state, step = again.restore(abstract(make_state(make_mesh(1))))
+        again.save(step, state)
+    assert data_file(three, 30).stat().st_mtime_ns == before
+    assert (three.steps(), said) == ([10, 20, 30], [])
+
+
+# What is damaged is not used
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    contents = bytearray(file.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    file.write_bytes(contents)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (truncate, "of .* bytes"),
+    "empty": (lambda file: os.truncate(file, 0), "has 0 of"),
+    "missing": (Path.unlink, "missing"),
+    "flipped": (flip, "not what was saved|unreadable"),
+}
+FILES = ["manifest.json", "_METADATA", "manifest.ocdbt", "d/*", "ocdbt.process_0/d/*"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("pattern", FILES)
+def test_a_damaged_checkpoint_is_passed_over(
+    three: Checkpoints, said: list[str], pattern: str, damage: str
+) -> None:
+    spoil, _ = DAMAGES[damage]
+    files = Path(three.folder / "30" / "state").glob(pattern)
+    spoil(max(files, key=lambda file: file.stat().st_size))
+    expected = make_state(make_mesh(1), seed=20, step=20)
+    with Checkpoints(three.folder.parent, report=said.append) as resumed:
+        state, step = resumed.restore(abstract(expected))
+        assert step == 20
+        assert_same(state, expected)
+        (line,) = said
+        assert line.startswith("checkpoint 30 is damaged (") and "using step 20" in line
+        resumed.save(25, state)
+        resumed.wait()
+        assert resumed.steps() == [10, 20, 25]
+        assert "checkpoint 30 is set aside" in said[1]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_damaged_file_is_named(three: Checkpoints, said: list[str], damage: str) -> None:
+    spoil, words = DAMAGES[damage]
+    file = data_file(three, 30)
+    spoil(file)
+    three.restore(abstract(make_state(make_mesh(1))))
+    assert file.name in said[0]
+    with pytest.raises(UserError, match=rf"(?s)step 30: .*({words}).*There are steps \[10, 20\]"):
+        three.restore_params(abstract(make_state(make_mesh(1))["params"]), 30)
+
+
+def test_without_checksums_a_flipped_bit_would_be_loaded(
+    three: Checkpoints, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken variant: Orbax itself does not see it, so it is our list that does."""
+    flip(data_file(three, 30))
+    monkeypatch.setattr(manager, "verify", lambda folder: None)
+    state, step = three.restore(abstract(make_state(make_mesh(1))))
+    assert step == 30
+    with pytest.raises(AssertionError):
+        assert_same(state, make_state(make_mesh(1), seed=30, step=30))
+
+
+def test_orbax_bookkeeping_may_be_lost(three: Checkpoints, said: list[str]) -> None:
+    os.truncate(three.folder / "30" / "_CHECKPOINT_METADATA", 3)
+    with Checkpoints(three.folder.parent, report=said.append) as resumed:
+        state, step = resumed.restore(abstract(make_state(make_mesh(1))))
+        resumed.save(40, state)
+        resumed.wait()
+        assert (step, resumed.steps(), said) == (30, [20, 30, 40], [])
+
+
+def test_if_all_are_damaged_each_reason_is_told(three: Checkpoints) -> None:
+    for step in (10, 20, 30):
+        truncate(data_file(three, step))
+    with pytest.raises(UserError) as error:
+        three.restore(abstract(make_state(make_mesh(1))))
+    for words in (str(three.folder), "step 10: ", "step 20: ", "step 30: ", "new model_dir"):
+        assert words in str(error.value)
+
+
+def test_a_step_that_is_not_there(three: Checkpoints) -> None:
+    with pytest.raises(UserError, match=r"step 99: there is none.*There are steps \[10, 20, 30\]"):
+        three.restore(abstract(make_state(make_mesh(1))), 99)
+    with pytest.raises(UserError, match="step 99: there is none"):
+        three.describe(99)
+
+
+def test_another_model_is_refused_weight_by_weight(three: Checkpoints, said: list[str]) -> None:
+    other = abstract(make_state(make_mesh(1), width=24))
+    other["params"]["head_DV"] = other["params"].pop("embed_VD")
+    with pytest.raises(UserError) as error:
+        three.restore(other)
+    text = str(error.value)
+    assert "Checkpoint 30" in text and "arrays differ" in text and said == []
+    assert "params/decoder/layers_N/wi_DF: saved (32, 16), wanted (24, 16)" in text
+    assert "params/embed_VD: saved (48, 32), wanted -" in text
+    assert "params/head_DV: saved -, wanted (48, 24)" in text
+    other = {f"weight_{i}": other["params"]["head_DV"] for i in range(40)}
+    with pytest.raises(UserError, match=r"\.\.\. and 33 more") as error:
+        three.restore_params(other, 30)
+    assert len(str(error.value).splitlines()) == 13
+
+
+# What goes wrong while saving
+
+
+def saves_fail(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test in which a write of a save fails.
+
+    Orbax then closes the event loop under the others, which Python tells wherever it happens to
+    collect them: here, and not in a test that follows.
+    """
+    for words in ("Event loop is closed", "write_fragment' was never awaited"):
+        ignored = f"ignore:(?s).*{words}:pytest.PytestUnraisableExceptionWarning"
+        test = pytest.mark.filterwarnings(ignored)(test)
+    return pytest.mark.usefixtures("collected")(test)
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 60
+    while any(map(inspect.iscoroutine, gc.get_objects())):
+        assert time.monotonic() < deadline, "writes of a save that failed are still under way"
+        gc.collect()
+
+
+@saves_fail
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path]).returncode:
+        pytest.skip("only root can mount a small file system")
+    try:
+        check_full_disk(tmp_path, lambda: None)
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+@saves_fail
+def test_a_full_quota_is_named(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        check_full_disk(tmp_path, lambda: stack.enter_context(no_large_files()))
+
+
+@contextlib.contextmanager
+def no_large_files() -> Iterator[None]:
+    """As where a quota is used up: writing more than a little to any file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        time.sleep(0.5)  # other writes of the save that failed come to their end
+
+
+def check_full_disk(folder: Path, fill: Callable[[], object]) -> None:
+    small, large = make_state(make_mesh(1)), make_state(make_mesh(1), width=16384)
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, small)
+        checkpoints.wait()
+        fill()
+        checkpoints.save(2, large)  # it fails later, in the background
+        words = r"disk full while saving step 2 to .*checkpoints; free [\d,]+ bytes; the last good"
+        with pytest.raises(RunError, match=words + " checkpoint is step 1"):
+            checkpoints.save(3, large)
+        assert checkpoints.steps() == [1]
+        time.sleep(0.5)
+        checkpoints.save(4, small)
+        checkpoints.wait()
+        assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["1", "4"]
+        assert checkpoints.restore(abstract(small))[1] == 4
+
+
+@saves_fail
+def test_an_error_in_the_background_surfaces_at_the_end(tmp_path: Path, said: list[str]) -> None:
+    large = make_state(make_mesh(1), width=16384)
+
+    def save_and_leave(step: int, error: Exception | None = None) -> None:
+        with Checkpoints(tmp_path, report=said.append) as checkpoints:
+            checkpoints.save(step, large)
+            if error is not None:
+                raise error
+
+    with no_large_files():
+        with pytest.raises(RunError, match=r"step 1 .*last good checkpoint is none"):
+            save_and_leave(1)
+        with pytest.raises(ZeroDivisionError):  # the first error is the one that is seen
+            save_and_leave(2, ZeroDivisionError())
+    assert "disk full while saving step 2" in said[0]
+
+
+@saves_fail
+def test_an_error_in_the_background_surfaces_when_asked(tmp_path: Path) -> None:
+    with no_large_files(), Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(make_mesh(1), width=16384))
+        with pytest.raises(RunError, match="disk full while saving step 1"):
+            for _ in range(1000):
+                checkpoints.check()
+                time.sleep(0.02)
+
+
+def run_python(program: str, *arguments: object, wait: bool = True) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if wait:
+        process.communicate()
+    return process
+
+
+def test_a_killed_save_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    program = """
+        import os, signal, sys
+        import jax, orbax.checkpoint
+        jax.config.update("jax_platforms", "cpu")
+        from tests.trainer.checkpoints.test_manager import make_mesh, make_state
+        from trainer.checkpoints.manager import Checkpoints
+
+        checkpoints = Checkpoints(sys.argv[1])
+        checkpoints.save(1, make_state(make_mesh(1), seed=1))
+        checkpoints.wait()
+        orbax.manager.PyTreeCheckpointHandler.finalize = (
+            lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        )
+        checkpoints.save(2, make_state(make_mesh(1), seed=2))
+        checkpoints.wait()
+    """
+    assert run_python(program, tmp_path).returncode == -signal.SIGKILL
+    folder = tmp_path / "checkpoints"
+    assert any("tmp" in path.name for path in folder.iterdir())
+    with Checkpoints(tmp_path) as checkpoints:
+        state, step = checkpoints.restore(abstract(make_state(make_mesh(1))))
+        assert step == 1
+        checkpoints.save(2, state)
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+
+
+def test_host_memory_does_not_grow_with_saves(tmp_path: Path) -> None:
+    state = make_state(make_mesh(1), width=8192)
+    size = sum(a.nbytes for a in jax.tree.leaves(state))
+    resident = []
+    with Checkpoints(tmp_path, keep_last=1) as checkpoints:
+        for step in range(25):
+            checkpoints.save(step, state)
+            checkpoints.wait()
+            resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    assert resident[-1] - resident[4] < 5 * size  # 20 copies, if each save left one
+
+
+@needs_8_devices
+def test_two_processes_restore_what_one_saved_and_back(tmp_path: Path) -> None:
+    program = """
+        import sys
+        import jax
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", 2)
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        folder, address, index = sys.argv[1:]
+        jax.distributed.initialize(address, num_processes=2, process_id=int(index))
+        from tests.trainer.checkpoints.test_manager import abstract, make_mesh, make_state
+        from trainer.checkpoints.manager import Checkpoints
+
+        mesh = make_mesh(2, 2)
+        with jax.set_mesh(mesh), Checkpoints(folder) as checkpoints:
+            state, step = checkpoints.restore(abstract(make_state(mesh)))
+            assert step == 1, step
+            checkpoints.save(2, jax.jit(lambda s: jax.tree.map(lambda a: a + 1, s))(state))
+            state, step = checkpoints.restore(abstract(state))
+            assert step in (1, 2), step
+    """
+    state = make_state(make_mesh(8), seed=5)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.save(2, state)
+    truncate(data_file(checkpoints, 2))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    pair = [run_python(program, tmp_path, address, index, wait=False) for index in (0, 1)]
+    said = [process.communicate(timeout=120)[0] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], "\n".join(said)
+    assert "checkpoint 2 is damaged" in said[0] and "checkpoint 2 is set aside" in said[0]
+    with Checkpoints(tmp_path) as checkpoints:
+        found, step = checkpoints.restore(abstract(state))
+    assert step == 2
+    assert_same(found, jax.tree.map(lambda a: np.asarray(a) + 1, state))

@@ -1,0 +1,91 @@
+"""First weights from another run: copies for experts, and what does not fit."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Params
+from models.loss import Criterion
+from models.moe.routing import Top2, TopK
+from models.spec import Moe, Transformer
+from tests.toys import SPLITTABLE, WHOLE, on_mesh, packed_rows
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.warm_start import inherited
+
+DENSE = dataclasses.replace(SPLITTABLE, layers=4, positions="rotary", gated=True)
+ROOMY = Moe(experts=8, router=Top2(evaluation_capacity_factor=9.0))
+SPARSE = dataclasses.replace(DENSE, pattern=("dense", "moe"), moe=ROOMY)
+ROWS = packed_rows([[3, 5], [8], [20, 2], [1, 6], [24], [9, 9], [4], [2, 2, 2]], 24, 64)
+EXPERT_PARALLEL = Layout(mesh="data:8", rules="batch:data;experts:data")
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Params]:
+    """A checkpoint of a dense model, and its weights."""
+    folder, model = tmp_path_factory.mktemp("dense"), DENSE.model(WHOLE)
+    with jax.set_mesh(make_mesh(WHOLE)), Checkpoints(folder) as checkpoints:
+        params = jax.jit(model.init)(jax.random.key(1))
+        checkpoints.save(7, {"params": params, "slots": {}, "step": jax.numpy.asarray(7)})
+    return folder, params
+
+
+def started(spec: Transformer, layout: Layout, folder: Path, said: list[str]) -> Params:
+    mesh = make_mesh(layout)
+    with jax.set_mesh(mesh):
+        params = jax.jit(spec.model(layout).init)(jax.random.key(2))
+    return inherited(params, str(folder), layout, mesh, said.append)
+
+
+def loss(spec: Transformer, layout: Layout, params: Params) -> float:
+    mesh, batch = on_mesh(layout, ROWS)
+    with jax.set_mesh(mesh):
+        return float(
+            jax.jit(spec.model(layout).loss, static_argnums=2)(params, batch, Criterion()).loss
+        )
+
+
+@pytest.mark.parametrize("layout", [WHOLE, EXPERT_PARALLEL], ids=["whole", "expert parallel"])
+def test_copied_experts_say_what_the_dense_layer_said(
+    dense: tuple[Path, Params], layout: Layout
+) -> None:
+    """Gates sum to 1, so the first loss of the sparse model is the dense one's."""
+    folder, dense_params = dense
+    said: list[str] = []
+    params = started(SPARSE, layout, folder, said)
+    wanted = loss(DENSE, WHOLE, dense_params)
+    np.testing.assert_allclose(loss(SPARSE, layout, params), wanted, rtol=1e-5)
+    assert said == [f"Weights of {folder}, step 7; new: decoder/layers_N/block1/mlp/router_DE."]
+    wi_NEDF = params["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"]
+    np.testing.assert_array_equal(
+        np.asarray(wi_NEDF)[:, 5], dense_params["decoder"]["layers_N"]["mlp"]["wi_DF"][1::2]
+    )
+    assert len(wi_NEDF.sharding.device_set) == (8 if layout is EXPERT_PARALLEL else 1)
+
+
+def test_the_same_model_gets_the_same_weights(dense: tuple[Path, Params]) -> None:
+    said: list[str] = []
+    params = started(DENSE, WHOLE, dense[0], said)
+    jax.tree.map(np.testing.assert_array_equal, params, dense[1])
+    assert said == [f"Weights of {dense[0]}, step 7."]
+
+
+def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path: Path) -> None:
+    other = dataclasses.replace(
+        SPARSE, layers=6, moe=Moe(experts=8, d_ff=20, router=TopK(k=1)), tied=False
+    )
+    with pytest.raises(UserError) as error:
+        started(other, WHOLE, dense[0], [])
+    text = str(error.value)
+    assert "softmax_VD: there is no softmax_VD." in text
+    assert (
+        "decoder/layers_N/block1/mlp/wi_EDF: decoder/layers_N/mlp/wi_DF is (4, 16, 40), "
+        "legal: (6, 16, 20)." in text
+    )
+    with pytest.raises(UserError, match="no checkpoint there"):
+        started(SPARSE, WHOLE, tmp_path, [])

@@ -1,0 +1,46 @@
+"""A toy run, planned and compiled under shipped layouts, each once."""
+
+import dataclasses
+import functools
+
+from configs.load import load
+from data.sources.text import TextFiles
+from data.task import Task
+from data.vocab import SentencePiece
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.spec import Moe, Transformer
+from tests.toys import ROOT, optax_promotion
+from trainer.planning.training import Counted, Traced, compiled, traced
+from trainer.run import Run
+
+# Deep, as compilers have ways of their own to look up embeddings, once a step.
+DENSE = Transformer(vocab=64, layers=48, d_model=32, d_ff=80, heads=8, d_kv=12, length=24)
+EXPERTS = dataclasses.replace(
+    DENSE, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
+)
+TASK = Task(name="toy", source=TextFiles(train="toy.txt"), vocab=SentencePiece(size=64), length=24)
+LAYOUTS = sorted(path.stem for path in (ROOT / "layouts").glob("*.gin"))
+
+
+def toy_run(model: Transformer = DENSE) -> Run:
+    return Run(model=model, task=TASK, steps=10, batch_sequences=16)
+
+
+def layout_named(name: str) -> Layout:
+    return load([str(ROOT / f"layouts/{name}.gin")]).make(Layout)
+
+
+@functools.cache
+def traced_toy(name: str) -> Traced:
+    """The toy's step on the eight devices; with experts where the layout has rules for them."""
+    layout = layout_named(name)
+    run = toy_run(EXPERTS if "expert" in name else DENSE)
+    with optax_promotion():
+        return traced(run, layout, make_mesh(layout))
+
+
+@functools.cache
+def compiled_toy(name: str) -> Counted:
+    with optax_promotion():
+        return compiled(traced_toy(name))

@@ -1,0 +1,49 @@
+"""Numbers of layers with experts, from counts that can be checked by hand."""
+
+import numpy as np
+import pytest
+
+from models.moe.routing import Load
+from trainer.expert_load import by_layer, numbers, scalars, warnings
+
+COUNTS = Load(
+    aux=np.array(15.0),
+    z=np.array(40.0),
+    entropy=np.array(5.0),
+    kept_e=np.array([6.0, 6.0, 4.0, 0.0]),
+    wanted_I=np.array([10.0, 10.0]),
+    kept_I=np.array([10.0, 6.0]),
+    tokens=np.array(10.0),
+)
+
+
+def stacked(*loads: Load) -> Load:
+    return Load(*(np.stack(fields) for fields in zip(*loads, strict=True)))
+
+
+def test_shares_and_means() -> None:
+    layer = numbers(COUNTS)
+    assert layer["load"] == [0.375, 0.375, 0.25, 0.0]
+    assert layer["dropped"] == pytest.approx([0.0, 0.4])
+    assert (layer["idle"], layer["entropy"], layer["aux"], layer["z"]) == (1, 0.5, 1.5, 4.0)
+
+
+def test_layers_are_numbered_as_they_are_run() -> None:
+    loads = {
+        "decoder": {"block0": None, "block1": stacked(COUNTS, COUNTS)},
+        "encoder": stacked(COUNTS, COUNTS, COUNTS),
+    }
+    names = ["decoder 1", "decoder 3", "encoder 0", "encoder 1", "encoder 2"]
+    assert list(by_layer(loads)) == names
+    assert by_layer({}) == {} and by_layer({"decoder": None}) == {}
+
+
+def test_curves_and_warnings() -> None:
+    layers = {"decoder 1": numbers(COUNTS)}
+    assert scalars(layers)["decoder 1/dropped_2"] == pytest.approx(0.4)
+    assert scalars(layers)["decoder 1/largest_load"] == 0.375
+    assert warnings(layers) == ["decoder 1: 40% of the choices number 2 found no place."]
+    one = COUNTS._replace(kept_e=np.eye(16)[3] * 10, kept_I=np.array([10.0, 10.0]))
+    assert warnings({"encoder 0": numbers(one)}) == [
+        "encoder 0: one expert has 16.0 times its even share of the tokens."
+    ]

@@ -1,0 +1,63 @@
+"""Translating what a task holds out: each part on its own, and what is said of it."""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from data.sources.pair_kinds import ParallelFiles
+from data.task import Translation
+from data.vocab import SentencePiece, make
+from data.vocabs import Vocabs
+from trainer.decoding.decoder import Answer, Decoder, Request
+from trainer.decoding.requests import Options
+from trainer.translation.evaluate import HeldOut, Translated, subset, translate
+
+WORDS = ("kara", "lost", "mitu", "nevo")
+VOCAB = SentencePiece(size=263)  # the words, 256 bytes and three others
+TASK = Translation(
+    name="toy", vocab=VOCAB, length=8, source_length=4,
+    source=ParallelFiles(train_source=("a",), train_target=("b",)),
+)  # fmt: skip
+
+
+class Echo:
+    """Answers with the source, without its end."""
+
+    def answers(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, list[Answer]]]]:
+        for i, request in enumerate(requests):
+            assert request.source is not None
+            yield [(i, [Answer([*map(int, request.source[:-1])], 0.0, 0.0)])]
+
+
+def part(name: str, *sources: str) -> HeldOut:
+    return HeldOut(name, None, [*sources], [[*sources]])
+
+
+def echoed(*parts: HeldOut) -> tuple[list[Translated], list[str]]:
+    vocab = make(VOCAB, iter([" ".join(WORDS)] * 20), words=WORDS)
+    said: list[str] = []
+    decoder = cast(Decoder, Echo())
+    found = translate(
+        decoder, parts, TASK, Vocabs(vocab, vocab), Options(), None, say=said.append, resamples=0
+    )
+    return found, said
+
+
+def test_a_warning_names_its_part_where_there_are_several() -> None:
+    short, long = part("xx", "kara lost"), part("yy", "mitu", "kara lost mitu nevo")
+    found, said = echoed(short, long)
+    assert [(own.part.name, own.texts) for own in found] == [
+        ("all", ["kara lost", "mitu", "kara lost mitu"]),
+        ("xx", ["kara lost"]),
+        ("yy", ["mitu", "kara lost mitu"]),
+    ]
+    [line] = said
+    assert line.startswith("yy: Warning: 1 of 2 lines have more than 3 tokens")
+    _, [line] = echoed(long)
+    assert line.startswith("Warning: 1 of 2 lines")
+
+
+def test_a_subset_is_spread_over_all_parts() -> None:
+    parts = [part("xx", *map(str, range(30))), part("yy", *map(str, range(70)))]
+    assert [len(own.sources) for own in subset(parts, 10)] == [3, 7]
+    assert subset(parts, 2) == [part("yy", "19", "69")]
+    assert subset(parts, 1000) == parts

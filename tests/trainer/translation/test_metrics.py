@@ -1,0 +1,267 @@
+"""Translation metrics: numbers by hand and by sacrebleu's command, signatures, bad input."""
+
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from configs.errors import UserError
+from data.sources.text_files import read_lines
+from trainer.translation.metrics import check_settings, paired, quality
+
+SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
+WORDS = ["The", "cat", "sat", "on", "a", "mat,", "“quietly”,", "and", "saw", "1,234.5", "dogs."]
+
+
+def drawn(seed: int, count: int = 60) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(4, 14))) for _ in range(count)]
+
+
+def worse(texts: list[str], share: float, seed: int = 0) -> list[str]:
+    """The texts with a share of their words changed."""
+    draw = random.Random(seed)
+    return [
+        " ".join(draw.choice(WORDS) if draw.random() < share else word for word in text.split())
+        for text in texts
+    ]
+
+
+REFERENCE = drawn(1)
+GOOD, BAD = worse(REFERENCE, 0.2), worse(REFERENCE, 0.5)
+
+
+def by_sacrebleu(*flags: str, folder: Path, **texts: list[str]) -> str:
+    """What sacrebleu's own command says of some files."""
+    for name, lines in texts.items():
+        (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", *flags, "--width=9"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_numbers_that_can_be_counted_by_hand() -> None:
+    found = quality(["a b c d"], [["a b c d e"]], resamples=0)
+    assert found.bleu.score == pytest.approx(100 * math.exp(1 - 5 / 4))
+    assert (found.bleu.sys_len, found.bleu.ref_len) == (4, 5)
+    assert found.bleu.bp == pytest.approx(math.exp(-0.25))
+    assert found.bleu.precisions == pytest.approx((100, 100, 100, 100))
+    assert found.ter is not None and found.ter.score == pytest.approx(20)
+    # One and two letters count: precision 1, recall the mean of 2/3 and 1/2.
+    chrf = quality(["ab"], [["abc"]], resamples=0).chrf
+    assert chrf.score == pytest.approx(100 * 5 * (7 / 12) / (4 + 7 / 12))
+
+
+def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_path: Path) -> None:
+    flags = ["ref", "ref2", "-i", "hyp", "-m", "bleu", "chrf", "ter", "--tokenize=intl"]
+    second = worse(REFERENCE, 0.1)
+    answer = by_sacrebleu(
+        *flags, "--format=json", "--confidence", "--confidence-n=99", folder=tmp_path,
+        hyp=GOOD, ref=REFERENCE, ref2=second,
+    )  # fmt: skip
+    found = quality(GOOD, [REFERENCE, second], tokenize="intl", resamples=99)
+    for measure, theirs in zip(found.measures, json.loads(answer), strict=True):
+        assert measure.name == theirs["name"]
+        assert measure.signature == theirs["signature"]
+        assert measure.score == pytest.approx(theirs["score"])
+        assert measure.low is not None and measure.high is not None
+        assert (measure.low + measure.high) / 2 == pytest.approx(theirs["confidence_mean"])
+        assert (measure.high - measure.low) / 2 == pytest.approx(theirs["confidence_var"])
+
+
+def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
+    found = quality(GOOD, [REFERENCE])
+    more = quality(GOOD * 9, [REFERENCE * 9])
+    for few, many in zip(found.measures, more.measures, strict=True):
+        assert few.low is not None and few.high is not None
+        assert many.low is not None and many.high is not None
+        assert few.low < few.score < few.high
+        assert many.score == pytest.approx(few.score)
+        assert many.high - many.low < (few.high - few.low) / 2
+
+
+def test_a_signature_names_what_was_done() -> None:
+    found = quality(
+        GOOD, [REFERENCE], tokenize="char", lowercase=True, resamples=50,
+        test_set="wmt14/full", languages="en-de", ter=False,
+    )  # fmt: skip
+    parts = set(found.bleu.signature.split("|"))
+    assert parts >= {
+        "nrefs:1", "bs:50", "seed:12345", "case:lc", "tok:char", "test:wmt14/full", "lang:en-de",
+        f"version:{sacrebleu.__version__}",
+    }  # fmt: skip
+    assert {"case:lc", "nc:6", "nw:0"} <= set(found.chrf.signature.split("|"))
+    assert found.ter is None
+    assert found.bleu.signature in str(found) and found.chrf.signature in str(found)
+
+
+def test_the_target_language_chooses_the_tokenizer() -> None:
+    texts = [["今天天气很好。"]]
+    assert "tok:zh|" in quality(texts[0], texts, languages="en-zh", resamples=0).bleu.signature
+    assert "tok:13a|" in quality(texts[0], texts, languages="en-de", resamples=0).bleu.signature
+
+
+def test_case_counts_unless_told_otherwise() -> None:
+    shouted = [text.upper() for text in REFERENCE]
+    assert quality(shouted, [REFERENCE], resamples=0, ter=False).bleu.score < 50
+    lower = quality(shouted, [REFERENCE], resamples=0, ter=False, lowercase=True)
+    assert lower.bleu.score == pytest.approx(100) and lower.chrf.score == pytest.approx(100)
+
+
+def test_resamples_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = quality(GOOD, [REFERENCE]), quality(GOOD, [REFERENCE])
+    assert first == again
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    other = quality(GOOD, [REFERENCE])
+    assert other.bleu.low != first.bleu.low and "seed:7|" in other.bleu.signature
+
+
+def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    found = quality(GOOD, [REFERENCE, BAD], resamples=0, ter=False)
+    path = tmp_path / "hypotheses"
+    path.write_text("\n".join(GOOD) + "\n", encoding="utf-8")
+    assert found.hypotheses_hash == hashlib.sha256(path.read_bytes()).hexdigest()
+    both = "\n".join(REFERENCE + BAD) + "\n"
+    assert found.references_hash == hashlib.sha256(both.encode()).hexdigest()
+    moved = quality([*GOOD[1:], GOOD[0]], [REFERENCE, BAD], resamples=0, ter=False)
+    assert moved.hypotheses_hash != found.hypotheses_hash
+
+
+def test_the_names_in_json_do_not_change() -> None:
+    whole = quality(GOOD, [REFERENCE], resamples=10).as_dict()
+    bare = quality(GOOD, [REFERENCE], resamples=0, ter=False).as_dict()
+    measured = [f"{metric}{part}" for metric in ("bleu", "chrf", "ter")
+                for part in ("", "_low", "_high", "_signature")]  # fmt: skip
+    names = {
+        *measured, "bleu_ref_len", "bleu_sys_len", "bleu_bp", "bleu_precisions",
+        "sentences", "hypotheses_hash", "references_hash",
+    }  # fmt: skip
+    assert set(whole) == set(bare) == names
+    assert None not in whole.values()
+    assert {name for name, value in bare.items() if value is None} == {
+        "bleu_low", "bleu_high", "chrf_low", "chrf_high",
+        "ter", "ter_low", "ter_high", "ter_signature",
+    }  # fmt: skip
+    assert json.loads(json.dumps(whole))["bleu_precisions"] == list(whole["bleu_precisions"])
+
+
+def test_texts_without_a_match_score_nothing() -> None:
+    found = quality([""] * 3, [["eins zwei", "drei", "vier"]], resamples=20)
+    assert (found.bleu.score, found.bleu.low, found.bleu.high) == (0, 0, 0)
+    assert found.ter is not None and found.ter.score == pytest.approx(100)
+
+
+def test_resamples_may_be_without_a_match() -> None:
+    found = quality(["eins zwei drei vier", "xx", ""], [["eins zwei drei vier", "yy", ""]])
+    for measure in found.measures:
+        assert measure.low is not None and measure.high is not None
+        assert measure.low < measure.score < measure.high
+
+
+def test_large_texts_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.translation.metrics.MOST_BYTES", 80 * len(GOOD) * 30)
+    assert "bs:30|" in quality(GOOD, [REFERENCE], ter=False).bleu.signature
+    assert "bs:30|" in paired([REFERENCE], {"a": GOOD, "b": BAD}).bleu_signature
+
+
+def test_paired_resampling_is_that_of_sacrebleus_command(tmp_path: Path) -> None:
+    other = worse(REFERENCE, 0.22, seed=5)
+    answer = by_sacrebleu(
+        "ref", "-i", "good", "other", "bad", "-m", "bleu", "chrf", "--paired-bs",
+        "--paired-bs-n=200", "--format=latex", folder=tmp_path, ref=REFERENCE, good=GOOD,
+        other=other, bad=BAD,
+    )  # fmt: skip
+    found = paired([REFERENCE], {"good": GOOD, "other": other, "bad": BAD}, resamples=200)
+    assert found.baseline == found.systems[0].system == "good"
+    for ours in found.systems:
+        (line,) = re.findall(rf"^ *(?:Baseline: )?{ours.system} +&.*", answer, re.MULTILINE)
+        assert re.findall(r"([\d.]+) \(", line) == [f"{ours.bleu:.9f}", f"{ours.chrf:.9f}"]
+        wanted = [p for p in (ours.bleu_p, ours.chrf_p) if p is not None]
+        assert re.findall(r"p = ([\d.]+)", line) == [f"{p:.4f}" for p in wanted]
+    assert f"BLEU       {found.bleu_signature}\n" in answer
+    assert f"chrF2      {found.chrf_signature}\n" in answer
+    assert found.systems[2].bleu_p == pytest.approx(1 / 201)
+    assert found.rows()[0][2] == "baseline" and found.rows()[2][0] == "bad"
+
+
+def test_a_system_does_not_differ_from_itself() -> None:
+    found = paired([REFERENCE], {"a": GOOD, "b": list(GOOD), "c": BAD})
+    assert (found.systems[1].bleu_p, found.systems[1].chrf_p) == (1, 1)
+    assert found.systems[2].bleu_p is not None and found.systems[2].bleu_p < 0.01
+    assert json.loads(json.dumps(found.as_dict()))["systems"][1]["chrf_p"] == 1
+
+
+def refused(call: Any, *words: str) -> None:
+    with pytest.raises(UserError) as error:
+        call()
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+def test_unequal_counts_are_refused_with_both() -> None:
+    refused(lambda: quality(GOOD[:-1], [REFERENCE]), "hypotheses", "59", "60", "reference")
+    refused(
+        lambda: quality(GOOD, [REFERENCE, REFERENCE[:7]], where="out.txt"),
+        "out.txt: 60", "reference 2 of 2 has 7",
+    )  # fmt: skip
+    refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD[2:]}), "b: 58", "60")
+
+
+def test_nothing_to_score_is_refused() -> None:
+    for references in ([], [[]], [[" ", ""]]):
+        refused(lambda given=references: quality([], given), "Nothing to score")
+    refused(lambda: paired([REFERENCE], {"a": GOOD}), "2 or more", "found 1")
+    refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}, resamples=1), "resamples = 1", "2")
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_legal_ones() -> None:
+    refused(lambda: quality(GOOD, [REFERENCE], tokenize="int"), "int:", "Did you mean intl?", "13a")
+    refused(lambda: check_settings("moses"), "moses", "Legal: none, zh, 13a")
+
+
+def test_a_tokenizer_that_is_not_there_is_refused_without_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.translation.metrics.SACREBLEU_DIR", str(tmp_path / "cache"))
+    for name in ("spm", "flores200", "spBLEU-1K"):
+        refused(lambda given=name: check_settings(given), name, str(tmp_path), "sacrebleu <(")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", None)
+    refused(lambda: check_settings("ja-mecab"), "ja-mecab", "pip install sacrebleu[ja]")
+    refused(lambda: check_settings("ko-mecab"), "ko-mecab", "pip install sacrebleu[ko]")
+    refused(lambda: check_settings(None, "en-ja"), "en-ja", "pip install sacrebleu[ja]")
+
+
+@pytest.mark.parametrize("seed", ["none", "0", "-3", "x"])
+def test_a_seed_that_cannot_be_repeated_is_refused(
+    seed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", seed)
+    refused(lambda: quality(GOOD, [REFERENCE]), f"SACREBLEU_SEED={seed}", "whole number from 1")
+    refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}), "SACREBLEU_SEED")
+
+
+@pytest.mark.parametrize(("pair", "ref_len"), [("en-de", 62_688), ("en-fr", 77_306)])
+def test_newstest2014_against_itself(pair: str, ref_len: int) -> None:
+    path = SHARED / "newstest" / pair / f"newstest2014.{pair[-2:]}.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    lines = list(read_lines(str(path)))
+    found = quality(lines, [lines], resamples=0)
+    assert found.bleu.score == pytest.approx(100) and found.chrf.score == pytest.approx(100)
+    assert found.ter is not None and found.ter.score == 0
+    assert (found.bleu.ref_len, found.bleu.sys_len, found.sentences) == (ref_len, ref_len, 3003)
+    assert found.hypotheses_hash == found.references_hash

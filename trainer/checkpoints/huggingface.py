@@ -1,0 +1,315 @@
+"""T5 as Hugging Face keeps it, its settings and tensors by name, and as the Transformer here.
+
+Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from flax import traverse_util
+
+from configs.errors import UserError, listed
+from configs.write import diff
+from layouts.axes import letters_of
+from models.api import ModelSpec, Params
+from models.initializers import FloatType, Precision
+from models.spec import Activation, Transformer
+
+Tensors = dict[str, np.ndarray]
+Settings = dict[str, Any]
+
+LISTED = 10
+"""Tensors of a kind that an error names."""
+SIZES = {
+    "vocab": "vocab_size",
+    "d_model": "d_model",
+    "d_ff": "d_ff",
+    "d_kv": "d_kv",
+    "heads": "num_heads",
+    "encoder_layers": "num_layers",
+    "layers": "num_decoder_layers",
+    "buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+}
+# Settings with one legal value.
+FIXED = {
+    "model_type": "t5",
+    "is_encoder_decoder": True,
+    "layer_norm_epsilon": 1e-6,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+# What a setting is where the file does not say.
+DEFAULTS = {
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "feed_forward_proj": "relu",
+    "dropout_rate": 0.1,
+    "tie_word_embeddings": True,
+    **FIXED,
+}
+# Hugging Face's plain "gelu" is another function: only "gated-gelu" means the one with tanh.
+ACTIVATIONS: dict[str, tuple[Activation, bool]] = {
+    "relu": ("relu", False),
+    "gelu_new": ("gelu", False),
+    "silu": ("silu", False),
+    "gated-relu": ("relu", True),
+    "gated-gelu": ("gelu", True),
+    "gated-silu": ("silu", True),
+}
+FLOATS = ("float32", "bfloat16", "float16")
+
+SHARED, SOFTMAX = "shared.weight", "lm_head.weight"
+# Some files repeat the embedding under these names.
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", SOFTMAX)
+# The first T5 files have this one, and no implementation reads it.
+UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+BIAS = "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+
+# Per weight here T5's name for it, and T5's axes: each is spelt with the letters that it merges.
+ATTENTION = {
+    "wq_DJQK": ("q", "JQK D"),
+    "wk_DJK": ("k", "JK D"),
+    "wv_DJK": ("v", "JK D"),
+    "wo_JQKD": ("o", "D JQK"),
+}
+MLP = {"wi_DF": ("wi", "F D"), "wo_FD": ("wo", "D F")}
+GATED_MLP = {"wg_DF": ("wi_0", "F D"), "wi_DF": ("wi_1", "F D"), "wo_FD": ("wo", "D F")}
+
+# What may be chosen anew for a T5: it changes no weight and no prediction.
+FREE = (
+    "Transformer.dropout", "Transformer.attention_dropout", "Transformer.combined_qkv",
+    "Transformer.scan", "Transformer.remat", "Transformer.attention_chunks",
+    "Transformer.loss_chunks", "Precision.compute",
+)  # fmt: skip
+
+
+class Weight(NamedTuple):
+    """One weight here and its tensors in T5: one, or one for each layer."""
+
+    path: str
+    names: tuple[str, ...]
+    axes: str
+
+    @property
+    def letters(self) -> str:
+        """The axes here; the stack is not counted."""
+        return letters_of(self.path)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of each tensor."""
+        return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.axes.split())
+
+    def from_t5(self, tensors: Mapping[str, np.ndarray], spec: Transformer) -> np.ndarray:
+        """The weight that these tensors are, in the type that the model is stored in."""
+        apart = self.axes.replace(" ", "")
+        shape = [spec.sizes[letter] for letter in apart]
+        order = [apart.index(letter) for letter in self.letters]
+        layers = [tensors[name].reshape(shape).transpose(order) for name in self.names]
+        weight = np.stack(layers) if "layers_N" in self.path else layers[0]
+        return weight.astype(spec.precision.store)
+
+    def to_t5(self, weight: np.ndarray, spec: Transformer) -> Tensors:
+        """The tensors that this weight is."""
+        layers = weight if "layers_N" in self.path else weight[None]
+        order = [self.letters.index(letter) for letter in self.axes.replace(" ", "")]
+        shape = self.shape(spec.sizes)
+        return {
+            name: np.ascontiguousarray(layer.transpose(order).reshape(shape))
+            for name, layer in zip(self.names, layers, strict=True)
+        }
+
+
+def weights_of(spec: Transformer) -> Iterator[Weight]:
+    """All weights of a T5."""
+    yield Weight("embed_VD", (SHARED,), "V D")
+    if not spec.tied:
+        yield Weight("softmax_VD", (SOFTMAX,), "V D")
+    for stack, layers in (("encoder", spec.encoder_layers), ("decoder", spec.layers)):
+        yield Weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
+        yield Weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
+        for path, name, axes in layer_weights(spec, reads_source=stack == "decoder"):
+            names = tuple(f"{stack}.block.{layer}.{name}.weight" for layer in range(layers))
+            yield Weight(f"{stack}/layers_N/{path}", names, axes)
+
+
+def layer_weights(spec: Transformer, *, reads_source: bool) -> Iterator[tuple[str, str, str]]:
+    """The weights of a layer: path here, name in T5 and T5's axes."""
+    parts = [("attention", "attention_norm", "SelfAttention", ATTENTION)]
+    if reads_source:
+        parts.append(("source_attention", "source_norm", "EncDecAttention", ATTENTION))
+    parts.append(("mlp", "mlp_norm", "DenseReluDense", GATED_MLP if spec.gated else MLP))
+    for place, (part, norm, theirs, weights) in enumerate(parts):
+        yield f"{norm}/scale_D", f"layer.{place}.layer_norm", "D"
+        for leaf, (name, axes) in weights.items():
+            yield f"{part}/{leaf}", f"layer.{place}.{theirs}.{name}", axes
+
+
+# From T5
+
+
+def check_settings(settings: Settings, where: object) -> None:
+    """Refuses the settings of another model, and those that the Transformer here has not."""
+    kind = settings.get("model_type")
+    if kind != "t5":
+        raise UserError(f"{where}: model_type = {kind!r}: this is no T5.  Legal: 't5'.")
+    problems = list(_wrong_settings({**DEFAULTS, **settings}))
+    if problems:
+        raise UserError(listed(str(where), [f"{where}: {problem}" for problem in problems]))
+
+
+def _wrong_settings(settings: Settings) -> Iterator[str]:
+    for name in SIZES.values():
+        size = settings.get(name)
+        if name == "num_decoder_layers" and size is None:
+            continue
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            yield f"{name} = {size!r}: legal: an integer of at least 1."
+    for name, legal in FIXED.items():
+        if settings[name] != legal:
+            yield f"{name} = {settings[name]!r}: legal: {legal!r}."
+    if settings["feed_forward_proj"] not in ACTIVATIONS:
+        found, legal = settings["feed_forward_proj"], ", ".join(map(repr, ACTIVATIONS))
+        yield f"feed_forward_proj = {found!r}: legal: {legal}."
+    rate = settings["dropout_rate"]
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        yield f"dropout_rate = {rate!r}: legal: a number of at least 0 and below 1."
+
+
+def read_tensors(settings: Settings, tensors: Tensors) -> Tensors:
+    """The tensors without those that repeat the embedding and those that nothing reads."""
+    tied = {**DEFAULTS, **settings}["tie_word_embeddings"]
+
+    def is_copy(name: str) -> bool:
+        if name not in COPIES or SHARED not in tensors or (name == SOFTMAX and not tied):
+            return False
+        return np.array_equal(tensors[name], tensors[SHARED])
+
+    return {name: t for name, t in tensors.items() if name != UNREAD and not is_copy(name)}
+
+
+def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
+    """The Transformer that a T5 is.  Its settings are checked, its tensors need not be.
+
+    Whether the softmax is tied shows in the tensors: newer files say in any case that it is.
+    """
+    full = {**DEFAULTS, **settings}
+    sizes = {ours: full.get(theirs) for ours, theirs in SIZES.items()}
+    sizes["layers"] = sizes["layers"] or sizes["encoder_layers"]
+    activation, gated = ACTIVATIONS[full["feed_forward_proj"]]
+    scaled = full.get("scale_decoder_outputs", full["tie_word_embeddings"])
+    types = {tensor.dtype.name for tensor in tensors.values()}
+    store = types.pop() if len(types) == 1 else "float32"
+    return Transformer(
+        **cast(dict[str, Any], sizes),
+        activation=activation,
+        gated=gated,
+        positions="relative",
+        shares_bias=True,
+        tied=SOFTMAX not in tensors and bool(full["tie_word_embeddings"]),
+        embed_scale=1.0,
+        query_scale=1.0,
+        logit_scale=full["d_model"] ** -0.5 if scaled else 1.0,
+        dropout=float(full["dropout_rate"]),
+        attention_dropout=float(full["dropout_rate"]),
+        precision=Precision(store=cast(FloatType, store if store in FLOATS else "float32")),
+    )
+
+
+def check_tensors(spec: Transformer, tensors: Tensors, where: object) -> None:
+    """Refuses tensors that are missing, unexpected, of another shape or no floats."""
+    wanted = {name: w.shape(spec.sizes) for w in weights_of(spec) for name in w.names}
+    known = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    problems = {
+        "missing": [name for name in wanted if name not in tensors],
+        "unexpected": [name for name in tensors if name not in wanted],
+        "of another shape": [
+            f"{name}: found {tensor.shape}, legal: {wanted[name]}"
+            for name, tensor in known.items()
+            if tensor.shape != wanted[name]
+        ],
+        "of another type": [
+            f"{name}: found {tensor.dtype}, legal: {', '.join(FLOATS)}"
+            for name, tensor in known.items()
+            if tensor.dtype.name not in FLOATS
+        ],
+    }
+    if not any(problems.values()):
+        return
+    lines = [f"{where}: its tensors are not those of a T5 with the settings in config.json."]
+    for kind, found in problems.items():
+        if found:
+            lines += [f"  {len(found)} {kind}:", *(f"    {line}" for line in found[:LISTED])]
+            lines += [f"    ... and {len(found) - LISTED} more"] * (len(found) > LISTED)
+    raise UserError("\n".join(lines))
+
+
+def params_of(spec: Transformer, tensors: Tensors) -> Params:
+    """The weights that T5's tensors are."""
+    flat = {weight.path: weight.from_t5(tensors, spec) for weight in weights_of(spec)}
+    return cast(Params, traverse_util.unflatten_dict(flat, sep="/"))
+
+
+def check_same(spec: Transformer, chosen: ModelSpec) -> None:
+    """Refuses settings under which the weights of a T5 would be another model."""
+    changed = [row for row in diff(spec, chosen) if row[0] not in FREE]
+    if changed:
+        rows = "".join(f"\n  {name}: {old!r} in T5, {new!r} set" for name, old, new in changed)
+        raise UserError(
+            f"these settings are not the T5's:{rows}\n"
+            f"Leave them away.  Free to choose: {', '.join(FREE)}."
+        )
+
+
+# To T5
+
+
+def settings_of(model: ModelSpec) -> Settings:
+    """What config.json says of a model; refuses one that no T5 is equal to."""
+    if not isinstance(model, Transformer):
+        raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer can be a T5.")
+    problems = [
+        f"Transformer.{name} = {getattr(model, name)!r}, legal: {' or '.join(map(repr, legal))}."
+        for name, legal in _legal(model).items()
+        if getattr(model, name) not in legal
+    ]
+    if not model.encoder_layers:
+        problems.append("Transformer.encoder_layers = 0, legal: at least 1.")
+    if problems:
+        title = "T5 cannot express this model."
+        raise UserError("\n  ".join([title, *problems]))
+    forms = {form: name for name, form in ACTIVATIONS.items()}
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        **FIXED,
+        **{theirs: getattr(model, ours) for ours, theirs in SIZES.items()},
+        "feed_forward_proj": forms[model.activation, model.gated],
+        "dropout_rate": model.dropout,
+        "tie_word_embeddings": model.tied,
+        "scale_decoder_outputs": model.logit_scale != 1,
+        "torch_dtype": model.precision.store,
+    }
+
+
+def _legal(model: Transformer) -> dict[str, tuple[Any, ...]]:
+    """The values that some settings have in a T5 of this size."""
+    return {
+        "source_vocab": (None,),
+        "kv_heads": (None, model.heads),
+        "positions": ("relative",),
+        "shares_bias": (True,),
+        "embed_scale": (1.0,),
+        "query_scale": (1.0,),
+        "logit_scale": (model.d_model**-0.5, 1.0),
+        "attention_dropout": (model.dropout,),
+    }
+
+
+def tensors_of(spec: Transformer, params: Params) -> Tensors:
+    """T5's tensors that these weights are."""
+    flat = traverse_util.flatten_dict(params, sep="/")
+    parts = [weight.to_t5(np.asarray(flat[weight.path]), spec) for weight in weights_of(spec)]
+    return {name: tensor for part in parts for name, tensor in part.items()}

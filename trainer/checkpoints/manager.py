@@ -1,0 +1,338 @@
+"""Checkpoints of a run: saved in the background, proven whole, restored under any layout.
+
+A checkpoint's step says how many updates have been made.  Orbax writes and reads the arrays; here
+is what it leaves to its user: which checkpoints to keep, and how to tell a damaged one.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import traverse_util
+from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import PreservationPolicy
+
+from configs.errors import RunError, UserError
+from trainer.checkpoints.integrity import (
+    Damaged,
+    ListingHandler,
+    Save,
+    one_line,
+    read,
+    read_manifest,
+    together,
+    verify,
+)
+
+Tree = Any
+
+ITEM = "state"
+LISTED = 10
+"""Arrays named in an error."""
+
+# Whatever Orbax logs as an error, with a traceback, it also raises.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+
+class Saved(NamedTuple):
+    """One array of a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@dataclasses.dataclass
+class Checkpoints:
+    """The checkpoints in `<model_dir>/checkpoints`.  Only `save` changes anything there.
+
+    Keeps the newest `keep_last`, and the one with the best metric as well.  As a context manager,
+    waits at the end for what is being saved.
+    """
+
+    model_dir: epath.PathLike
+    keep_last: int = 3
+    keep_best: bool = True
+    higher_is_better: bool = False
+    report: Callable[[str], None] = _report
+
+    def __post_init__(self) -> None:
+        self.folder = epath.Path(self.model_dir).absolute() / "checkpoints"
+        self._manager: ocp.CheckpointManager | None = None
+        self._reader = ocp.PyTreeCheckpointHandler()
+        self._current: int | None = None  # the step saved or restored last
+        self._damaged: list[int] = []
+        self._metrics: dict[int, float | None] = {}
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self.wait()
+        except RunError as failure:
+            if error is None:
+                raise
+            self.report(str(failure))  # the error already on its way is the one to raise
+        finally:
+            self._close()
+            self._reader.close()
+
+    # Which there are
+
+    def steps(self) -> list[int]:
+        """Steps of all finished checkpoints, in order."""
+        names = ocp.path.step.standard_name_format()
+        return sorted(found.step for found in names.find_all(self.folder))
+
+    @property
+    def latest(self) -> int | None:
+        return max(self.steps(), default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best metric, the later of equals; None where none has a metric."""
+        return self.best_of(self.steps())
+
+    def best_of(self, steps: Sequence[int]) -> int | None:
+        sign = 1 if self.higher_is_better else -1
+        metrics = ((self._metric(step), step) for step in steps)
+        return max(((sign * m, step) for m, step in metrics if m is not None), default=(0, None))[1]
+
+    def describe(self, step: int) -> dict[str, Saved]:
+        """Every array of a checkpoint by its path; none is loaded."""
+        try:
+            return self._saved(step)
+        except Damaged as reason:
+            raise self._unusable({step: str(reason)}) from reason
+
+    def _path(self, step: int) -> epath.Path:
+        return self.folder / str(step) / ITEM
+
+    def _metric(self, step: int) -> float | None:
+        if step not in self._metrics:
+            try:
+                self._metrics[step] = read_manifest(self._path(step))["metric"]
+            except Damaged:
+                return None
+        return self._metrics[step]
+
+    # Saving
+
+    def save(self, step: int, state: Tree, metric: float | None = None) -> None:
+        """Starts to save.  The state may be donated at once; a step already saved is left alone.
+
+        Damaged checkpoints, and those of a future that a run left by going back, are set aside.
+        """
+        self.wait()
+        if step == self._current:
+            return
+        self._set_aside([old for old in self.steps() if old >= step or old in self._damaged])
+        metric = metric if metric is not None and math.isfinite(metric) else None
+        self._current, self._metrics[step] = step, metric
+        args = ocp.args.Composite(**{ITEM: Save(_nested(state), metric=metric)})
+        try:
+            self._manager = self._manager or self._open()
+            self._manager.save(step, args=args, force=True)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk; raises what went wrong with it."""
+        try:
+            if self._manager is not None:
+                self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def check(self) -> None:
+        """Raises what went wrong with the last save if it has ended; waits for nothing."""
+        if self._manager is not None and not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=_Keep(self),
+            cleanup_tmp_directories=True,
+            save_root_metadata=False,
+            lightweight_initialize=True,  # reads nothing that may be damaged
+        )
+        arrays = ocp.type_handlers.ArrayHandler(
+            # Below, to let each replica write its slice costs more than it saves: a compilation
+            # per shape and device.
+            min_slice_bytes_for_replica_parallel=1 << 20,
+            # Where an array lived on that machine is of no use on another.
+            enable_write_sharding_file=False,
+        )
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        handlers = {ITEM: ListingHandler(use_zarr3=True, type_handler_registry=registry)}
+        return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+
+    def _close(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
+
+    def _failed(self, error: Exception) -> RunError:
+        """Clears away the save that failed, and says what happened."""
+        step, self._current, self._manager = self._current, None, None
+        what = f"saving step {step} to {self.folder} failed: {one_line(error)}"
+        if any(words in str(error) for words in ("No space left", "quota", "File too large")):
+            free_bytes = shutil.disk_usage(self.folder.parent).free
+            what = f"disk full while saving step {step} to {self.folder}; free {free_bytes:,} bytes"
+        if jax.process_index() == 0:
+            for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
+                # Other writes may still be under way; then a later save removes what they leave.
+                with contextlib.suppress(OSError):
+                    unfinished.rmtree()
+        last = "none" if self.latest is None else f"step {self.latest}"
+        return RunError(f"{what}; the last good checkpoint is {last}")
+
+    def _set_aside(self, steps: Sequence[int]) -> None:
+        _sync("checkpoints listed")
+        for step in steps:
+            self._metrics.pop(step, None)
+            if jax.process_index() == 0:
+                aside = self.folder / f"{step}.set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
+                (self.folder / str(step)).rename(aside)
+                self.report(f"checkpoint {step} is set aside as {aside}")
+        _sync("checkpoints set aside")
+        self._damaged = []
+        if steps:
+            self._close()  # it remembers what it saw
+
+    # Restoring
+
+    def restore(self, abstract_state: Tree, step: int | None = None) -> tuple[Tree, int]:
+        """The state of a step, or of the newest that is whole, placed as its shardings say."""
+        self.wait()
+        steps = self.steps()[::-1] if step is None else [step]
+        state, self._current, self._damaged = self._first_whole(abstract_state, steps)
+        return state, self._current
+
+    def restore_params(self, abstract_params: Tree, step: int) -> Tree:
+        """The weights of a checkpoint.  Its slots are not read."""
+        return self._first_whole({"params": abstract_params}, [step])[0]["params"]
+
+    def average(self, steps: Sequence[int], abstract_params: Tree) -> Tree:
+        """The mean of the weights of several checkpoints, added one at a time in float32."""
+
+        def wide(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding)
+
+        add = jax.jit(lambda total, own: jax.tree.map(jnp.add, total, own), donate_argnums=0)
+        float32 = jax.tree.map(wide, abstract_params)
+        total = self.restore_params(float32, steps[0])
+        for step in steps[1:]:
+            total = add(total, self.restore_params(float32, step))
+
+        def mean(weight: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            return (weight / len(steps)).astype(leaf.dtype)
+
+        return jax.tree.map(mean, total, abstract_params)
+
+    def _first_whole(self, abstract: Tree, steps: Sequence[int]) -> tuple[Tree, int, list[int]]:
+        damaged: dict[int, str] = {}
+        for step in steps:
+            try:
+                tree = self._load(abstract, step)
+            except Damaged as reason:
+                damaged[step] = str(reason)
+                continue
+            for bad, why in damaged.items():
+                self.report(f"checkpoint {bad} is damaged ({why}); using step {step} instead")
+            return tree, step, list(damaged)
+        raise self._unusable(damaged)
+
+    def _load(self, abstract: Tree, step: int) -> Tree:
+        """Reads the arrays of a checkpoint that is whole and fits.  All processes agree on that."""
+        wanted, nested = _by_path(abstract), _nested(abstract)
+        args = ocp.args.PyTreeRestore(
+            item=nested,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
+            partial_restore=True,
+        )
+        saved = together(lambda: self._saved(step))
+        self._compare(step, saved, wanted)
+        tree = together(lambda: read(lambda: self._reader.restore(self._path(step), args=args)))
+        arrays = traverse_util.flatten_dict(tree, sep="/")
+        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in wanted])
+
+    def _saved(self, step: int) -> dict[str, Saved]:
+        """Shapes and types on disk, once every file is known to be there and whole."""
+        if not self._path(step).parent.exists():
+            raise Damaged("there is none")
+        verify(self._path(step))
+        tree = read(lambda: self._reader.metadata(self._path(step)).tree)
+        arrays = traverse_util.flatten_dict(tree, sep="/")
+        return {path: Saved(tuple(a.shape), np.dtype(a.dtype)) for path, a in arrays.items()}
+
+    def _compare(self, step: int, saved: Mapping[str, Saved], wanted: Mapping[str, Any]) -> None:
+        parts = {path.split("/")[0] for path in wanted}
+        have = {path: a.shape for path, a in saved.items() if path.split("/")[0] in parts}
+        want = {path: tuple(a.shape) for path, a in wanted.items()}
+        wrong = [path for path in sorted(have | want) if have.get(path) != want.get(path)]
+        if not wrong:
+            return
+        lines = [
+            f"Checkpoint {step} in {self.folder} is of another model: {len(wrong)} arrays differ.",
+            *(
+                f"  {p}: saved {have.get(p, '-')}, wanted {want.get(p, '-')}"
+                for p in wrong[:LISTED]
+            ),
+            *([f"  ... and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []),
+            "Use the model and optimizer that it was saved with, or another model_dir.",
+        ]
+        raise UserError("\n".join(lines))
+
+    def _unusable(self, damaged: Mapping[int, str]) -> UserError:
+        found = "; ".join(f"step {step}: {why}" for step, why in damaged.items()) or "none"
+        others = [step for step in self.steps() if step not in damaged]
+        fix = f"There are steps {others}." if others else "Train again, in a new model_dir."
+        return UserError(f"No usable checkpoint in {self.folder}.  Found {found}.  {fix}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Keep(PreservationPolicy):
+    """Keeps the newest, and the best."""
+
+    own: Checkpoints
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        steps = [info.step for info in checkpoints]
+        kept = {*sorted(steps)[-self.own.keep_last :]}
+        best = self.own.best_of(steps) if self.own.keep_best else None
+        return [step in kept or step == best for step in steps]
+
+
+def _sync(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def _by_path(tree: Tree) -> dict[str, Any]:
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _nested(tree: Tree) -> Tree:
+    """Dicts in place of tuples, and nothing where there is no array: what is on disk."""
+    return traverse_util.unflatten_dict(_by_path(tree), sep="/")

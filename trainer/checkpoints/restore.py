@@ -1,0 +1,87 @@
+"""Opens a trained model: its weights, under a layout that is chosen afresh."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from configs.errors import UserError
+from data.vocabs import Vocabs
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.api import Model, Params
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.unpadded import Disk
+from trainer.model_dir import Workspace
+from trainer.multihost import connect
+from trainer.run import Run, program_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model with weights, ready to evaluate, decode or score."""
+
+    model: Model
+    params: Params
+    run: Run
+    vocabs: Vocabs
+    mesh: Mesh
+    step: int
+
+
+def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
+    """The steps that "latest", "best", "all" or numbers stand for; None: the newest whole."""
+    found = checkpoints.steps()
+    if which == "all":
+        return [*found]
+    if which == "latest":
+        return [None]
+    if which == "best":
+        return [checkpoints.best]
+    wanted = which.split(",")
+    if all(step.isdecimal() and int(step) in found for step in wanted):
+        return [int(step) for step in wanted]
+    raise UserError(
+        f"--checkpoint={which}: not there.  Legal: latest, best, all, or of these, one or several "
+        f"with commas: {', '.join(map(str, found))}."
+    )
+
+
+class TrainedModels:
+    """The checkpoints of one run as models, for as long as the context lasts."""
+
+    def __init__(self, model_dir: Path, run: Run, layout: Layout, report: Callable[[str], None]):
+        self.run = run
+        self.vocabs = Workspace(model_dir).vocabs(run.task)
+        self.mesh = make_mesh(layout)
+        connect(self.mesh)
+        self.program = program_of(run, layout)
+        self.checkpoints = Checkpoints(model_dir, report=report)
+        if self.checkpoints.latest is None:
+            raise UserError(
+                f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."
+            )
+
+    def open(self, step: int | None, average: int | None = None) -> Trained:
+        """The weights of one step, or the mean of the last few checkpoints up to it."""
+        disk = Disk(self.program, self.mesh)
+        wanted = disk.saved["params"]
+        with jax.set_mesh(self.mesh):
+            if average is not None:
+                last = self.checkpoints.latest if step is None else step
+                steps = [s for s in self.checkpoints.steps() if last is None or s <= last]
+                steps = steps[-average:]
+                params, step = self.checkpoints.average(steps, wanted), steps[-1]
+            else:
+                state, step = self.checkpoints.restore({"params": wanted}, step)
+                params = state["params"]
+        params = disk.to_hold({"params": params})["params"]
+        return Trained(self.program.model, params, self.run, self.vocabs, self.mesh, step)
+
+    def __enter__(self) -> "TrainedModels":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.checkpoints.__exit__(None, None, None)

@@ -1,0 +1,154 @@
+"""Decodes many requests in batches of few shapes, sorted by length; answers as they come."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from data.vocab import EOS
+from models.api import Decodes
+from models.decoding.generate import Asked, Found, Search, generate
+
+SHORTEST = 16
+Ids = Sequence[int] | np.ndarray
+
+
+class Request(NamedTuple):
+    """What one line asks for, in tokens."""
+
+    prompt: Ids
+    """What the text begins with."""
+    most: int
+    """New tokens after which it is cut, its end counted."""
+    seed: int = 0
+    least: int = 1
+    """New tokens before which it may not end, its end counted."""
+    source: Ids | None = None
+    """What is translated, with its end."""
+
+
+class Answer(NamedTuple):
+    """One text that decoding found."""
+
+    tokens: list[int]
+    """New tokens, without the end."""
+    score: float
+    log_probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A model with weights and a way to search."""
+
+    model: Decodes
+    params: Any
+    mesh: Mesh
+    search: Search
+    batch_sequences: int
+
+    def answers(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, list[Answer]]]]:
+        """Yields, batch by batch, which requests are answered and how, each with the best first.
+
+        What a request gets follows from itself alone, not from its batch.
+        """
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for i, request in enumerate(requests):
+            by_shape.setdefault(shape_of(request), []).append(i)
+        for shape, same in sorted(by_shape.items(), reverse=True):
+            new_tokens = padded(max(requests[i].most for i in same))
+            same.sort(key=lambda i: requests[i].most)
+            for start in range(0, len(same), self.batch_sequences):
+                batch = same[start : start + self.batch_sequences]
+                found = self._decode([requests[i] for i in batch], *shape, new_tokens)
+                yield list(zip(batch, found, strict=True))
+
+    def _decode(
+        self, batch: Sequence[Request], source: int, prompt: int, new_tokens: int
+    ) -> Iterator[list[Answer]]:
+        """Answers one batch of these lengths; requests for a single token fill it up."""
+        filled = [*batch, *[Request([], 1)] * (self.batch_sequences - len(batch))]
+        prompts = [request.prompt for request in filled]
+        least = max(request.least for request in filled)
+        least_B = np.array([request.least for request in filled], np.int32)
+        asked = Asked(
+            prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
+            lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
+            seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
+            most_B=self._put(np.array([r.most for r in filled], np.int32), "B"),
+            least_B=self._put(least_B, "B") if least > 1 else None,
+        )
+        with jax.set_mesh(self.mesh):
+            found = generate(
+                self.model,
+                self.search,
+                new_tokens,
+                self.params,
+                self._sources(filled, source) if source else None,
+                asked,
+            )
+        found = [array[: len(batch)] for array in fetched(found)]
+        for tokens, scores, log_p in zip(*found, strict=True):
+            yield [
+                Answer(until_end(row), float(score), float(own))
+                for row, score, own in zip(tokens, scores, log_p, strict=True)
+                if np.isfinite(score)
+            ]
+
+    def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
+        sources = [[EOS] if request.source is None else request.source for request in batch]
+        inputs_BM = rows_of(sources, length)
+        place_BM = np.tile(np.arange(length, dtype=np.int32), (len(batch), 1))
+        inside_BM = place_BM < np.array([len(source) for source in sources])[:, None]
+        arrays = {
+            "inputs_BM": inputs_BM,
+            "segments_BM": inside_BM.astype(np.int32),
+            "positions_BM": place_BM,
+        }
+        return {name: self._put(array, "BM") for name, array in arrays.items()}
+
+    def _put(self, array: np.ndarray, axes: str) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
+
+
+def fetched(found: Found) -> list[np.ndarray]:
+    """The whole arrays, on every host of the run."""
+    if jax.process_count() > 1:
+        found = multihost_utils.process_allgather(found, tiled=True)
+    return [np.asarray(array) for array in found]
+
+
+def padded(length: int) -> int:
+    """The length that rows of so many tokens are decoded in: powers of two, few to compile.
+
+    >>> padded(3), padded(16), padded(17)
+    (16, 16, 32)
+    """
+    return max(SHORTEST, 1 << (length - 1).bit_length())
+
+
+def shape_of(request: Request) -> tuple[int, int]:
+    """Padded lengths of source and prompt; 0 where there is none."""
+    source = 0 if request.source is None else padded(len(request.source))
+    return source, padded(len(request.prompt)) if len(request.prompt) else 0
+
+
+def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
+    """Tokens as rows, zeros behind."""
+    rows = np.zeros((len(lists), length), np.int32)
+    for row, ids in zip(rows, lists, strict=True):
+        row[: len(ids)] = ids
+    return rows
+
+
+def until_end(tokens: np.ndarray) -> list[int]:
+    """The tokens before the end, or before the zeros behind a text that was cut."""
+    kept = [int(token) for token in tokens]
+    if EOS in kept:
+        return kept[: kept.index(EOS)]
+    while kept and kept[-1] == 0:
+        kept.pop()
+    return kept

@@ -1,0 +1,93 @@
+"""Log-likelihood of each line of a text."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from configs.errors import UserError
+from data.packing.pair_rows import PairRows
+from data.packing.rows import Rows
+from data.sources.pairs import Pair, chosen_tag, tagged
+from data.task import Task, Translation
+from data.vocabs import Vocabs
+from models.api import Batch, Model, Params
+from trainer.evaluate import device_batches
+from trainer.feed import placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The natural log-likelihood of one line with its end; the end counts as a word and a token."""
+
+    log_likelihood: float
+    words: int
+    tokens: int
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token_losses(model: Model, params: Params, batch: Batch) -> jax.Array:
+    return model.token_losses(params, batch)
+
+
+def score_lines(
+    model: Model,
+    params: Params,
+    lines: Sequence[str],
+    task: Task,
+    vocabs: Vocabs,
+    mesh: Mesh,
+    batch_sequences: int,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    tag: str | None = None,
+) -> list[Score]:
+    """Scores each line alone, however lines are packed into rows.
+
+    A line longer than a row is scored in pieces, each without the ones before it.  Of a pair the
+    target is scored; the score of one that is longer than a row is no number.
+    """
+    rows, counted = packed(lines, task, vocabs, tag)
+    assert rows.pieces is not None
+    sharding = placement(model.layout, mesh, 1)
+    losses_BL = []
+    with jax.set_mesh(mesh):
+        for batch in device_batches(rows, sharding, batch_sequences):
+            losses_BL.append(np.asarray(token_losses(model, params, batch), np.float64))
+            report(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
+    per_row = np.concatenate(losses_BL)[: len(rows)]
+    line_ids, row_ids, segments = rows.pieces.T
+    totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)
+    for line, row, segment in zip(line_ids, row_ids, segments, strict=True):
+        inside = rows.segments_BL[row] == segment
+        totals[line] -= per_row[row, inside].sum()
+        tokens[line] += inside.sum()
+    totals[tokens == 0] = math.nan
+    words = [len(line.split()) + 1 for line in counted]
+    return [Score(*found) for found in zip(totals.tolist(), words, tokens.tolist(), strict=True)]
+
+
+def packed(
+    lines: Sequence[str], task: Task, vocabs: Vocabs, tag: str | None
+) -> tuple[Rows, Sequence[str]]:
+    """The lines in rows, and what of each is scored."""
+    if not isinstance(task, Translation):
+        return Rows.from_lines(lines, vocabs.target, task.length, packs=task.packs), lines
+    tag = chosen_tag(tag, task.tags)
+    pairs = [pair_of(number, line, tag) for number, line in enumerate(lines, 1)]
+    rows = PairRows.from_pairs(
+        pairs, vocabs.of_source, vocabs.target, task.source_length, task.length, packs=task.packs
+    )
+    return rows, [pair.target for pair in pairs]
+
+
+def pair_of(number: int, line: str, tag: str | None) -> Pair:
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise UserError(
+            f"line {number}: {len(parts) - 1} tabs; a pair is its source, one tab and its target."
+        )
+    return Pair(tagged(parts[0], tag), parts[1])

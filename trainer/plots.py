@@ -1,0 +1,153 @@
+"""Draws a run's numbers over its steps: loss, BLEU, and the load of experts."""
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.jsonl import read_lines
+
+Line = dict[str, Any]
+
+
+class Pictures:
+    """The pictures that a run's metrics.jsonl and evaluations.jsonl have the numbers for."""
+
+    def __init__(self, model_dir: Path):
+        self.train = read_lines(model_dir / "metrics.jsonl")
+        self.checks = read_lines(model_dir / "evaluations.jsonl")
+        self._with_experts = [line for line in self.train if line.get("experts")]
+
+    def names(self) -> list[str]:
+        """Those that there are."""
+        found = ["loss"] if self.train else []
+        if any("bleu" in line for line in self.checks):
+            found.append("bleu")
+        found += ["load", "dropped"] if self._with_experts else []
+        return found + (["experts_of_parts"] if self._parts_with_experts() else [])
+
+    def save(self, folder: Path, *names: str) -> dict[str, bytes]:
+        """Writes pictures as PNG files, those that there are, and returns them."""
+        drawn = {name: self.png(name) for name in self.names() if name in names}
+        for name, png in drawn.items():
+            spare = folder / f"{name}.tmp.png"
+            spare.write_bytes(png)
+            os.replace(spare, folder / f"{name}.png")
+        return drawn
+
+    def png(self, name: str) -> bytes:
+        """Returns a picture."""
+        import matplotlib  # slow to import, and needed once, at the end
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+
+        draw: dict[str, Callable[[Any], Any]] = {
+            "loss": self._loss,
+            "bleu": self._bleu,
+            "load": self._load,
+            "dropped": self._dropped,
+            "experts_of_parts": self._experts_of_parts,
+        }
+        figure = draw[name](pyplot)
+        file = io.BytesIO()
+        figure.savefig(file, dpi=120, format="png")
+        pyplot.close(figure)
+        return file.getvalue()
+
+    def _loss(self, pyplot: Any) -> Any:
+        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        steps, losses = curve(self.train, "loss")
+        axes.plot(steps, losses, linewidth=0.8, color="tab:blue", alpha=0.35)
+        axes.plot(steps, smoothed(losses), color="tab:blue", label="training")
+        if self.checks:
+            axes.plot(*curve(self.checks, "loss"), "o-", color="tab:orange", label="validation")
+        axes.set(xlabel="step", ylabel="loss (nats a token)")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        return figure
+
+    def _bleu(self, pyplot: Any) -> Any:
+        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        measured = [line for line in self.checks if "bleu" in line]
+        axes.plot(*curve(measured, "bleu"), "o-", color="tab:green")
+        sentences = measured[-1]["bleu_sentences"]
+        axes.set(xlabel="step", ylabel=f"BLEU ({sentences:.0f} validation sentences)")
+        axes.grid(alpha=0.3)
+        return figure
+
+    def _load(self, pyplot: Any) -> Any:
+        """Experts over steps, a panel a layer; 1 is the even share."""
+        steps, _ = curve(self._with_experts, "loss")
+        layers = list(self._with_experts[-1]["experts"])
+        size = (7, 1 + 1.8 * len(layers))
+        figure, panels = pyplot.subplots(
+            len(layers), 1, figsize=size, layout="constrained", squeeze=False, sharex=True
+        )
+        for name, axes in zip(layers, panels[:, 0], strict=True):
+            load_ES = np.array([line["experts"][name]["load"] for line in self._with_experts]).T
+            times_ES = load_ES * len(load_ES)
+            last = steps[-1] + (steps[-1] - steps[0]) / max(len(steps) - 1, 1)
+            drawn = axes.imshow(
+                times_ES, aspect="auto", interpolation="nearest", cmap="RdBu_r", vmin=0, vmax=2,
+                extent=(steps[0], max(last, steps[0] + 1), len(load_ES) - 0.5, -0.5),
+            )  # fmt: skip
+            axes.set(ylabel=f"{name}: expert")
+        panels[-1, 0].set(xlabel="step")
+        figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")
+        return figure
+
+    def _dropped(self, pyplot: Any) -> Any:
+        """The share of each layer's choices that found no place."""
+        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        steps, _ = curve(self._with_experts, "loss")
+        for number, name in enumerate(self._with_experts[-1]["experts"]):
+            shares = np.array([line["experts"][name]["dropped"] for line in self._with_experts])
+            for choice, (own, style) in enumerate(zip(shares.T[:2], ("-", ":"), strict=False), 1):
+                label = f"{name}, choice {choice}"
+                axes.plot(steps, smoothed(list(own)), style, color=f"C{number}", label=label)
+        axes.set(xlabel="step", ylabel="share dropped", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        return figure
+
+    def _parts_with_experts(self) -> dict[str, Line]:
+        """The parts of a mixture in the last evaluation; none where there are no experts."""
+        parts = self.checks[-1].get("parts", {}) if self.checks else {}
+        return {name: part for name, part in parts.items() if part["experts"]}
+
+    def _experts_of_parts(self, pyplot: Any) -> Any:
+        """Parts by experts, a panel a layer; 1 is the even share."""
+        parts = self._parts_with_experts()
+        layers = list(next(iter(parts.values()))["experts"])
+        size = (1 + 3 * len(layers), 1.5 + 0.16 * len(parts))
+        figure, panels = pyplot.subplots(
+            1, len(layers), figsize=size, layout="constrained", squeeze=False, sharey=True
+        )
+        for layer, axes in zip(layers, panels[0], strict=True):
+            load_PE = np.array([part["experts"][layer]["load"] for part in parts.values()])
+            drawn = axes.imshow(
+                load_PE * load_PE.shape[1], aspect="auto", interpolation="nearest", cmap="RdBu_r",
+                vmin=0, vmax=2,
+            )  # fmt: skip
+            axes.set(title=layer, xlabel="expert")
+        panels[0, 0].set_yticks(range(len(parts)), list(parts), fontsize="x-small")
+        figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")
+        return figure
+
+
+def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:
+    return [line["step"] for line in lines], [line[name] for line in lines]
+
+
+def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
+    """Exponential moving average, without the pull of its start."""
+    out, total, norm = [], 0.0, 0.0
+    for value in values:
+        total = weight * total + (1 - weight) * value
+        norm = weight * norm + (1 - weight)
+        out.append(total / norm)
+    return out
