@@ -192,9 +192,9 @@ def cli() -> None:
 @options("model_dir", "data_dir", "gin_file", "gin_param")
 def train(model_dir: Path, data_dir: Path, **settings: tuple[str, ...]) -> None:
     """Train a model, or continue where it stopped."""
-    from scripts.commands import common as commands
+    from scripts.commands.train import train
 
-    commands.train(model_dir, data_dir, **settings)
+    train(model_dir, data_dir, **settings)
 
 
 @cli.command()

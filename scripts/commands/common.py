@@ -6,11 +6,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
-
-from jax.sharding import Mesh
 
 from configs.errors import UserError
 from configs.load import Config, load
@@ -20,29 +18,17 @@ from data.cache import prepare
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from data.sources.text_files import read_lines
-from data.task import Task, Translation
-from data.vocabs import Vocabs
-from layouts.cost.hardware import peak_flops
+from data.task import Task
 from layouts.layout import Layout
 from layouts.mesh import batch_pieces, make_mesh
-from models.api import Params
-from models.decoding.sampling import Sampling
 from models.spec import Transformer
-from scripts.terminal import Terminal, print_table, tell
+from scripts.terminal import print_table, tell
 from trainer.checkpoints.restore import Trained, TrainedModels
-from trainer.checks import check_layout, check_run, check_vocabs, step_flops
-from trainer.decoding.decoder import Decoder
-from trainer.decoding.requests import Options
-from trainer.loop import Clock
-from trainer.loop import train as train_loop
+from trainer.checks import check_layout
 from trainer.model_dir import Workspace
-from trainer.planning.prediction import held_against
 from trainer.run import Run
-from trainer.translation.evaluate import held_out, subset, translate
-from trainer.translation.metrics import Quality
 
 Strings = tuple[str, ...]
-BLEU_BATCH = 64  # sentences at a time, in the evaluations during training
 # What gin files may name without an import, beside what these are made of.
 BUILT_IN = (Run, Layout, Transformer)
 
@@ -66,54 +52,6 @@ def warn_unused(config: Config, *used: type) -> None:
 def set_where(config: Config) -> dict[str, str]:
     """Which file set each value."""
     return {binding.name: binding.where for binding in config.bindings()}
-
-
-def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings) -> None:
-    saved = None if gin_file else model_dir  # a run goes on without being told its files again
-    config = settings(saved, gin_file, gin_param)
-    run, layout = config.make(Run), config.make(Layout)
-    warn_unused(config, Run, Layout)
-    mesh = make_mesh(layout)
-    check_run(run)
-    for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
-        tell(warning)
-    prepared = prepare(run.task, data_dir, report=tell)
-    check_vocabs(run, prepared.vocabs)
-    Workspace(model_dir).save(config, run, prepared.vocabs)
-    clock = Clock(step_flops(run), peak_flops(mesh.devices.flat))
-    translated = translator(run, layout, mesh, prepared.vocabs)
-    with Terminal() as terminal:
-        outcome = train_loop(
-            run, layout, mesh, prepared.splits, model_dir, terminal, clock, translated
-        )
-    if outcome.step_s is not None:
-        tell(held_against(outcome.step_s, outcome.foreseen_s))
-    how = "Stopped" if outcome.stopped else "Finished"
-    tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data {outcome.data_wait:.1%}"
-         " of the time.")  # fmt: skip
-    if outcome.stopped:
-        tell(f"Continue with: meshloom train --model_dir={model_dir}")
-
-
-def translator(
-    run: Run, layout: Layout, mesh: Mesh, vocabs: Vocabs
-) -> Callable[[Params], Quality] | None:
-    """Measures, during training, some translations of the validation split."""
-    task = run.task
-    if not run.bleu_sentences or not isinstance(task, Translation):
-        return None
-    parts = subset(held_out(task, "validation"), run.bleu_sentences)
-    model, places = run.model.model(layout), run.model.most_places
-    rows = rounded(BLEU_BATCH, batch_pieces(layout, mesh.shape))
-
-    def translated(params: Params) -> Quality:
-        decoder = Decoder(model, params, mesh, Sampling(temperature=0), rows)
-        found = translate(
-            decoder, parts, task, vocabs, Options(), places, say=tell, resamples=0, ter=False
-        )
-        return found[0].quality
-
-    return translated
 
 
 def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> TrainedModels:
