@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from scripts.commands import common as commands
 from scripts.commands import decode as decoding
 from scripts.commands import evaluate as evaluating
+from scripts.commands.train import train
 from scripts.meshloom import DATA_DIR, exits, start_devices
 
 MODEL_DIR = Path("runs/quickstart")
@@ -15,7 +15,7 @@ PROMPTS = ("Return the", "This function", "If the array")
 def main() -> None:
     """Trains (or goes on where it was stopped), evaluates on the test split, prints samples."""
     start_devices()
-    commands.train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
+    train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
     result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
     texts = decoding.continuations(PROMPTS, MODEL_DIR, temperature=0.7, max_tokens=30, seed=1)
     say = f"""

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from data.task import Translation
-from scripts.commands import common as commands
 from scripts.commands import decode as decoding
 from scripts.commands import evaluate as evaluating
+from scripts.commands.train import train
 from scripts.meshloom import DATA_DIR, exits, start_devices
 from scripts.terminal import print_table
 from trainer.model_dir import Workspace
@@ -20,7 +20,7 @@ SHOWN = 10
 def main() -> None:
     """Trains (or goes on where it was stopped), measures BLEU on the test split, shows examples."""
     start_devices()
-    commands.train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
+    train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
     result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
     task = Workspace(MODEL_DIR).load((), ()).make(Run).task
     assert isinstance(task, Translation)
