@@ -54,7 +54,7 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 @functools.lru_cache
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """The rules of a layout string, in order, Mesh-TensorFlow's axis names translated."""
+    """Parses a layout string, in order, and translates Mesh-TensorFlow's axis names."""
     return tuple(
         Rule(SYNONYMS.get(axis, axis), word.rstrip("?+"), "?" not in word, "+" in word)
         for axis, word in pairs(text)
@@ -82,12 +82,12 @@ def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
 
 
 def mesh_axes(entry: Entry) -> tuple[str, ...]:
-    """The mesh axes that one axis of a placement is split over."""
+    """Returns the mesh axes that one axis of a placement is split over."""
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
-def ways(entry: Entry) -> int:
-    """Into how many parts that is, on the mesh that is set."""
+def num_shards(entry: Entry) -> int:
+    """Returns into how many shards that splits the axis, on the mesh that is set."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes[name] for name in mesh_axes(entry))
 
@@ -153,56 +153,57 @@ class Layout:
         place = self.place(equation.split("->")[1], stored=stored)
         return einsum.einsum(equation, operands, place, dtype)
 
-    def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
-        """The same numbers, placed as these letters say."""
+    def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
+        """Places x as these letters say."""
         return jax.sharding.reshard(x, self.place(axes, stored=stored))
 
     def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
-        """The same numbers in another shape, placed as these letters say."""
+        """Gives x another shape, placed as these letters say."""
         return jax.lax.reshape(x, shape, out_sharding=self.place(axes))
 
-    def align(self, x: Array, axes: str, beside: str) -> Array:
-        """The same numbers, ready for elementwise work beside a tensor with more axes.
+    def broadcast_like(self, x: Array, axes: str, like: str) -> Array:
+        """Prepares x for elementwise work with a tensor of more axes.
 
-        Axes that x lacks become size 1; those that it has are placed as they are over there.
+        Axes that x lacks become size 1; those that it has are placed as in the other tensor.
         """
-        places = dict(zip(beside, self.place(beside), strict=True))
+        places = dict(zip(like, self.place(like), strict=True))
         placed = jax.sharding.reshard(x, jax.P(*(places[letter] for letter in axes)))
-        missing = tuple(i for i, letter in enumerate(beside) if letter not in axes)
+        missing = tuple(i for i, letter in enumerate(like) if letter not in axes)
         return jnp.expand_dims(placed, missing)
 
     def take(self, table: Array, ids: Array, axes: str) -> Array:
-        """Rows of a table by integer ids, the result placed as these letters say."""
+        """Gathers rows of a table by integer ids; the result is placed as these letters say."""
         return table.at[ids].get(mode="clip", out_sharding=self.place(axes))
 
-    def pick(self, x: Array, index: Array, axes: str) -> Array:
-        """The number at an integer index along the last axis of a tensor with these axes."""
+    def take_last(self, x: Array, index: Array, axes: str) -> Array:
+        """Gathers the element at an index along the last axis of a tensor with these axes."""
         if self.place(axes)[-1] is None:
             return jnp.take_along_axis(x, index, axis=-1, mode="clip")
         hit = self.iota(axes, x.shape, axes[-1]) == index
         return jnp.sum(jnp.where(hit, x, 0), axis=-1, keepdims=True)
 
     def top_k(self, x: Array, k: int, axes: str) -> tuple[Array, Array]:
-        """The k largest numbers along the last axis, in order, and their indices; both whole there.
+        """Returns the k largest numbers along the last axis, in order, and their indices; both
+        replicated there.
 
         Where the axis is split, only k numbers of each part are gathered.
         """
         return top_k.top_k(x, k, self.place(axes))
 
-    def select(self, x: Array, index: Array, axes: str) -> Array:
-        """Slices of x along its second axis by index, which has the first axis as well."""
+    def take_along_axis(self, x: Array, index: Array, axes: str) -> Array:
+        """Gathers slices of x along its second axis, by an index with the first axis as well."""
         place = self.place(axes)
-        assert place[1] is None, "what is selected along must be whole"
+        assert place[1] is None, "the axis that is gathered along must be replicated"
         index = jnp.expand_dims(index, range(2, x.ndim))
         return jnp.take_along_axis(x, index, axis=1, mode="clip")
 
     def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
-        """Index along one axis, as a tensor of all these axes."""
+        """Returns the index along one axis, as a tensor of all these axes."""
         return jax.lax.broadcasted_iota(
             jnp.int32, shape, axes.index(letter), out_sharding=self.place(axes)
         )
 
-    def draw(
+    def random(
         self,
         sample: Callable[..., Array],
         key: Array,
@@ -211,28 +212,28 @@ class Layout:
         *,
         stored: bool = False,
     ) -> Array:
-        """Random numbers whose bits do not depend on the layout."""
+        """Draws random numbers whose bits do not depend on the layout."""
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
 
     def pads(self, letter: str) -> bool:
-        """Whether an axis is padded where its size does not divide."""
+        """Tells whether an axis is padded where its size does not divide."""
         rules = (_by_letter(parse_rules(text)) for text in (self.rules, self.param_rules))
         return any(rule.pads for own in rules for rule in own.get(letter, ()))
 
-    def true(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a tensor without its padding."""
+    def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a tensor without its padding."""
         return shape
 
-    def masked(self, x: Array, axes: str, letter: str, fill: float) -> Array:
-        """The same numbers, and `fill` in the padding of one axis."""
+    def mask_padding(self, x: Array, axes: str, letter: str, fill: float) -> Array:
+        """Writes `fill` into the padding of one axis."""
         return x
 
-    def sized(self, **sizes: int) -> "Layout":
-        """The same layout, which knows by letter how large axes are without their padding."""
+    def with_sizes(self, **sizes: int) -> "Layout":
+        """Returns the layout with the sizes that axes have without their padding, by letter."""
         return self
 
     def unstack(self, tree: Tree) -> list[Tree]:
-        """The parts of a tree of stacked arrays along their first axis, which is made whole.
+        """Splits a tree of stacked arrays along their first axis, which is made whole.
 
         Its gradient is one concatenation, where slices would each add a full array.
         """
@@ -246,35 +247,30 @@ class Layout:
         return [jax.tree.unflatten(structure, own) for own in zip(*map(parts, leaves), strict=True)]
 
     def replicate(self, x: Array) -> Array:
-        """The same numbers, whole on every device.  GShard's annotation, by no letters."""
+        """Makes x whole on every device.  GShard's annotation, by no letters."""
         return jax.sharding.reshard(x, jax.P())
 
     def split(self, x: Array, split_axis: int, parts: int) -> Array:
-        """The same numbers, one axis (counted from 0) in so many parts.  GShard's annotation."""
+        """Splits one axis of x (counted from 0) into so many parts.  GShard's annotation."""
         return jax.sharding.reshard(x, annotations.by_count(x.ndim, split_axis, parts))
 
     def shard(self, x: Array, devices: Sequence[object]) -> Array:
-        """The same numbers, part i, j, ... on device devices[i][j]....  GShard's annotation."""
+        """Places part i, j, ... of x on device devices[i][j]....  GShard's annotation."""
         return jax.sharding.reshard(x, annotations.by_assignment(x.ndim, devices))
 
-    def by_hand(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
-        """A function that sees each device's own parts of tensors: "GSD,GS->GSD" names their axes.
+    def shard_map(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
+        """Maps a function over the shards of tensors, whose axes "GSD,GS->GSD" names.
 
-        What it needs from other devices, it must ask for (`jax.lax.psum` and the like).
+        Other devices' shards are reached by collectives only (`jax.lax.psum` and the like).
         """
         operands, result = equation.split("->")
         placed = tuple(self.place(axes) for axes in operands.split(","))
         return jax.shard_map(function, in_specs=placed, out_specs=self.place(result))
 
     def without(self, *axes: str) -> "Layout":
-        """The same layout but for some axes, which are whole."""
+        """Returns the layout without the rules of some axes, which are then whole."""
 
         def kept(text: str) -> str:
             return ";".join(str(rule) for rule in parse_rules(text) if rule.axis not in axes)
 
         return dataclasses.replace(self, rules=kept(self.rules), param_rules=kept(self.param_rules))
-
-    def unknown(self) -> tuple[str, ...]:
-        """Names in the rules that are no axes."""
-        rules = (*parse_rules(self.rules), *parse_rules(self.param_rules))
-        return tuple(rule.axis for rule in rules if rule.axis not in BY_NAME)

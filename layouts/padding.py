@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.axes import letters_of
-from layouts.layout import Layout, parse_rules, ways
+from layouts.layout import Layout, num_shards, parse_rules
 
 Array = jax.Array
 
@@ -26,7 +26,7 @@ def fitted(layout: Layout, **sizes: int) -> Layout:
         layout = Padded(
             **{field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
         )
-    return layout.sized(**sizes)
+    return layout.with_sizes(**sizes)
 
 
 def even(layout: Layout) -> Layout:
@@ -51,18 +51,18 @@ def with_empty_rows(
     if not isinstance(layout, Padded) or not layout.pads("B"):
         return layout, batch
     rows = next(iter(batch.values())).shape[0]
-    pieces = ways(layout.place("G")[0])
-    units = [layout.pieces("B"), pieces]
+    shards = num_shards(layout.place("G")[0])
+    units = [layout.size_multiple("B"), shards]
     for name, size in groups.items():
         length = batch[name].shape[1]
-        together = math.gcd(rows * length, size) * pieces
+        together = math.gcd(rows * length, size) * shards
         units.append(together // math.gcd(together, length))
     held = -(-rows // math.lcm(*units)) * math.lcm(*units)
     filled_up = {
         name: resized(array, (held, *array.shape[1:]), layout.place(letters_of(name)))
         for name, array in batch.items()
     }
-    return layout.sized(B=rows), filled_up
+    return layout.with_sizes(B=rows), filled_up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,17 +76,17 @@ class Padded(Layout):
     sizes: tuple[tuple[str, int], ...] = ()
     """Of axes without their padding, by letter."""
 
-    def sized(self, **sizes: int) -> Layout:
+    def with_sizes(self, **sizes: int) -> Layout:
         own = {letter: size for letter, size in sizes.items() if self.pads(letter)}
         return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | own).items())))
 
-    def pieces(self, letter: str) -> int:
-        """What the held size of an axis is a multiple of, on the mesh that is set."""
+    def size_multiple(self, letter: str) -> int:
+        """Returns what the held size of an axis is a multiple of, on the mesh that is set."""
         if not self.pads(letter):
             return 1
-        return math.lcm(*(ways(self.place(letter, stored=own)[0]) for own in (False, True)))
+        return math.lcm(*(num_shards(self.place(letter, stored=own)[0]) for own in (False, True)))
 
-    def true(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         known = dict(self.sizes)
         return tuple(
             min(size, known.get(letter.upper(), size))
@@ -96,19 +96,21 @@ class Padded(Layout):
     def held(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a tensor with its padding."""
         return tuple(
-            -(-size // self.pieces(letter)) * self.pieces(letter)
+            -(-size // self.size_multiple(letter)) * self.size_multiple(letter)
             for letter, size in zip(axes, shape, strict=True)
         )
 
-    def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
+    def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         place = self.place(axes, stored=stored)
         whole = tuple(
             true if letter.islower() else size
-            for letter, size, true in zip(axes, x.shape, self.true(axes, x.shape), strict=True)
+            for letter, size, true in zip(
+                axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True
+            )
         )
         return resized(x, self.held(axes, whole), place)
 
-    def draw(
+    def random(
         self,
         sample: Callable[..., Array],
         key: Array,
@@ -122,7 +124,7 @@ class Padded(Layout):
         More along the first axis leaves the bits before them as they are, so only another axis that
         is padded is drawn whole.
         """
-        true, held = self.true(axes, shape), shape
+        true, held = self.unpadded_shape(axes, shape), shape
         if stored:
             true, held = shape, self.held(axes, shape)
         place, drawn_shape = self.place(axes, stored=stored), (*held[:1], *true[1:])
@@ -133,8 +135,8 @@ class Padded(Layout):
         drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*even))
         return filled(resized(drawn, held, place), true, place, 0)
 
-    def masked(self, x: Array, axes: str, letter: str, fill: float) -> Array:
-        own = zip(axes, x.shape, self.true(axes, x.shape), strict=True)
+    def mask_padding(self, x: Array, axes: str, letter: str, fill: float) -> Array:
+        own = zip(axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True)
         shape = tuple(true if axis == letter else size for axis, size, true in own)
         return filled(x, shape, self.place(axes), fill)
 

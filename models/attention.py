@@ -46,7 +46,7 @@ def packed_view(
     behind_LM = query_LM - layout.iota("LM", (length, length), "M")
     same_BLM = same_segment(layout, segments_BL, segments_BL)
     if causal:
-        same_BLM &= layout.align(behind_LM >= 0, "LM", "BLM")
+        same_BLM &= layout.broadcast_like(behind_LM >= 0, "LM", "BLM")
     return View(same_BLM, causal, positions_BL, behind_LM, real_BL=segments_BL > 0)
 
 
@@ -59,8 +59,8 @@ def source_view(
 
 
 def same_segment(layout: Layout, segments_BL: Array, segments_BM: Array) -> Array:
-    query_BL1 = layout.align(segments_BL, "BL", "BLM")
-    return query_BL1 == layout.align(segments_BM, "BM", "BLM")
+    query_BL1 = layout.broadcast_like(segments_BL, "BL", "BLM")
+    return query_BL1 == layout.broadcast_like(segments_BM, "BM", "BLM")
 
 
 class Attention(nnx.Module):
@@ -101,7 +101,7 @@ class Attention(nnx.Module):
 
     def project(self, x_BLD: Array, positions_BL: Array | None) -> tuple[Array, Array, Array]:
         """Queries, keys and values of a row."""
-        einsum, to = self.layout.einsum, self.layout.to
+        einsum, reshard = self.layout.einsum, self.layout.reshard
         if self.spec.combined_qkv:
             q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD)
         else:
@@ -112,20 +112,20 @@ class Attention(nnx.Module):
         k_BJMK, v_BJMK = einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
         if self.spec.positions == "rotary":
             assert positions_BL is not None
-            q_BJQLk, k_BJMk = to(q_BJQLK, "BJQLk"), to(k_BJMK, "BJMk")
-            q_BJQLK = to(rotate(self.layout, q_BJQLk, "BJQLk", positions_BL), "BJQLK")
-            k_BJMK = to(rotate(self.layout, k_BJMk, "BJMk", positions_BL), "BJMK")
+            q_BJQLk, k_BJMk = reshard(q_BJQLK, "BJQLk"), reshard(k_BJMK, "BJMk")
+            q_BJQLK = reshard(rotate(self.layout, q_BJQLk, "BJQLk", positions_BL), "BJQLK")
+            k_BJMK = reshard(rotate(self.layout, k_BJMk, "BJMk", positions_BL), "BJMK")
         return q_BJQLK, k_BJMK, v_BJMK
 
     def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:
         """The three projections as one product over Q + 2 columns of heads."""
-        to, queries = self.layout.to, self.spec.queries
+        reshard, queries = self.layout.reshard, self.spec.queries
         parts = (self.wq_DJQK[...], self.wk_DJK[:, :, None], self.wv_DJK[:, :, None])
-        w_DJqK = jnp.concatenate([to(part, "DJqK", stored=True) for part in parts], axis=2)
+        w_DJqK = jnp.concatenate([reshard(part, "DJqK", stored=True) for part in parts], axis=2)
         qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)
         q_BLJqK, k_BLJ1K, v_BLJ1K = jax.lax.split(qkv_BLJqK, (queries, 1, 1), axis=3)
-        k_BMJK, v_BMJK = (to(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
-        return to(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
+        k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
+        return reshard(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
     def attend_in_chunks(
         self, q_BJQLK: Array, k_BJMK: Array, v_BJMK: Array, view: View, key: Array | None
@@ -138,21 +138,25 @@ class Attention(nnx.Module):
         drops = key is not None and self.spec.attention_dropout > 0
         if chunks == 1 or drops or not view.causal:  # random bits are drawn for all weights at once
             return self.attend(q_BJQLK, k_BJMK, v_BJMK, view, key)
-        to, step, parts = self.layout.to, -(-length // chunks), []
-        q_BJQlK, k_BJmK, v_BJmK = to(q_BJQLK, "BJQlK"), to(k_BJMK, "BJmK"), to(v_BJMK, "BJmK")
+        reshard, step, parts = self.layout.reshard, -(-length // chunks), []
+        q_BJQlK, k_BJmK, v_BJmK = (
+            reshard(q_BJQLK, "BJQlK"),
+            reshard(k_BJMK, "BJmK"),
+            reshard(v_BJMK, "BJmK"),
+        )
         assert view.behind is not None
-        mask_Blm, behind_lm = to(view.mask_BLM, "Blm"), to(view.behind, "lm")
+        mask_Blm, behind_lm = reshard(view.mask_BLM, "Blm"), reshard(view.behind, "lm")
         for start in range(0, length, step):
             own, seen = slice(start, start + step), slice(0, start + step)
             part = View(
                 mask_Blm[:, own, seen],
                 causal=True,
                 behind=behind_lm[own, seen],
-                bias=None if view.bias is None else to(view.bias, "BJQlm")[..., own, seen],
+                bias=None if view.bias is None else reshard(view.bias, "BJQlm")[..., own, seen],
             )
             k_part, v_part = k_BJmK[:, :, seen], v_BJmK[:, :, seen]
             parts.append(self.attend(q_BJQlK[:, :, :, own], k_part, v_part, part, None))
-        return to(jnp.concatenate(parts, axis=3), "BJQLK")
+        return reshard(jnp.concatenate(parts, axis=3), "BJQLK")
 
     def attend(
         self, q_BJQLK: Array, k_BJMK: Array, v_BJMK: Array, view: View, key: Array | None
@@ -163,7 +167,7 @@ class Attention(nnx.Module):
         if self.bias is not None:
             assert view.behind is not None
             bias = self.bias(view.behind, view.causal)
-        mask_B11LM = layout.align(view.mask_BLM, "BLM", "BJQLM")
+        mask_B11LM = layout.broadcast_like(view.mask_BLM, "BLM", "BJQLM")
         if key is None or not rate:
             return average(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
         shares_BJQLM, sum_BJQL1 = shares(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)

@@ -27,7 +27,7 @@ class Norm(nnx.Module):
     def __call__(self, x_BLD: Array) -> Array:
         wide_BLD = x_BLD.astype(jnp.float32)
         power_BL1 = jnp.mean(jnp.square(wide_BLD), axis=-1, keepdims=True)
-        scale_11D = self.layout.align(self.scale_D[...].astype(jnp.float32), "D", "BLD")
+        scale_11D = self.layout.broadcast_like(self.scale_D[...].astype(jnp.float32), "D", "BLD")
         return (wide_BLD * jax.lax.rsqrt(power_BL1 + 1e-6) * scale_11D).astype(x_BLD.dtype)
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, ways
+from layouts.layout import Layout, num_shards
 
 Array = jax.Array
 LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS
@@ -18,7 +18,7 @@ def dropout(layout: Layout, key: Array | None, rate: float, x: Array, axes: str)
     if key is None or not rate:
         return x
     dropped = min(max(round(rate * LEVELS), 1), LEVELS - 1)
-    kept = layout.draw(random_bytes, key, axes, x.shape) >= dropped
+    kept = layout.random(random_bytes, key, axes, x.shape) >= dropped
     return jnp.where(kept, x * (LEVELS / (LEVELS - dropped)), 0)
 
 
@@ -26,7 +26,7 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
     """Even random numbers from 0 to 255."""
     numbers = -(-shape[-1] // BYTES)
     # Where a device would hold a part of a number, each draws all of a row, and keeps its own.
-    even = shape[-1] % (BYTES * ways(out_sharding[-1])) == 0
+    even = shape[-1] % (BYTES * num_shards(out_sharding[-1])) == 0
     place = out_sharding if even else jax.P(*out_sharding[:-1], None)
     drawn = jax.random.bits(key, (*shape[:-1], numbers), out_sharding=place)
     spread = jax.lax.reshape(

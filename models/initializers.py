@@ -41,7 +41,7 @@ class Weights:
     def stacked(self, letter: str) -> "Weights":
         return dataclasses.replace(self, stack=self.stack + letter)
 
-    def sized(self, **sizes: int) -> "Weights":
+    def with_sizes(self, **sizes: int) -> "Weights":
         """The same with other sizes for some letters."""
         return dataclasses.replace(self, sizes={**self.sizes, **sizes})
 
@@ -63,5 +63,5 @@ class Weights:
     def _param(self, sample: Callable[..., jax.Array], axes: str) -> nnx.Param:
         axes = self.stack + axes
         shape = tuple(self.sizes[letter] for letter in axes)
-        drawn = self.layout.draw(sample, self.rngs.params(), axes, shape, stored=True)
-        return nnx.Param(self.layout.to(drawn, axes, stored=True))
+        drawn = self.layout.random(sample, self.rngs.params(), axes, shape, stored=True)
+        return nnx.Param(self.layout.reshard(drawn, axes, stored=True))

@@ -59,10 +59,10 @@ def token_losses(
 ) -> Array:
     """Negative log-likelihood of each counted target; 0 elsewhere."""
     logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=jnp.float32)
-    logits_BLV = layout.masked(logits_BLV, "BLV", "V", -jnp.inf)
-    gold_BL1 = layout.pick(logits_BLV, layout.align(targets_BL, "BL", "BLV"), "BLV")
+    logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
+    gold_BL1 = layout.take_last(logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV")
     loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - gold_BL1
-    loss_BL = layout.to(loss_BL1[:, :, 0], "BL")
+    loss_BL = layout.reshard(loss_BL1[:, :, 0], "BL")
     return jnp.where(counted_BL, loss_BL, 0)
 
 
@@ -113,7 +113,7 @@ def _in_slices(
     """
     count = math.gcd(chunks, x_BLD.shape[1])
     axes = "BLD" if count == 1 else "BlD"
-    whole = [layout.to(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
+    whole = [layout.reshard(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
     step = x_BLD.shape[1] // count
 
     def part(index: Array | int) -> tuple[tuple[Sums, Array | None], Array | None]:
@@ -141,12 +141,12 @@ def _in_slices(
     none, zero_DV = Sums(*(jnp.zeros(()) for _ in range(4))), None
     if gradients:
         empty_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
-        zero_DV = layout.to(empty_DV, "DV", stored=True)
+        zero_DV = layout.reshard(empty_DV, "DV", stored=True)
     (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, zero_DV), jnp.arange(count))
     if dx_parts is None:
         return sums, None, None
     dx_BlD = jnp.concatenate(layout.unstack(dx_parts), axis=1)
-    return sums, layout.to(dx_BlD, "BLD"), dsoftmax_DV
+    return sums, layout.reshard(dx_BlD, "BLD"), dsoftmax_DV
 
 
 def _forward(
@@ -161,21 +161,21 @@ def _forward(
     """The sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
     logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=jnp.float32)
-    logits_BLV = layout.masked(logits_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
-    vocab = layout.true(axes, logits_BLV.shape)[-1]
-    target_BL1 = layout.align(targets_BL, axes[:2], axes)
-    counted_BL1 = layout.align(counted_BL, axes[:2], axes).astype(jnp.float32)
+    logits_BLV = layout.mask_padding(logits_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
+    vocab = layout.unpadded_shape(axes, logits_BLV.shape)[-1]
+    target_BL1 = layout.broadcast_like(targets_BL, axes[:2], axes)
+    counted_BL1 = layout.broadcast_like(counted_BL, axes[:2], axes).astype(jnp.float32)
 
     top_BL1 = jnp.max(logits_BLV, axis=-1, keepdims=True)
     exp_BLV = jnp.exp(logits_BLV - top_BL1)
     sum_BL1 = jnp.sum(exp_BLV, axis=-1, keepdims=True)
     log_z_BL1 = jnp.log(sum_BL1) + top_BL1
-    gold_BL1 = layout.pick(logits_BLV, target_BL1, axes)
+    gold_BL1 = layout.take_last(logits_BLV, target_BL1, axes)
     loss_BL1 = log_z_BL1 - gold_BL1
     objective_BL1 = loss_BL1 + criterion.z_loss * jnp.square(log_z_BL1)
     smooth = criterion.label_smoothing
     if smooth:
-        total_BL1 = jnp.sum(layout.masked(logits_BLV, axes, "V", 0), axis=-1, keepdims=True)
+        total_BL1 = jnp.sum(layout.mask_padding(logits_BLV, axes, "V", 0), axis=-1, keepdims=True)
         objective_BL1 += smooth * (gold_BL1 - total_BL1 / vocab)
     sums = Sums(
         objective=jnp.sum(objective_BL1 * counted_BL1),
@@ -187,6 +187,6 @@ def _forward(
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
     hit_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
     wanted_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / vocab
-    wanted_BLV = layout.masked(wanted_BLV, axes, "V", 0)
+    wanted_BLV = layout.mask_padding(wanted_BLV, axes, "V", 0)
     dlogits_BLV = exp_BLV * pull_BL1 - wanted_BLV * counted_BL1
     return sums, dlogits_BLV * criterion.logit_scale

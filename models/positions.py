@@ -19,7 +19,7 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
     rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
     angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(jnp.float32), rates_d)
     waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
-    return layout.to(waves_BLd, "BLD")
+    return layout.reshard(waves_BLd, "BLD")
 
 
 def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
@@ -30,7 +30,7 @@ def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
     """
     half = x.shape[-1] // 2
     rates_k = 10_000.0 ** (-jnp.arange(half) / half)
-    places = layout.align(positions_BL, axes[0] + axes[-2], axes).astype(jnp.float32)
+    places = layout.broadcast_like(positions_BL, axes[0] + axes[-2], axes).astype(jnp.float32)
     angles = places * jnp.expand_dims(rates_k, range(len(axes) - 1))
     left, right = jax.lax.split(x.astype(jnp.float32), (half, half), axis=x.ndim - 1)
     sin, cos = jnp.sin(angles), jnp.cos(angles)
@@ -53,7 +53,7 @@ class RelativeBias(nnx.Module):
         bias = self.layout.take(self.bias_RJQ[...].astype(jnp.float32), buckets, axes + "JQ")
         placed = axes.replace("LM", "JQLM")
         bias = self.layout.einsum(f"{axes}JQ->{placed}", bias)
-        return self.layout.align(bias, placed, "BJQLM")
+        return self.layout.broadcast_like(bias, placed, "BJQLM")
 
 
 def relative_buckets(behind: Array, buckets: int, max_distance: int, causal: bool) -> Array:

@@ -48,7 +48,7 @@ class Stack(nnx.Module):
         self.layout = layout
         self.turns = layers // len(pattern)
         self.causal = causal
-        stacked = weights.sized(N=self.turns).stacked("N")
+        stacked = weights.with_sizes(N=self.turns).stacked("N")
         self.layers_N: Block | Blocks
         if len(pattern) == 1:
             kind = pattern[0]
@@ -103,7 +103,7 @@ class Stack(nnx.Module):
         weights = self.spec.precision.to_compute(stored)
         sizes = {"B": batch_sequences, "M": places, **self.spec.sizes}
         empty_BJMK = jnp.zeros([sizes[letter] for letter in "BJMK"], self.spec.precision.compute)
-        empty_BJMK = self.layout.to(empty_BJMK, "BJMK")
+        empty_BJMK = self.layout.reshard(empty_BJMK, "BJMK")
 
         def empty(block: Block | Blocks) -> Cache:
             if isinstance(block, Blocks):

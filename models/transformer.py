@@ -34,7 +34,7 @@ class Network(nnx.Module):
         if spec.positions == "learned":
             self.positions_LD = weights.normal("LD", fan_in="D")
         if spec.source_vocab is not None:
-            self.source_embed_VD = weights.sized(V=spec.source_vocab).normal("VD", fan_in="D")
+            self.source_embed_VD = weights.with_sizes(V=spec.source_vocab).normal("VD", fan_in="D")
         if spec.reads_source:
             self.encoder = Stack(
                 spec, layout, weights, spec.encoder_layers, spec.pattern_of_encoder, causal=False
@@ -65,7 +65,7 @@ class Network(nnx.Module):
         Where experts must drop nothing, what becomes of a source follows from itself alone.
         """
         tokens_BL, segments_BL, positions_BL = (
-            self.layout.to(batch[name], "BL") for name in SOURCE_ARRAYS
+            self.layout.reshard(batch[name], "BL") for name in SOURCE_ARRAYS
         )
         table = self.embed_VD if self.spec.source_vocab is None else self.source_embed_VD
         x_BLD = self.embed(table[...], tokens_BL, positions_BL)
@@ -74,7 +74,7 @@ class Network(nnx.Module):
         view = packed_view(self.layout, positions_BL, segments_BL, causal=False)
         view = view if drops else dataclasses.replace(view, real_BL=None)
         x_BLD, loads = self.encoder(x_BLD, view, key=key)
-        return self.layout.to(x_BLD, "BMD"), loads
+        return self.layout.reshard(x_BLD, "BMD"), loads
 
     def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
         """Embeddings of tokens and places, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
@@ -163,7 +163,7 @@ class TransformerModel:
         layout, x_BLD = network.layout, network(batch)[0] * self.spec.logit_scale
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
         losses_BL = token_losses(layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
-        return losses_BL if len(losses_BL) == rows else layout.to(losses_BL, "bL")
+        return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
     def start(
         self, params: Params, source: Batch | None, batch_sequences: int, places: int
@@ -171,21 +171,24 @@ class TransformerModel:
         layout = step_layout(self.layout)
         network = dataclasses.replace(self, layout=layout).network(params)
         weights_VD, memory_BMD = network.output_weights(), None
-        positions_BM = layout.to(jnp.zeros((batch_sequences, places), jnp.int32), "BM")
+        positions_BM = layout.reshard(jnp.zeros((batch_sequences, places), jnp.int32), "BM")
         cache: Cache = {"positions_BM": positions_BM}
         if source is not None:
             memory_BMD, _ = network.encode(source, drops=False)
-            cache["source_segments_BM"] = layout.to(source["segments_BM"], "BM")
+            cache["source_segments_BM"] = layout.reshard(source["segments_BM"], "BM")
         run, cache["layers"] = network.decoder.start(batch_sequences, places, memory_BMD)
 
         def step(
             cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
         ) -> tuple[Cache, Array]:
-            tokens_BL, positions_BL = layout.to(tokens_BL, "BL"), layout.to(positions_BL, "BL")
+            tokens_BL, positions_BL = (
+                layout.reshard(tokens_BL, "BL"),
+                layout.reshard(positions_BL, "BL"),
+            )
             positions_BM = jax.lax.dynamic_update_slice_in_dim(
                 cache["positions_BM"], positions_BL, place, axis=1
             )
-            behind_BLM = layout.align(positions_BL, "BL", "BLM") - layout.align(
+            behind_BLM = layout.broadcast_like(positions_BL, "BL", "BLM") - layout.broadcast_like(
                 positions_BM, "BM", "BLM"
             )
             view = View(seen_BLM, True, positions_BL, behind_BLM, place=place)
@@ -198,7 +201,7 @@ class TransformerModel:
             logits_BLV = layout.einsum(
                 "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=jnp.float32
             )
-            logits_BLV = layout.masked(logits_BLV, "BLV", "V", -jnp.inf)
+            logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
             return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
 
         return step, cache

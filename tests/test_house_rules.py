@@ -97,7 +97,9 @@ def lies(source: str) -> list[str]:
             axes = text.split("->")[1]
         elif called(value) in ("normal", "ones", "zeros") and text is not None:
             axes = text
-        elif called(value) in ("to", "take", "iota") and isinstance(value.args[-1], ast.Constant):
+        elif called(value) in ("reshard", "take", "iota") and isinstance(
+            value.args[-1], ast.Constant
+        ):
             axes = str(value.args[-1].value)
             if called(value) == "iota":
                 axes = str(text)

@@ -78,7 +78,7 @@ def record(trace: Callable[[Layout], Any]) -> Record:
     Nothing is allocated or compiled, and no device or mesh is needed.
 
     >>> def trace(layout):
-    ...     wi_DF = layout.draw(jax.random.normal, jax.random.key(0), "DF", (10, 14), stored=True)
+    ...     wi_DF = layout.random(jax.random.normal, jax.random.key(0), "DF", (10, 14), stored=True)
     ...     x_BD = layout.iota("BD", (4, 10), "D").astype(jnp.float32)
     ...     layout.einsum("BD,DF->BF", x_BD, wi_DF)
     ...     return {"mlp": {"wi_DF": wi_DF}}
@@ -136,18 +136,18 @@ class Recorder(Layout):
             self.products.append(Product(name, equation, sizes, 0))
             return super().einsum(equation, *operands, stored=stored, dtype=dtype)
 
-    def to(self, x: Array, axes: str, *, stored: bool = False) -> Array:
+    def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         self.note(axes, x.shape, stored=stored)
-        return super().to(x, axes, stored=stored)
+        return super().reshard(x, axes, stored=stored)
 
     def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
         self.note(axes, shape)
         return super().reshape(x, shape, axes)
 
-    def align(self, x: Array, axes: str, beside: str) -> Array:
+    def broadcast_like(self, x: Array, axes: str, like: str) -> Array:
         sizes = dict(zip(axes, x.shape, strict=True))
-        self.note(beside, tuple(sizes.get(letter) for letter in beside))
-        return super().align(x, axes, beside)
+        self.note(like, tuple(sizes.get(letter) for letter in like))
+        return super().broadcast_like(x, axes, like)
 
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         self.note(axes, (*ids.shape, *table.shape[1:]))
@@ -157,7 +157,7 @@ class Recorder(Layout):
         self.note(axes, shape)
         return super().iota(axes, shape, letter)
 
-    def draw(
+    def random(
         self,
         sample: Callable[..., Array],
         key: Array,
@@ -167,7 +167,7 @@ class Recorder(Layout):
         stored: bool = False,
     ) -> Array:
         self.note(axes, shape, stored=stored)
-        return super().draw(sample, key, axes, shape, stored=stored)
+        return super().random(sample, key, axes, shape, stored=stored)
 
 
 def _line() -> str:

@@ -39,10 +39,10 @@ class Beam:
 
     def start(self, layout: Layout, asked: Asked, new_tokens: int) -> Beams:
         rows = asked.lengths_B.shape[0]
-        tokens_BWT = layout.to(jnp.zeros((rows, self.width, new_tokens), jnp.int32), "BWT")
-        nothing_BW = layout.to(jnp.full((rows, self.width), -jnp.inf), "BW")
+        tokens_BWT = layout.reshard(jnp.zeros((rows, self.width, new_tokens), jnp.int32), "BWT")
+        nothing_BW = layout.reshard(jnp.full((rows, self.width), -jnp.inf), "BW")
         first_BW = layout.iota("BW", nothing_BW.shape, "W") == 0  # at first all are the same
-        count_B = layout.to(jnp.zeros((rows,), jnp.int32), "B")
+        count_B = layout.reshard(jnp.zeros((rows,), jnp.int32), "B")
         ended = Found(tokens_BWT, nothing_BW, nothing_BW)
         return Beams(tokens_BWT, jnp.where(first_BW, 0.0, nothing_BW), ended, count_B)
 
@@ -62,12 +62,16 @@ class Beam:
         final_BU = jnp.where(stops_BU, score_BU / self.divisor(step + 1), -jnp.inf)
         next_BW, at_BW = layout.top_k(jnp.where(ends_BU, -jnp.inf, score_BU), self.width, "BU")
         beams = Beams(
-            layout.select(tokens_BUT, at_BW, "BWT"),
+            layout.take_along_axis(tokens_BUT, at_BW, "BWT"),
             next_BW,
             best(layout, state.ended, Found(tokens_BUT, final_BU, score_BU)),
             state.count_B + jnp.sum(stops_BU, axis=1),
         )
-        return beams, layout.select(token_BU, at_BW, "BW"), layout.select(parent_BU, at_BW, "BW")
+        return (
+            beams,
+            layout.take_along_axis(token_BU, at_BW, "BW"),
+            layout.take_along_axis(parent_BU, at_BW, "BW"),
+        )
 
     def continuations(
         self, layout: Layout, state: Beams, logits_BWV: Array, step: Array
@@ -76,7 +80,7 @@ class Beam:
 
         Twice, because at most one continuation of each hypothesis is its END.
         """
-        rows, width, vocab = layout.true("BWV", logits_BWV.shape)
+        rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
         k = min(2 * width, vocab)
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         log_z_BW1 = jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)
@@ -85,8 +89,8 @@ class Beam:
             layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)
         )
         score_BU, at_BU = layout.top_k(score_BU, min(2 * width, width * k), "BU")
-        token_BU, parent_BU = layout.select(token_BU, at_BU, "BU"), at_BU // k
-        tokens_BUT = layout.select(state.tokens_BWT, parent_BU, "BUT")
+        token_BU, parent_BU = layout.take_along_axis(token_BU, at_BU, "BU"), at_BU // k
+        tokens_BUT = layout.take_along_axis(state.tokens_BWT, parent_BU, "BUT")
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         return jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT), score_BU, parent_BU
 
@@ -106,13 +110,13 @@ def best(layout: Layout, kept: Found, more: Found) -> Found:
     """As many texts as were kept: the best of these and some more, in order."""
 
     def joined(old: Array, new: Array, axes: str) -> Array:
-        return jnp.concatenate([layout.to(old, axes), layout.to(new, axes)], axis=1)
+        return jnp.concatenate([layout.reshard(old, axes), layout.reshard(new, axes)], axis=1)
 
     score_BU = joined(kept.score_BW, more.score_BW, "BU")
     score_BW, at_BW = layout.top_k(score_BU, kept.score_BW.shape[1], "BU")
     log_probability_BU = joined(kept.log_probability_BW, more.log_probability_BW, "BU")
     return Found(
-        layout.select(joined(kept.tokens_BWT, more.tokens_BWT, "BUT"), at_BW, "BUT"),
+        layout.take_along_axis(joined(kept.tokens_BWT, more.tokens_BWT, "BUT"), at_BW, "BUT"),
         score_BW,
-        layout.select(log_probability_BU, at_BW, "BU"),
+        layout.take_along_axis(log_probability_BU, at_BW, "BU"),
     )

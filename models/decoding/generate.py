@@ -124,8 +124,8 @@ def read_prompt(
     Also returned are the cache and which of its places hold a token of the sentence.
     """
     rows, prompt = asked.prompts_BL.shape
-    begin_Bl = layout.to(jnp.full((rows, 1), BEGIN, jnp.int32), "Bl")
-    tokens_Bl = jnp.concatenate([begin_Bl, layout.to(asked.prompts_BL, "Bl")], axis=1)
+    begin_Bl = layout.reshard(jnp.full((rows, 1), BEGIN, jnp.int32), "Bl")
+    tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(asked.prompts_BL, "Bl")], axis=1)
     last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == asked.lengths_B[:, None]
     last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1)
     place_Bm = layout.iota("Bm", (rows, places), "m")
@@ -173,7 +173,7 @@ class Flat:
         return cache, seen_BWM, logits_BWV
 
     def follow(self, cache: Cache, seen_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
-        return cache, self.layout.select(seen_BWM, parents_BW, "BWM")
+        return cache, self.layout.take_along_axis(seen_BWM, parents_BW, "BWM")
 
 
 class Apart:
@@ -204,7 +204,7 @@ class Apart:
     def follow(self, cache: Cache, seen_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
         def moved(x: Array, axes: str) -> Array:
             axes = "BW" + axes[1:]
-            return self._merged(self.layout.select(self._apart(x, axes), parents_BW, axes))
+            return self._merged(self.layout.take_along_axis(self._apart(x, axes), parents_BW, axes))
 
         return self._by_name(cache, moved, but="source"), seen_BWM
 

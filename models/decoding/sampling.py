@@ -36,7 +36,9 @@ class Sampling:
         tokens_BWT = jnp.zeros((rows, self.width, new_tokens), jnp.int32)
         score_BW, ended_BW = jnp.zeros((rows, self.width)), jnp.zeros((rows, self.width), bool)
         return Texts(
-            layout.to(tokens_BWT, "BWT"), layout.to(score_BW, "BW"), layout.to(ended_BW, "BW")
+            layout.reshard(tokens_BWT, "BWT"),
+            layout.reshard(score_BW, "BW"),
+            layout.reshard(ended_BW, "BW"),
         )
 
     def advance(
@@ -60,7 +62,7 @@ class Sampling:
     def found(self, layout: Layout, state: Texts) -> Found:
         """The likeliest first."""
         score_BW, order_BW = layout.top_k(state.score_BW, self.width, "BW")
-        return Found(layout.select(state.tokens_BWT, order_BW, "BWT"), score_BW, score_BW)
+        return Found(layout.take_along_axis(state.tokens_BWT, order_BW, "BWT"), score_BW, score_BW)
 
     def choose(
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
@@ -86,12 +88,12 @@ class Sampling:
 
         The whole vocabulary is gathered only to draw from all of it, or for top_p alone.
         """
-        vocab = layout.true("BWV", logits_BWV.shape)[-1]
+        vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
         if self.temperature == 0:
             return layout.top_k(logits_BWV, 1, "BWV")
         if self.top_k is not None:
             return layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
-        logits_BWv = layout.to(logits_BWV, "BWv")
+        logits_BWv = layout.reshard(logits_BWV, "BWv")
         if self.top_p is not None:
             return layout.top_k(logits_BWv, vocab, "BWv")
         return logits_BWv, layout.iota("BWv", logits_BWv.shape, "v")
@@ -102,7 +104,7 @@ def without_early_end(layout: Layout, logits_BWV: Array, asked: Asked, step: Arr
     if asked.least_B is None:
         return logits_BWV
     is_end_BWV = layout.iota("BWV", logits_BWV.shape, "V") == END
-    early_B11 = layout.align(step + 1 < asked.least_B, "B", "BWV")
+    early_B11 = layout.broadcast_like(step + 1 < asked.least_B, "B", "BWV")
     return jnp.where(is_end_BWV & early_B11, -jnp.inf, logits_BWV)
 
 
@@ -127,4 +129,4 @@ def gumbel(layout: Layout, seeds_B: Array, step: Array, shape: tuple[int, ...]) 
     def noise(seed: Array) -> Array:
         return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), step), shape[1:])
 
-    return layout.to(jax.vmap(noise)(layout.to(seeds_B, "b")), "BWU")
+    return layout.reshard(jax.vmap(noise)(layout.reshard(seeds_B, "b")), "BWU")

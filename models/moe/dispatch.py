@@ -10,7 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, ways
+from layouts.layout import Layout, num_shards
 from models.moe.routing import Routing, places
 
 Array = jax.Array
@@ -70,7 +70,7 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
     """
     layout, choices = experts.layout, routing.kept_GSI.shape[-1]
     # All tokens of a device are one group.
-    devices = ways(layout.place("G")[0])
+    devices = num_shards(layout.place("G")[0])
     tokens = x_GSD.shape[0] * x_GSD.shape[1] // devices
 
     def regroup(x: Array, axes: str) -> Array:
@@ -111,9 +111,9 @@ KINDS = {"einsum": by_einsum, "gather": by_gather, "dropless": dropless}
 def there_and_back(experts: Experts, x_GeCD: Array) -> Array:
     """From the groups' devices to the experts' (one all-to-all), through them, and back."""
     layout = experts.layout
-    x_EGCD = layout.einsum("GECD->EGCD", layout.to(x_GeCD, "GECD"))
+    x_EGCD = layout.einsum("GECD->EGCD", layout.reshard(x_GeCD, "GECD"))
     y_GECD = layout.einsum("EGCD->GECD", experts.run(x_EGCD))
-    return layout.to(y_GECD, "GeCD")
+    return layout.reshard(y_GECD, "GeCD")
 
 
 def spread(layout: Layout, x_GSD: Array, slot_GSI: Array, slots: int) -> tuple[Array, Array]:
@@ -145,7 +145,7 @@ def occupants(layout: Layout, slot_GSI: Array, slots: int) -> Array:
 def rows(layout: Layout, x_GSD: Array, index_GC: Array) -> Array:
     """The rows of each group at these indices, zeros where an index is beyond the last."""
     inside_GC1 = (index_GC < x_GSD.shape[1])[:, :, None]
-    return jnp.where(inside_GC1, layout.select(x_GSD, index_GC, "GSD"), 0)
+    return jnp.where(inside_GC1, layout.take_along_axis(x_GSD, index_GC, "GSD"), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -42,7 +42,7 @@ def _product_backward(
     x, weights, expert_Gl = kept
     (x_axes, weight_axes), out_axes = _terms(equation)
     turned_axes = weight_axes[0] + weight_axes[:0:-1]
-    turned = layout.to(jnp.swapaxes(weights, 1, 2), turned_axes)
+    turned = layout.reshard(jnp.swapaxes(weights, 1, 2), turned_axes)
     dx = grouped_product(layout, f"{out_axes},{turned_axes}->{x_axes}", dy, turned, expert_Gl)
     summed = mesh_axes(layout.place(x_axes)[0])
 

@@ -26,7 +26,7 @@ class MoeLayer(nnx.Module):
         self.spec = spec
         self.moe = spec.moe
         self.layout = layout
-        weights = weights.sized(F=spec.moe.d_ff or spec.d_ff)
+        weights = weights.with_sizes(F=spec.moe.d_ff or spec.d_ff)
         self.router_DE = weights.normal("DE", fan_in="D")
         self.wi_EDF = weights.normal("EDF", fan_in="D")
         if spec.gated:
@@ -45,7 +45,7 @@ class MoeLayer(nnx.Module):
             (None,) * 3 if key is None else jax.random.split(key, 3)
         )
         batch, length, d_model = x_BLD.shape
-        (rows,), tokens = layout.true("B", (batch,)), length
+        (rows,), tokens = layout.unpadded_shape("B", (batch,)), length
         if real_BL is not None and self.moe.group_tokens is not None:
             tokens = math.gcd(rows * length, self.moe.group_tokens)
         shape = (batch * length // tokens, tokens)
@@ -61,22 +61,22 @@ class MoeLayer(nnx.Module):
         logits_GSe = self.logits(x_GSD, jitter_key)
         gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
         routing = router.route(layout, gates_GSe, real_GS, capacity, route_key)
-        experts = Experts(self, layout.sized(G=rows * length // tokens), dropout_key)
+        experts = Experts(self, layout.with_sizes(G=rows * length // tokens), dropout_key)
         y_GSD = KINDS[self.moe.dispatch](experts, x_GSD, routing, capacity)
         y_BlD = self.regrouped(y_GSD, x_BLD.shape, "GSD", "BlD")
-        return layout.to(y_BlD, "BLD"), loaded(layout, logits_GSe, gates_GSe, routing, real_GS)
+        return layout.reshard(y_BlD, "BLD"), loaded(layout, logits_GSe, gates_GSe, routing, real_GS)
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Rows as groups, or back; a group is a part of a row, or some rows."""
-        return self.layout.reshape(self.layout.to(x, axes), shape, regrouped)
+        return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
 
     def logits(self, x_GSD: Array, key: Array | None) -> Array:
         """What the router says, in float32."""
         rate, wide_GSD = self.moe.router.jitter, x_GSD.astype(jnp.float32)
         if key is not None and rate:
-            drawn_GSD = self.layout.draw(jax.random.uniform, key, "GSD", x_GSD.shape)
+            drawn_GSD = self.layout.random(jax.random.uniform, key, "GSD", x_GSD.shape)
             wide_GSD *= 1 + rate * (2 * drawn_GSD - 1)
-        router_De = self.layout.to(self.router_DE[...].astype(jnp.float32), "De")
+        router_De = self.layout.reshard(self.router_DE[...].astype(jnp.float32), "De")
         return self.layout.einsum("GSD,De->GSe", wide_GSD, router_De)
 
 
@@ -100,13 +100,13 @@ class Experts:
         layout, own = self.layout, self.owner
 
         def into(weights_EDF: Array) -> Array:
-            weights_edF = layout.to(weights_EDF, "edF")
+            weights_edF = layout.reshard(weights_EDF, "edF")
             return grouped_product(layout, "Glcd,edF->GlcF", x_Glcd, weights_edF, expert_Gl)
 
         gate_GlcF = into(own.wg_EDF[...]) if own.spec.gated else None
         h_GlcF = activated(own.spec, into(own.wi_EDF[...]), gate_GlcF)
         h_GlcF = dropout(layout, self.key, own.spec.dropout, h_GlcF, "GlcF")
-        wo_eFd = layout.to(own.wo_EFD[...], "eFd")
+        wo_eFd = layout.reshard(own.wo_EFD[...], "eFd")
         return grouped_product(layout, "GlcF,eFd->Glcd", h_GlcF, wo_eFd, expert_Gl)
 
 

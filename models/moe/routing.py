@@ -104,7 +104,7 @@ class Top2(Router):
         wanted_GSI = jnp.broadcast_to(real_GS[:, :, None], gate_GSI.shape)
         place_GSI = places(layout, expert_GSI, wanted_GSI, gates_GSe.shape[-1])
         if key is not None and self.random_second:
-            drawn_GS = layout.draw(jax.random.uniform, key, "GS", real_GS.shape)
+            drawn_GS = layout.random(jax.random.uniform, key, "GS", real_GS.shape)
             sent_GS = 2 * gate_GSI[:, :, 1] > drawn_GS
             # One that is not sent keeps its place (algorithm 1, line 22).
             first_GSI = layout.iota("GSI", gate_GSI.shape, "I") == 0

@@ -72,7 +72,7 @@ def two_layers(
     layout: Layout, x_BD: jax.Array, w_DF: jax.Array, bias_F: jax.Array, v_FD: jax.Array
 ) -> jax.Array:
     sum_BF = layout.einsum("BD,DF->BF", x_BD, w_DF)
-    h_BF = jax.nn.relu(sum_BF + layout.align(bias_F, "F", "BF"))
+    h_BF = jax.nn.relu(sum_BF + layout.broadcast_like(bias_F, "F", "BF"))
     return layout.einsum("BF,FD->BD", h_BF, v_FD)
 
 
@@ -105,7 +105,9 @@ def illegal() -> str:
 
     def trace(layout: Layout) -> dict[str, jax.Array]:
         made = {
-            name: layout.draw(jax.random.normal, jax.random.key(0), name.rpartition("_")[2], shape)
+            name: layout.random(
+                jax.random.normal, jax.random.key(0), name.rpartition("_")[2], shape
+            )
             for name, shape in SHAPES.items()
         }
         two_layers(layout, *made.values())

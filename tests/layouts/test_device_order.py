@@ -125,8 +125,8 @@ def test_the_order_of_devices_changes_no_result() -> None:
         return jnp.sum(jnp.square(layout.einsum("BF,DF->BD", h_BF, w_DF)))
 
     def step() -> tuple[jax.Array, jax.Array]:
-        w_DF = layout.to(numbers(280).reshape(10, 28), "DF", stored=True)
-        return jax.value_and_grad(loss)(w_DF, layout.to(numbers(40).reshape(4, 10), "BD"))
+        w_DF = layout.reshard(numbers(280).reshape(10, 28), "DF", stored=True)
+        return jax.value_and_grad(loss)(w_DF, layout.reshard(numbers(40).reshape(4, 10), "BD"))
 
     def computed(order: str) -> tuple[list[object], list[np.ndarray]]:
         devices = np.array(jax.devices())[arranged(order, mesh, torus)]

@@ -129,7 +129,8 @@ def test_products_and_what_is_turned_or_summed_lie_as_their_letters_say(equation
     arrays = [rng.random([sizes[x] for x in own], np.float32) for own in inputs.split(",")]
     with jax.set_mesh(make_mesh(layout)):
         placed = [
-            layout.to(jnp.asarray(a), o) for a, o in zip(arrays, inputs.split(","), strict=True)
+            layout.reshard(jnp.asarray(a), o)
+            for a, o in zip(arrays, inputs.split(","), strict=True)
         ]
         found = layout.einsum(equation, *placed)
     assert jax.typeof(found).sharding.spec == layout.place(out)

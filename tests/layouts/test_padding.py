@@ -29,8 +29,8 @@ def test_a_layout_without_plus_stays_what_it_is() -> None:
 def test_uppercase_axes_are_padded_with_zeros_and_lowercase_ones_cut_again() -> None:
     x = np.arange(6 * 10 * 3.0).reshape(6, 10, 3)
     with jax.set_mesh(MESH):
-        x_EDJ = PADDED.to(jnp.asarray(x), "EDJ")
-        x_eDJ, x_eDj = PADDED.to(x_EDJ, "eDJ"), PADDED.to(x_EDJ, "eDj")
+        x_EDJ = PADDED.reshard(jnp.asarray(x), "EDJ")
+        x_eDJ, x_eDj = PADDED.reshard(x_EDJ, "eDJ"), PADDED.reshard(x_EDJ, "eDj")
     assert x_EDJ.shape == (8, 10, 4) and x_EDJ.sharding.spec == jax.P("data", None, "model")
     assert x_EDJ.addressable_shards[0].data.shape == (2, 10, 2)
     np.testing.assert_array_equal(np.asarray(x_EDJ)[:6, :, :3], x)
@@ -51,13 +51,13 @@ def drawn(layout: Layout, sizes: dict[str, int]) -> dict[str, np.ndarray]:
 
     def draw() -> dict[str, jax.Array]:
         weights = {
-            axes: layout.draw(
+            axes: layout.random(
                 jax.random.uniform, key, axes, tuple(TRUE[x] for x in axes), stored=True
             )
             for axes in STORED
         }
         return weights | {
-            axes: layout.draw(random_bytes, key, axes, tuple(sizes[x] for x in axes))
+            axes: layout.random(random_bytes, key, axes, tuple(sizes[x] for x in axes))
             for axes in DROPPED
         }
 
@@ -76,8 +76,8 @@ def test_random_bits_are_those_without_padding() -> None:
 
 def test_only_the_padding_of_the_named_axis_is_masked() -> None:
     with jax.set_mesh(MESH):
-        x_BLV = PADDED.to(jnp.zeros((8, 5, 24)), "BLV")
-        masked = np.asarray(jax.jit(lambda x: PADDED.masked(x, "BLV", "V", 7.0))(x_BLV))
+        x_BLV = PADDED.reshard(jnp.zeros((8, 5, 24)), "BLV")
+        masked = np.asarray(jax.jit(lambda x: PADDED.mask_padding(x, "BLV", "V", 7.0))(x_BLV))
     assert (masked[:, :, 23:] == 7).all() and not masked[:, :, :23].any()
 
 

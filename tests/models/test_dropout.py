@@ -12,7 +12,7 @@ from models.dropout import dropout
 
 def dropped(layout: Layout, rate: float, shape: tuple[int, ...]) -> np.ndarray:
     with jax.set_mesh(make_mesh(layout)):
-        x_BLF = layout.to(jnp.ones(shape), "BLF")
+        x_BLF = layout.reshard(jnp.ones(shape), "BLF")
         return np.asarray(
             jax.jit(lambda x: dropout(layout, jax.random.key(7), rate, x, "BLF"))(x_BLF)
         )

@@ -22,7 +22,7 @@ class Bigram:
 
     def init(self, key: jax.Array) -> Params:
         def weight() -> jax.Array:
-            return self.layout.draw(
+            return self.layout.random(
                 lambda key, **place: jax.random.normal(key, **place),
                 key, "VD", (VOCAB, WIDTH), stored=True,
             )  # fmt: skip

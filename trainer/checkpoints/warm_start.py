@@ -125,6 +125,6 @@ def _taken(layout: Layout, found: Array, origin: Origin, like: Array, path: str)
     if origin.copied:
         at = axes.index("E")
         kept = tuple(i for i in range(len(axes)) if i != at)
-        whole = layout.to(found, axes.replace("E", "").lower())
+        whole = layout.reshard(found, axes.replace("E", "").lower())
         found = jax.lax.broadcast_in_dim(whole, like.shape, kept)
-    return layout.to(found.astype(like.dtype), axes, stored=True)
+    return layout.reshard(found.astype(like.dtype), axes, stored=True)

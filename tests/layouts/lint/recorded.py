@@ -16,7 +16,7 @@ NAMES = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
 
 
 def zeros(layout: Layout, rows: int, length: int) -> Batch:
-    return {name: layout.to(jnp.zeros((rows, length), jnp.int32), "BL") for name in NAMES}
+    return {name: layout.reshard(jnp.zeros((rows, length), jnp.int32), "BL") for name in NAMES}
 
 
 @functools.cache

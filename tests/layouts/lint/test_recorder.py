@@ -53,7 +53,7 @@ def test_flops_do_not_depend_on_how_layers_run(kind: str) -> None:
 
 def test_scans_multiply_and_what_is_traced_and_dropped_counts_nothing() -> None:
     def trace(layout: Layout) -> dict[str, jax.Array]:
-        w_NDF = layout.draw(jax.random.normal, jax.random.key(0), "NDF", (5, 2, 2), stored=True)
+        w_NDF = layout.random(jax.random.normal, jax.random.key(0), "NDF", (5, 2, 2), stored=True)
 
         def twice(x_BD: jax.Array, w_DF: jax.Array) -> tuple[jax.Array, None]:
             again = jnp.zeros((3, 2, 2))
