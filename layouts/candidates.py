@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping
 
-from layouts.cost.collectives import mesh_of
+from layouts.cost.collectives import format_mesh
 from layouts.layout import Layout
 from layouts.lint.recorder import Record
 from layouts.lint.report import lint
@@ -38,7 +38,7 @@ def under(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:
     """Every legal layout on these mesh axes."""
     sizes = {name: size for name, size in mesh.items() if size > 1} or {"data": 1}
     for rules, param_rules in rule_sets(record, sizes):
-        layout = Layout(mesh=mesh_of(sizes), rules=rules, param_rules=param_rules)
+        layout = Layout(mesh=format_mesh(sizes), rules=rules, param_rules=param_rules)
         problems = lint(layout, sizes, record, {})
         if not any(problem.severity == "error" for problem in problems):
             yield layout

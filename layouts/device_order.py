@@ -128,10 +128,10 @@ def legal(mesh: Mapping[str, int], torus: Torus | None) -> str:
     return f"Legal: {', '.join(map(repr, shown))} and others, or none: JAX's order."
 
 
-def arranged(order: str, mesh: Mapping[str, int], torus: Torus) -> np.ndarray:
+def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.ndarray:
     """The places of the torus, counted with the last axis first, as an array of the mesh's sizes.
 
-    >>> arranged("data:x;model:y", {"data": 2, "model": 3}, {"x": 2, "y": 3, "core": 1})
+    >>> device_permutation("data:x;model:y", {"data": 2, "model": 3}, {"x": 2, "y": 3, "core": 1})
     array([[0, 1, 2],
            [3, 4, 5]])
     """
@@ -198,7 +198,7 @@ def shares(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class AbsentDevice:
+class TopologyDevice:
     """As much of a TPU core as JAX asks for when it puts devices into order."""
 
     id: int
@@ -209,7 +209,7 @@ class AbsentDevice:
     process_index: int = 0
 
 
-def numbered(torus: Torus, kind: str) -> list[AbsentDevice]:
+def topology_devices(torus: Torus, kind: str) -> list[TopologyDevice]:
     """Devices as TPUs number them: of a chip, of a host of 2 x 2 chips, then along x, y and z."""
     x, y, z = (torus.get(name, 1) for name in CHIP_AXES)
     places = itertools.product(range(x), range(y), range(z), range(torus[CORE]))
@@ -219,4 +219,4 @@ def numbered(torus: Torus, kind: str) -> list[AbsentDevice]:
         return (z, y // 2, x // 2, y % 2, x % 2, core)
 
     ordered = enumerate(sorted(places, key=number))
-    return [AbsentDevice(i, (x, y, z), core, kind) for i, (x, y, z, core) in ordered]
+    return [TopologyDevice(i, (x, y, z), core, kind) for i, (x, y, z, core) in ordered]

@@ -13,7 +13,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
-from layouts.device_order import arranged, check_order, place, torus_of
+from layouts.device_order import check_order, device_permutation, place, torus_of
 from layouts.layout import Layout, mesh_axes, pairs
 
 # Without the first three libtpu asks the network what machine it is on; with the last, several
@@ -100,7 +100,7 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     return sizes
 
 
-def batch_pieces(layout: Layout, sizes: Mapping[str, int]) -> int:
+def batch_shards(layout: Layout, sizes: Mapping[str, int]) -> int:
     """Into how many parts a batch is split; a mesh axis that is not there is the lint's matter."""
     return math.prod(sizes.get(name, 1) for name in mesh_axes(layout.place("B")[0]))
 
@@ -129,7 +129,7 @@ def in_order(
     check_order(order, sizes, torus)
     standing = np.empty(len(devices), object)
     standing[:] = sorted(devices, key=place)
-    return standing[arranged(order, sizes, torus)]
+    return standing[device_permutation(order, sizes, torus)]
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
@@ -139,7 +139,7 @@ def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
     )
 
 
-def absent_mesh(topology: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
+def topology_mesh(topology: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
     """A mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
     from jax.experimental import topologies
 
@@ -162,7 +162,7 @@ def has_tpu_compiler() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-def entered(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:
+def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:
     """Makes a mesh the one that is set, for a while."""
     if isinstance(mesh, Mesh):
         return jax.set_mesh(mesh)

@@ -12,7 +12,7 @@ from configs.errors import UserError
 from data.order import batches
 from data.packing.rows import Rows
 from layouts.layout import Layout
-from layouts.mesh import batch_pieces
+from layouts.mesh import batch_shards
 
 HostBatch = dict[str, np.ndarray]
 
@@ -31,7 +31,7 @@ class Placement:
         Where rows that do not divide are to be padded, they come whole: the model pads them.
         """
         axes = name.rpartition("_")[2]
-        if self.layout.pads("B") and rows % batch_pieces(self.layout, self.mesh.shape):
+        if self.layout.pads("B") and rows % batch_shards(self.layout, self.mesh.shape):
             axes = axes.replace("B", "b")
         return NamedSharding(
             self.mesh, self.layout.place(axes if self.microbatches == 1 else f"a{axes}")

@@ -11,7 +11,7 @@ import optax
 from flax import traverse_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from layouts.mesh import entered
+from layouts.mesh import use_mesh
 from layouts.padding import even
 from models.api import Batch, Model, Params
 from models.loss import Criterion, Sums
@@ -93,7 +93,7 @@ def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: An
         spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    with entered(mesh):
+    with use_mesh(mesh):
         return jax.tree.map(placed, jax.eval_shape(make, *arguments))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from layouts.cost.collectives import Collective
-from layouts.cost.jaxpr_cost import Work
+from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import Timing
 
 SIDE = 512  # of the products that are timed
@@ -20,7 +20,7 @@ STEPS = 16  # operations on each element, which a compiler fuses
 ROUNDS = 5
 
 
-class Host(NamedTuple):
+class HostRates(NamedTuple):
     """Rates of all devices of a machine together, when all work at once."""
 
     devices: int
@@ -36,7 +36,7 @@ class Host(NamedTuple):
     """Bytes that all devices together receive from each other."""
 
 
-def measured(devices: Sequence[jax.Device]) -> Host:
+def measure_host(devices: Sequence[jax.Device]) -> HostRates:
     """Times a product, a copy, a chain of operations and two sums on all devices at once."""
     count = len(devices)
     mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Explicit,))
@@ -66,7 +66,7 @@ def measured(devices: Sequence[jax.Device]) -> Host:
     collective_s = seconds(total, FEW) - start_s
     summed_s = seconds(total, ELEMENTS) - start_s - collective_s
     held, sum_bytes = count * ELEMENTS, 2 * 4 * ELEMENTS * (count - 1)
-    return Host(
+    return HostRates(
         devices=count,
         flops_per_s=count * 2 * SIDE**3 / product_s,
         bytes_per_s=2 * 4 * held / copied_s,
@@ -87,8 +87,11 @@ def best(function: Callable[[], object]) -> float:
     return min(found)
 
 
-def host_timing(
-    host: Host, mesh: Mapping[str, int], work: Iterable[Work], collectives: Iterable[Collective]
+def estimate_host_timing(
+    host: HostRates,
+    mesh: Mapping[str, int],
+    work: Iterable[OpCost],
+    collectives: Iterable[Collective],
 ) -> Timing:
     """How long a step takes: the devices take turns at what they share, so their work adds up."""
     products_s, other_s, traffic = 0.0, 0.0, dict[str, float]()

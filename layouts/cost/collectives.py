@@ -47,7 +47,7 @@ class Collective(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Surprise:
+class UnexpectedTraffic:
     """Traffic along a mesh axis that a compiler made more or less than the model asks for."""
 
     mesh_axis: str
@@ -85,17 +85,19 @@ def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> 
     return found
 
 
-def surprises(
+def unexpected_traffic(
     compiled: Iterable[Collective],
     expected: Iterable[Collective],
     mesh: Mapping[str, int],
     tolerance: float = 0.1,
-) -> list[Surprise]:
+) -> list[UnexpectedTraffic]:
     """Mesh axes whose traffic the compiler made another than the layout asks for."""
     compiled, expected = list(compiled), list(expected)
     found, wanted = by_mesh_axis(compiled, mesh), by_mesh_axis(expected, mesh)
     return [
-        Surprise(name, found[name], wanted[name], tuple(differences(name, compiled, expected)))
+        UnexpectedTraffic(
+            name, found[name], wanted[name], tuple(differences(name, compiled, expected))
+        )
         for name in mesh
         if abs(found[name] - wanted[name]) > tolerance * wanted[name]
     ]
@@ -129,9 +131,9 @@ def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
     return sorted(joined, key=lambda own: -own.received_bytes)
 
 
-def mesh_of(mesh: Mapping[str, int]) -> str:
+def format_mesh(mesh: Mapping[str, int]) -> str:
     """
-    >>> mesh_of({"x": 32, "y": 64})
+    >>> format_mesh({"x": 32, "y": 64})
     'x:32,y:64'
     """
     return ",".join(f"{name}:{size}" for name, size in mesh.items())

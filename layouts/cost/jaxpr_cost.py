@@ -30,7 +30,7 @@ WORKS = (
 )  # fmt: skip
 
 
-class Work(NamedTuple):
+class OpCost(NamedTuple):
     """A computation on one device."""
 
     flops: int  # 0 where it is no matrix product
@@ -45,7 +45,7 @@ class Cost:
 
     flops: int
     """Of matrix products."""
-    work: tuple[Work, ...]
+    ops: tuple[OpCost, ...]
     """Products and what else must go through memory, arguments and results at last."""
     collectives: tuple[Collective, ...]
     peak_bytes: int
@@ -78,7 +78,7 @@ class Sent(NamedTuple):
         return Collective(self.kind, (), group, whole, 1, "").received_bytes
 
 
-class Habits(NamedTuple):
+class CompilerTraits(NamedTuple):
     """What a compiler makes of the exchanges that a trace asks for."""
 
     joins: bool
@@ -88,16 +88,16 @@ class Habits(NamedTuple):
     """A sum of which each device needs a part is scattered, not sent to all and cut there."""
 
 
-TPU = Habits(joins=True, scatters=True)
-CPU = Habits(joins=False, scatters=False)
+TPU = CompilerTraits(joins=True, scatters=True)
+CPU = CompilerTraits(joins=False, scatters=False)
 
 
-def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -> Cost:
+def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], traits: CompilerTraits = TPU) -> Cost:
     """The cost of a traced function on a mesh.  Of a loop without a known end, of one turn."""
-    counter = Counter(mesh, habits)
+    counter = Counter(mesh, traits)
     counter.walk(jaxpr, 1, backward=False)
     held = sum(local_bytes(v.aval, mesh) for v in (*jaxpr.invars, *jaxpr.outvars))
-    work = (*counter.work, Work(0, held, 0, 1))
+    work = (*counter.ops, OpCost(0, held, 0, 1))
     flops = sum(own.flops * own.times for own in work)
     return Cost(flops, work, tuple(counter.collectives), peak_bytes(jaxpr, mesh))
 
@@ -105,10 +105,10 @@ def cost_of(jaxpr: Jaxpr, mesh: Mapping[str, int], habits: Habits = TPU) -> Cost
 class Counter:
     """Adds up FLOPs and traffic of equations."""
 
-    def __init__(self, mesh: Mapping[str, int], habits: Habits) -> None:
-        self.sizes, self.habits = mesh, habits
+    def __init__(self, mesh: Mapping[str, int], traits: CompilerTraits) -> None:
+        self.sizes, self.traits = mesh, traits
         self.mesh = {name: size for name, size in mesh.items() if size > 1}
-        self.work: list[Work] = []
+        self.ops: list[OpCost] = []
         self.collectives: list[Collective] = []
         self.rules: dict[str, Callable[[Any, Flow], Iterator[Sent]]] = {
             "dot_general": self.product,
@@ -131,10 +131,10 @@ class Counter:
                 # Of a table only those rows are read that are looked up.
                 read = eqn.outvars if name == "gather" else eqn.invars
                 size = sum(self.part(v).bytes for v in (*read, *eqn.outvars))
-                self.work.append(Work(flops, size, 0, times))
+                self.ops.append(OpCost(flops, size, 0, times))
             elif name not in (*VIEWS, "reshard") and not inner:
                 elements = sum(local_size(v.aval, self.sizes) for v in eqn.outvars)
-                self.work.append(Work(0, 0, elements, times))
+                self.ops.append(OpCost(0, 0, elements, times))
             if name in self.rules:
                 found = self.rules[name](eqn, flow)
                 sent = [own for own in found if self.is_sent(own, eqn, flow, gathered)]
@@ -154,7 +154,7 @@ class Counter:
             names = [own.mesh_axis for own in same]
             group = math.prod(self.mesh[name] for name in names)
             whole = same[0].part.bytes * (group if kind in GROWS else 1)
-            if kind == "reduce-scatter" and not self.habits.scatters:
+            if kind == "reduce-scatter" and not self.traits.scatters:
                 kind = "all-reduce"
             self.collectives.append(Collective(kind, tuple(names), group, whole, times, source))
 
@@ -162,11 +162,11 @@ class Counter:
         """Whether it is sent here, and not joined with what is sent before or after."""
         if sent.kind == "all-gather":
             value = sent.part.value
-            key = (flow.root(value) if self.habits.joins else value, sent.mesh_axis)
+            key = (flow.root(value) if self.traits.joins else value, sent.mesh_axis)
             is_first = key not in gathered
             gathered.add(key)
             return is_first
-        if self.habits.joins and sent.kind in ("all-reduce", "reduce-scatter"):
+        if self.traits.joins and sent.kind in ("all-reduce", "reduce-scatter"):
             return flow.last_summand(eqn) in (None, eqn)
         return True
 

@@ -8,8 +8,8 @@ import numpy as np
 from layouts.cost.collectives import Collective
 from layouts.cost.hardware import Chip
 from layouts.cost.interconnect import Slice
-from layouts.cost.jaxpr_cost import Work
-from layouts.device_order import numbered
+from layouts.cost.jaxpr_cost import OpCost
+from layouts.device_order import topology_devices
 from layouts.mesh import in_order
 
 # The share of its peak that the matrix unit reaches in products of sizes that suit it: the Giant
@@ -51,7 +51,7 @@ class Timing:
 
 def coordinates(slice: Slice, mesh: Mapping[str, int], order: str | None) -> np.ndarray:
     """Where each device of a mesh stands on the torus: [mesh axes .., axes of the torus]."""
-    devices = in_order(numbered(slice.torus, slice.chip.kind), mesh, order)
+    devices = in_order(topology_devices(slice.torus, slice.chip.kind), mesh, order)
     axes = len(slice.extents)
     return np.array([d.coords[:axes] for d in devices.flat]).reshape(*mesh.values(), axes)
 
@@ -63,7 +63,7 @@ def seconds(slice: Slice, places: np.ndarray, mesh: Mapping[str, int], own: Coll
     return slice.seconds(own.kind, own.bytes, group)
 
 
-def compute_s(chip: Chip, work: Iterable[Work]) -> tuple[float, float]:
+def compute_s(chip: Chip, work: Iterable[OpCost]) -> tuple[float, float]:
     """Products and other work: each takes as long as its FLOPs, or as its way through memory."""
     products_s, other_s = 0.0, 0.0
     for own in work:

@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A program's computations by name, and where its lines come from."""
 
     computations: Mapping[str, Computation]
@@ -34,7 +34,7 @@ class Compiled:
     """The scope of a loop that ends by what it finds; one turn of it is counted."""
 
     @classmethod
-    def read(cls, text: str, open_loop: str | None = None) -> "Compiled":
+    def read(cls, text: str, open_loop: str | None = None) -> "CompiledProgram":
         """Reads what `compiled.as_text()` prints."""
         computations: dict[str, Computation] = {}
         entry, current = "", None
@@ -49,8 +49,8 @@ class Compiled:
         return cls(computations, (entry,), frames(text), open_loop)
 
     @property
-    def turn(self) -> "Compiled":
-        """One turn of the open loop, alone: whether it goes on, and what it does."""
+    def iteration(self) -> "CompiledProgram":
+        """Returns one iteration of the open loop alone: its condition and its body."""
         loop = next(run.instruction for run in self.runs if self.is_open(run.instruction))
         parts = (loop.attribute("condition"), loop.attribute("body"))
         return dataclasses.replace(self, entries=tuple(part for part in parts if part is not None))

@@ -14,7 +14,7 @@ import click
 import jax
 
 from configs.load import load
-from layouts.cost.calibration import measured
+from layouts.cost.calibration import measure_host
 from layouts.mesh import cache_compilations, simulate_devices
 from scripts.benchmarks.rounds import cores, show
 from scripts.commands.layouts import COMPILED
@@ -52,7 +52,7 @@ def main(
     simulate_devices(devices)
     cache_compilations()  # what was broken off goes on
     run = load(gin_file, gin_param).make(Run)
-    host = measured(jax.devices())
+    host = measure_host(jax.devices())
     tell(str(host))
     start = time.perf_counter()
     found = ranked(run, host, tell)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError
-from layouts.hlo.program import Compiled
+from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import check
@@ -91,7 +91,7 @@ def measured(layout: Layout) -> Costs:
 
     with jax.set_mesh(mesh):
         program = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
-    read = Compiled.read(program.as_text() or "")
+    read = CompiledProgram.read(program.as_text() or "")
     sums = read.collectives(mesh_sizes(layout.mesh, DEVICES))
     assert all(own.kind == "all-reduce" for own in sums), sums
     memory = program.memory_analysis()

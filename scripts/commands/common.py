@@ -20,7 +20,7 @@ from data.packing.rows import Rows
 from data.sources.text_files import read_lines
 from data.task import Task
 from layouts.layout import Layout
-from layouts.mesh import batch_pieces, make_mesh
+from layouts.mesh import batch_shards, make_mesh
 from models.spec import Transformer
 from scripts.terminal import print_table, tell
 from trainer.checkpoints.restore import Trained, TrainedModels
@@ -59,7 +59,7 @@ def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> Tr
     config = settings(model_dir, gin_file, gin_param)
     run, layout = config.make(Run), config.make(Layout)
     mesh_sizes = dict(make_mesh(layout).shape)
-    rows = rounded(run.batch_sequences, batch_pieces(layout, mesh_sizes) * rows_of_group(run))
+    rows = rounded(run.batch_sequences, batch_shards(layout, mesh_sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in check_layout(fitting, layout, mesh_sizes, set_where(config)):
         tell(warning)
@@ -113,7 +113,7 @@ def only(steps: list[int | None]) -> int | None:
 
 def batch_of(trained: Trained, wanted: int | None) -> int:
     """Rows at a time: what was asked for, rounded up to what the batch is split over."""
-    pieces = batch_pieces(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
+    pieces = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
     return rounded(wanted or trained.run.batch_sequences, pieces)
 
 

@@ -9,7 +9,7 @@ import jax
 
 from configs.errors import UserError
 from layouts.candidates import as_gin
-from layouts.cost.calibration import measured
+from layouts.cost.calibration import measure_host
 from layouts.cost.interconnect import Slice
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
@@ -67,7 +67,7 @@ def search(
     check_run(run)
     if verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-    found = ranked(run, slice or measured(jax.devices()), tell)
+    found = ranked(run, slice or measure_host(jax.devices()), tell)
     best, how = found, "by their traces"
     if slice is not None:
         refuse_what_fits_nowhere(found, slice)

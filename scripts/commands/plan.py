@@ -8,12 +8,12 @@ from jax.sharding import Mesh
 
 from configs.errors import UserError
 from configs.load import Config
-from layouts.cost.collectives import mesh_of
+from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Slice
 from layouts.cost.step_time import Timing
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
-from layouts.mesh import absent_mesh, has_tpu_compiler, make_mesh, mesh_sizes
+from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
 from scripts.commands.common import Strings, set_where, settings, warn_unused, write_json
 from scripts.commands.plan_page import write_page
 from scripts.terminal import print_table, tell
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
     @property
     def title(self) -> str:
         where = "" if self.slice is None else f" on {self.slice.name}"
-        return f"{layout_name(set_where(self.config))} {mesh_of(self.sizes)}{where}"
+        return f"{layout_name(set_where(self.config))} {format_mesh(self.sizes)}{where}"
 
 
 def slice_named(topology: str | None) -> Slice | None:
@@ -118,7 +118,7 @@ def mesh_for(asked: Asked) -> Mesh | None:
         return make_mesh(asked.layout)
     if has_tpu_compiler():
         tell(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
-        return absent_mesh(slice.name, asked.sizes, asked.layout.order)
+        return topology_mesh(slice.name, asked.sizes, asked.layout.order)
     tell(NO_COMPILER)
     return None
 
@@ -137,8 +137,8 @@ def show(found: Plan, facts: dict[str, Any], title: str) -> None:
     print_collectives(facts["collectives"], "a step")
     if found.timing is not None:
         print_times("step", found.timing)
-    for surprise in found.surprises:
-        print(f"Unlike what the layout asks for: {surprise}.")
+    for unexpected in found.unexpected_collectives:
+        print(f"Unlike what the layout asks for: {unexpected}.")
     print(summary(facts))
 
 

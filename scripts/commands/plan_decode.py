@@ -7,7 +7,7 @@ from configs.errors import UserError
 from data.task import Translation
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
-from layouts.mesh import batch_pieces
+from layouts.mesh import batch_shards
 from models.decoding.sampling import Sampling
 from scripts.commands.common import (
     Strings,
@@ -52,7 +52,7 @@ def plan_decoding(
     asked = Asked.read(settings(None, gin_file, gin_param), slice_named(topology))
     warn_unused(asked.config, Run, Layout)
     _, run, layout, slice, sizes = asked
-    rows = rounded(batch_sequences or BATCH, batch_pieces(layout, sizes) * rows_of_group(run))
+    rows = rounded(batch_sequences or BATCH, batch_shards(layout, sizes) * rows_of_group(run))
     asked.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     tokens = lengths(run, source_tokens, prompt_tokens, max_tokens)
     wanted = Wanted(Wishes(**wished).search(run.task), rows, *tokens)
@@ -127,7 +127,7 @@ def as_json(found: DecodePlan) -> dict[str, Any]:
             for name, part in (("token", counted.token), ("start", counted.start))
             for row in collectives(part.collectives, slice, found.places, step.sizes)
         ],
-        "surprises": [str(surprise) for surprise in found.surprises],
+        "unexpected_collectives": [str(unexpected) for unexpected in found.unexpected_collectives],
         "read_bytes_per_token": counted.token.read_bytes,
         "start_latency_s": None if start is None else start.step_s,
         "start_parts_s": None if start is None else start.parts,
@@ -147,8 +147,8 @@ def show(found: DecodePlan, facts: dict[str, Any], place: str) -> None:
     print_collectives([c for c in facts["collectives"] if c["part"] == "token"], "a token")
     for name, timing in zip(("start", "token"), found.timings or (), strict=False):
         print_times(name, timing)
-    for surprise in found.surprises:
-        print(f"Unlike what the layout asks for: {surprise}.")
+    for unexpected in found.unexpected_collectives:
+        print(f"Unlike what the layout asks for: {unexpected}.")
     print(summary(facts))
 
 

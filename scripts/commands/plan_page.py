@@ -43,8 +43,8 @@ def write_page(file: str, title: str, facts: dict[str, Any]) -> None:
         for c in facts["collectives"]
     ]
     parts += ["<h2>Collectives</h2>", table(lists)]
-    if facts["surprises"]:
-        items = "".join(f"<li>{html.escape(text)}" for text in facts["surprises"])
+    if facts["unexpected_collectives"]:
+        items = "".join(f"<li>{html.escape(text)}" for text in facts["unexpected_collectives"])
         parts.append(f"<h2>Unlike what the layout asks for</h2><ul>{items}</ul>")
     if "weights" in facts:
         parts += ["<h2>Largest weights</h2>", table(facts["weights"])]

@@ -10,7 +10,7 @@ from data.task import Translation
 from data.vocabs import Vocabs
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
-from layouts.mesh import batch_pieces, make_mesh
+from layouts.mesh import batch_shards, make_mesh
 from models.api import Params
 from models.decoding.sampling import Sampling
 from scripts.commands.common import Strings, rounded, set_where, settings, warn_unused
@@ -65,7 +65,7 @@ def translator(
         return None
     parts = subset(held_out(task, "validation"), run.bleu_sentences)
     model, places = run.model.model(layout), run.model.most_places
-    rows = rounded(BLEU_BATCH, batch_pieces(layout, mesh.shape))
+    rows = rounded(BLEU_BATCH, batch_shards(layout, mesh.shape))
 
     def translated(params: Params) -> Quality:
         decoder = Decoder(model, params, mesh, Sampling(temperature=0), rows)

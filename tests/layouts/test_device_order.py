@@ -11,10 +11,10 @@ from jax.sharding import AxisType, Mesh
 from configs.errors import UserError
 from layouts.cost.interconnect import Slice
 from layouts.cost.step_time import coordinates
-from layouts.device_order import arranged, check_order, mistakes, numbered, orders
+from layouts.device_order import check_order, device_permutation, mistakes, orders, topology_devices
 from layouts.layout import Layout
 from layouts.lint.report import lint
-from layouts.mesh import absent_mesh, has_tpu_compiler, in_order, make_mesh
+from layouts.mesh import has_tpu_compiler, in_order, make_mesh, topology_mesh
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
@@ -25,7 +25,7 @@ SEEN = recorded(SPLITTABLE, 16, 24)
 
 
 def test_a_mesh_axis_lies_along_the_axes_that_it_names() -> None:
-    devices = in_order(numbered(POD, "TPU v3"), MESH, ORDER)
+    devices = in_order(topology_devices(POD, "TPU v3"), MESH, ORDER)
     assert [(*d.coords[:2], d.core_on_chip) for d in devices[3]] == [
         (x, 3, core) for x in range(4) for core in range(2)
     ]
@@ -34,7 +34,7 @@ def test_a_mesh_axis_lies_along_the_axes_that_it_names() -> None:
 
 def test_what_is_named_later_lies_nearer() -> None:
     order = "data:x2;model:y;model:x2;data:core"
-    devices = in_order(numbered(POD, "TPU v3"), MESH, order)
+    devices = in_order(topology_devices(POD, "TPU v3"), MESH, order)
     assert {d.coords[0] for d in devices[0]} == {0, 1}
     assert {d.coords[0] for d in devices[:, 0]} == {0, 2}
 
@@ -54,7 +54,7 @@ def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> No
     assert len(set(found)) == len(found)
     for order in found:
         assert mistakes(order, mesh, torus) == []
-        numbers = arranged(order, mesh, torus)
+        numbers = device_permutation(order, mesh, torus)
         assert numbers.shape == tuple(mesh.values())
         assert sorted(numbers.flat) == list(range(numbers.size))
 
@@ -129,7 +129,7 @@ def test_the_order_of_devices_changes_no_result() -> None:
         return jax.value_and_grad(loss)(w_DF, layout.reshard(numbers(40).reshape(4, 10), "BD"))
 
     def computed(order: str) -> tuple[list[object], list[np.ndarray]]:
-        devices = np.array(jax.devices())[arranged(order, mesh, torus)]
+        devices = np.array(jax.devices())[device_permutation(order, mesh, torus)]
         with jax.set_mesh(Mesh(devices, tuple(mesh), axis_types=(AxisType.Explicit,) * 2)):
             found = jax.jit(step)()
         return list(devices.flat), [np.asarray(own) for own in jax.tree.leaves(found)]
@@ -144,7 +144,7 @@ def test_the_order_of_devices_changes_no_result() -> None:
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
     with pytest.raises(UserError, match=r"as 16 devices, not 8 of whole chips\.  Add --analytic"):
-        absent_mesh("v4:2x2x2", {"data": 8})
+        topology_mesh("v4:2x2x2", {"data": 8})
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
@@ -153,6 +153,6 @@ def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
 )
 def test_absent_tpus_stand_where_the_plan_thinks(name: str, order: str | None) -> None:
     slice = Slice.named(name)
-    devices = absent_mesh(name, MESH, order).devices
+    devices = topology_mesh(name, MESH, order).devices
     places = [device.coords[:2] for device in devices.flat]
     assert np.array_equal(coordinates(slice, MESH, order).reshape(-1, 2), places)

@@ -13,22 +13,22 @@ from jax.extend.core import Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from layouts.cost.collectives import Collective, Surprise, surprises
+from layouts.cost.collectives import Collective, UnexpectedTraffic, unexpected_traffic
 from layouts.cost.dataflow import local_bytes
 from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import PRODUCT_UTILISATION, Timing, add_up, coordinates, cycles_s
-from layouts.hlo.program import Compiled
+from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, entered
+from layouts.mesh import abstract_mesh, use_mesh
 from models.decoding.generate import NEW_TOKENS, Asked, Search, cache_of, generate
 from trainer.planning.training import (
     TEMPORARIES,
     compile_for,
-    habits,
     shard_bytes,
     target,
+    traits,
 )
 from trainer.run import Run
 from trainer.step import abstract_params
@@ -130,7 +130,7 @@ class Traced:
         """The same for mesh axes of other sizes."""
         turn = self.loop.params
         jaxprs = (self.jaxpr, turn["cond_jaxpr"].jaxpr, turn["body_jaxpr"].jaxpr)
-        whole, ends, body = (cost_of(own, sizes, habits(self.mesh)) for own in jaxprs)
+        whole, ends, body = (cost_of(own, sizes, traits(self.mesh)) for own in jaxprs)
         weights, read = (
             sum(local_bytes(v.aval, sizes) for v in own)
             for own in (self.jaxpr.invars, self.loop.invars)
@@ -162,7 +162,7 @@ def traced(run: Run, layout: Layout, mesh: Mesh | AbstractMesh, wanted: Wanted) 
     )
     params = abstract_params(model, mesh)
     static = (model, wanted.search, wanted.new_tokens)
-    with entered(mesh):
+    with use_mesh(mesh):
         cache = jax.eval_shape(functools.partial(cache_of, *static), params, source, asked)
         program = generate.trace(*static, params, source, asked)
     whole = program.jaxpr.jaxpr
@@ -195,13 +195,13 @@ def compiled(step: Traced) -> Counted:
     }
     start, token = step.parts
     if made["compiled_for"] in ("CPU", "TPU"):
-        text = Compiled.read(found.program.as_text(), NEW_TOKENS)
-        start, token = in_text(step, text, start), in_text(step, text.turn, token)
+        text = CompiledProgram.read(found.program.as_text(), NEW_TOKENS)
+        start, token = in_text(step, text, start), in_text(step, text.iteration, token)
         start = start.without(token, start.read_bytes)
     return Counted(start, token, causes, sum(causes.values()), **made)
 
 
-def in_text(step: Traced, text: Compiled, expected: Part) -> Part:
+def in_text(step: Traced, text: CompiledProgram, expected: Part) -> Part:
     cycles = text.cycles if target(step.mesh) == "TPU" else None
     sent = tuple(text.collectives(step.sizes))
     return Part(text.flops, sent, expected.read_bytes, cycles)
@@ -270,10 +270,10 @@ class DecodePlan:
         return self.step.wanted.rows * self.step.wanted.new_tokens / self.output_s
 
     @property
-    def surprises(self) -> list[Surprise]:
+    def unexpected_collectives(self) -> list[UnexpectedTraffic]:
         """Traffic of a token that is unlike what the layout asks for."""
         expected = self.step.parts[1].collectives
-        return surprises(self.counted.token.collectives, expected, self.step.sizes)
+        return unexpected_traffic(self.counted.token.collectives, expected, self.step.sizes)
 
 
 def plan(step: Traced, slice: Slice | None, counted: Counted) -> DecodePlan:

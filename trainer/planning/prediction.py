@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from layouts.cost.calibration import host_timing, measured
+from layouts.cost.calibration import estimate_host_timing, measure_host
 from layouts.cost.interconnect import Slice
 from layouts.cost.step_time import Timing
 from layouts.lint.warnings import size_text
@@ -52,10 +52,10 @@ def counted_in(step: Traced, program: object, compile_s: float) -> tuple[Counted
 def by_rates(step: Traced, counted: Counted) -> tuple[Timing, str]:
     """A CPU's step at the rates that its devices reach now, all together, in large arrays."""
     assert isinstance(step.mesh, Mesh)
-    host = measured(step.mesh.local_devices)
+    host = measure_host(step.mesh.local_devices)
     alone = step.mesh.size == host.devices
     sent = counted.collectives if alone else ()
-    timing = host_timing(host, step.sizes, step.cost.work, sent)
+    timing = estimate_host_timing(host, step.sizes, step.cost.ops, sent)
     parts = [
         f"{timing.products_s:.3g} s of products at {scaled(host.flops_per_s, 'FLOP/s')}",
         f"{timing.other_s:.3g} s of other work at {scaled(host.bytes_per_s, 'B/s')}",

@@ -35,7 +35,7 @@ def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
         "model_flops": found.model_flops,
         "executed_flops": found.executed_flops,
         "collectives": collectives(found.counted.collectives, slice, found.places, found.mesh),
-        "surprises": [str(surprise) for surprise in found.surprises],
+        "unexpected_collectives": [str(unexpected) for unexpected in found.unexpected_collectives],
         "step_time_s": step_s,
         "step_time_parts_s": None if found.timing is None else found.timing.parts,
         "tokens_per_step": found.tokens_per_step,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from layouts.layout import Layout
-from layouts.mesh import batch_pieces
+from layouts.mesh import batch_shards
 from models.initializers import Precision
 from models.spec import Transformer
 from trainer.planning.training import Plan, planned
@@ -31,7 +31,7 @@ def advice(found: Plan, layout: Layout) -> list[Change]:
     """Changes that save memory, the most first."""
     base = planned(found.run, layout, dict(found.mesh), found.slice)
     listed = []
-    pieces = batch_pieces(layout, found.mesh)
+    pieces = batch_shards(layout, found.mesh)
     for setting, run in changes(found.run):
         if run.batch_sequences // run.microbatches % pieces:
             continue

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 from configs.errors import UserError
 from layouts.candidates import candidates, widened
-from layouts.cost.calibration import Host
+from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Slice
 from layouts.device_order import orders
 from layouts.layout import Layout
 from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
-from layouts.mesh import absent_mesh, batch_pieces, make_mesh, mesh_sizes
+from layouts.mesh import batch_shards, make_mesh, mesh_sizes, topology_mesh
 from trainer.checks import record_loss
 from trainer.planning.step_benchmark import Trial, median_s, slowness, take_turns
 from trainer.planning.training import Plan, compiled, plan, planned, planned_here, reordered, traced
 from trainer.run import Run
 
 Report = Callable[[str], None]
-Ground = Slice | Host  # what a run is to be fast on
+Ground = Slice | HostRates  # what a run is to be fast on
 MATTERS = 0.005  # of a step: a smaller gain is not worth an order in the file
 ROUNDS = 5  # of steps of layouts that take turns
 
@@ -91,7 +91,7 @@ def by_products(run: Run, layouts: list[Layout], ground: Ground) -> list[tuple[f
     def least_s(layout: Layout) -> float:
         sizes = mesh_sizes(layout.mesh, ground.devices)
         flops = times * executed_flops(layout, sizes, seen)
-        if isinstance(ground, Host):
+        if isinstance(ground, HostRates):
             return flops * ground.devices / ground.flops_per_s
         return flops / ground.chip.peak_flops
 
@@ -99,7 +99,7 @@ def by_products(run: Run, layouts: list[Layout], ground: Ground) -> list[tuple[f
 
 
 def cost(run: Run, layout: Layout, ground: Ground) -> Plan:
-    if isinstance(ground, Host):
+    if isinstance(ground, HostRates):
         return planned_here(run, layout, make_mesh(layout), ground)
     return planned(run, layout, mesh_sizes(layout.mesh, ground.devices), ground)
 
@@ -110,14 +110,14 @@ def legal(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
     fitting = (
         layout
         for layout in layouts
-        if rows % batch_pieces(layout, mesh_sizes(layout.mesh, devices)) == 0
+        if rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
     )
     return sorted(fitting, key=named)
 
 
 def roomy(run: Run, layouts: list[Layout], ground: Ground) -> list[Layout]:
     """Those whose weights and gradients alone are not too large; if none, the least of all."""
-    if isinstance(ground, Host) or not layouts:
+    if isinstance(ground, HostRates) or not layouts:
         return layouts
     weights = record_loss(run).weights
 
@@ -167,7 +167,7 @@ def verified(
         if len(found) >= count and any(own.plan.fits for own in found):
             break
         sizes = mesh_sizes(layout.mesh, slice.devices)
-        step = traced(run, layout, absent_mesh(slice.name, sizes, layout.order))
+        step = traced(run, layout, topology_mesh(slice.name, sizes, layout.order))
         own = best_order(Ranked(layout, plan(step, slice, compiled(step))))
         found.append(own)
         report(f"{named(own.layout)}: {own.step_s:.4g} s compiled")

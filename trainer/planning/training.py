@@ -14,15 +14,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
-from layouts.cost.calibration import Host, host_timing
-from layouts.cost.collectives import Collective, Surprise, surprises
+from layouts.cost.calibration import HostRates, estimate_host_timing
+from layouts.cost.collectives import Collective, UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Slice
-from layouts.cost.jaxpr_cost import CPU, TPU, Cost, Habits, Work, cost_of
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, OpCost, cost_of
 from layouts.cost.step_time import Timing, add_up, compute_s, coordinates, cycles_s
-from layouts.hlo.program import Compiled
+from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import abstract_mesh, entered, uncached
+from layouts.mesh import abstract_mesh, uncached, use_mesh
 from trainer.checks import record_loss, step_flops
 from trainer.feed import placement
 from trainer.run import Run, program_of
@@ -50,7 +50,7 @@ class Traced:
     @functools.cached_property
     def cost(self) -> Cost:
         """What the trace says of it."""
-        return cost_of(self.program.jaxpr.jaxpr, self.sizes, habits(self.mesh))
+        return cost_of(self.program.jaxpr.jaxpr, self.sizes, traits(self.mesh))
 
 
 class Counted(NamedTuple):
@@ -60,7 +60,7 @@ class Counted(NamedTuple):
     collectives: tuple[Collective, ...]
     bytes_by_cause: Mapping[str, int]
     needed_bytes: int
-    work: tuple[Work, ...] = ()
+    ops: tuple[OpCost, ...] = ()
     """By the trace, where that is all that is known."""
     cycles: Mapping[str, int] | None = None
     """Of products and of other work, as a compiler for TPUs estimates them."""
@@ -83,7 +83,7 @@ class Plan:
     executed_flops: float
     """Of a step on all devices, with what is computed again and on several devices alike."""
     counted: Counted
-    surprises: tuple[Surprise, ...]
+    unexpected_collectives: tuple[UnexpectedTraffic, ...]
     places: np.ndarray | None
     """Where each device of the mesh stands on the torus."""
     timing: Timing | None
@@ -133,7 +133,7 @@ def traced(
         if run.microbatches > 1:
             shape = (run.microbatches, run.batch_sequences // run.microbatches, length)
         batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, shape[-2]))
-    with entered(mesh):
+    with use_mesh(mesh):
         found = train_step.trace(program, state, batch)
     return Traced(run, layout, mesh, state, batch, found)
 
@@ -142,7 +142,7 @@ def shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def habits(mesh: Mesh | AbstractMesh) -> Habits:
+def traits(mesh: Mesh | AbstractMesh) -> CompilerTraits:
     return CPU if target(mesh) == "CPU" else TPU
 
 
@@ -151,8 +151,8 @@ def estimated(step: Traced) -> Counted:
     gradients = gradient_bytes(step)
     temporaries = max(0, step.cost.peak_bytes - gradients)
     causes = {**held_bytes(step), "gradients": gradients, TEMPORARIES: temporaries}
-    needed_bytes, work = sum(causes.values()), step.cost.work
-    return Counted(step.cost.flops, step.cost.collectives, causes, needed_bytes, work)
+    needed_bytes, ops = sum(causes.values()), step.cost.ops
+    return Counted(step.cost.flops, step.cost.collectives, causes, needed_bytes, ops)
 
 
 def compiled(step: Traced) -> Counted:
@@ -182,7 +182,7 @@ def compile_for(program: Any, mesh: Mesh | AbstractMesh) -> Compilation:
     start = time.perf_counter()
     try:
         cache = uncached() if target(mesh) == "TPU" else contextlib.nullcontext()
-        with entered(mesh), cache:
+        with use_mesh(mesh), cache:
             done = program.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
@@ -203,7 +203,7 @@ def read(step: Traced, program: Any, compile_s: float) -> Counted:
     }
     if known["compiled_for"] not in ("CPU", "TPU"):
         return estimated(step)._replace(**known)
-    text = Compiled.read(program.as_text())
+    text = CompiledProgram.read(program.as_text())
     return Counted(
         flops=text.flops,
         collectives=tuple(text.collectives(step.sizes)),
@@ -246,7 +246,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | N
         model_flops=step_flops(step.run),
         executed_flops=float(counted.flops * devices),
         counted=counted,
-        surprises=tuple(surprises(counted.collectives, expected, step.sizes)),
+        unexpected_collectives=tuple(unexpected_traffic(counted.collectives, expected, step.sizes)),
         places=places,
         timing=timing,
     )
@@ -255,7 +255,7 @@ def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | N
 def timed(slice: Slice, places: np.ndarray, sizes: Mapping[str, int], counted: Counted) -> Timing:
     """How long a step takes: by the compiler's cycles, or by what its work usually takes."""
     if counted.cycles is None:
-        products_s, other_s = compute_s(slice.chip, counted.work)
+        products_s, other_s = compute_s(slice.chip, counted.ops)
     else:
         products_s, other_s = cycles_s(slice.chip, counted.cycles)
     return add_up(slice, places, sizes, counted.collectives, products_s, other_s)
@@ -298,11 +298,11 @@ def shard_bytes(tree: Any) -> int:
     )
 
 
-def planned_here(run: Run, layout: Layout, mesh: Mesh, host: Host) -> Plan:
+def planned_here(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> Plan:
     """The plan from a trace for devices that share this machine; what fits is not known."""
     step = traced(run, layout, mesh)
     counted = estimated(step)
-    own = host_timing(host, step.sizes, counted.work, counted.collectives)
+    own = estimate_host_timing(host, step.sizes, counted.ops, counted.collectives)
     return dataclasses.replace(plan(step, None, counted), timing=own)
 
 

@@ -3,11 +3,11 @@
 import jax
 import pytest
 
-from layouts.cost.calibration import Host, host_timing, measured
+from layouts.cost.calibration import HostRates, estimate_host_timing, measure_host
 from layouts.cost.collectives import Collective
-from layouts.cost.jaxpr_cost import Work
+from layouts.cost.jaxpr_cost import OpCost
 
-HOST = Host(
+HOST = HostRates(
     devices=4,
     flops_per_s=400.0,
     bytes_per_s=80.0,
@@ -19,7 +19,7 @@ MESH = {"data": 2, "model": 2}
 
 
 def test_devices_that_share_a_machine_take_turns() -> None:
-    found = host_timing(HOST, MESH, [Work(100, 20, 0, 3), Work(0, 0, 5, 1)], [])
+    found = estimate_host_timing(HOST, MESH, [OpCost(100, 20, 0, 3), OpCost(0, 0, 5, 1)], [])
     assert found.products_s == pytest.approx(3 * 4 * 100 / 400)
     assert found.other_s == pytest.approx(3 * 4 * 20 / 80 + 4 * 5 / 20)
     assert found.step_s == pytest.approx(found.products_s + found.other_s)
@@ -27,11 +27,11 @@ def test_devices_that_share_a_machine_take_turns() -> None:
 
 def test_an_exchange_takes_a_start_and_what_all_receive() -> None:
     sent = Collective("all-gather", ("model",), 2, 10, 3, "")
-    found = host_timing(HOST, MESH, [], [sent])
+    found = estimate_host_timing(HOST, MESH, [], [sent])
     assert dict(found.traffic_s) == {"model": pytest.approx(3 * 0.5 + 4 * 3 * 5 / 40)}
 
 
 def test_the_rates_of_this_machine() -> None:
-    found = measured(jax.devices())
+    found = measure_host(jax.devices())
     assert found.devices == 8 and all(rate > 0 for rate in found[:4]) and found.received_per_s > 0
     assert 1e8 < found.flops_per_s < 1e14  # units, not speed

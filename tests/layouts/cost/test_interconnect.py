@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from layouts.cost.hardware import LINK_UTILISATION
 from layouts.cost.interconnect import Along, Slice
-from layouts.cost.jaxpr_cost import Work
+from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates
 
 POD = Slice.named("v3:32x32")
@@ -55,8 +55,8 @@ def test_exchanges_of_all_with_all_grow_with_the_side() -> None:
 
 def test_work_takes_as_long_as_its_products_or_its_way_through_memory() -> None:
     chip = POD.chip
-    multiplies, reads = Work(10**12, 8, 0, 2), Work(8, 10**9, 0, 1)
-    products_s, other_s = compute_s(chip, [multiplies, reads, Work(0, 10**9, 7, 3)])
+    multiplies, reads = OpCost(10**12, 8, 0, 2), OpCost(8, 10**9, 0, 1)
+    products_s, other_s = compute_s(chip, [multiplies, reads, OpCost(0, 10**9, 7, 3)])
     read_s = 1e9 / chip.memory_bandwidth
     assert products_s == pytest.approx(2e12 / chip.peak_flops / PRODUCT_UTILISATION + read_s)
     assert other_s == pytest.approx(3 * read_s)

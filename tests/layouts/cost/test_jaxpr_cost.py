@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
 
-from layouts.cost.jaxpr_cost import CPU, TPU, Cost, Habits, cost_of
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, cost_of
 from layouts.mesh import abstract_mesh
 
 SIZES = {"x": 4, "y": 2}
@@ -13,14 +13,14 @@ B, D, F = 64, 40, 24
 ONE = 2 * B * D * F  # FLOPs of a product of all three
 
 
-def cost(function, *places: tuple[tuple[int, ...], jax.P], habits: Habits = TPU) -> Cost:
+def cost(function, *places: tuple[tuple[int, ...], jax.P], traits: CompilerTraits = TPU) -> Cost:
     mesh = abstract_mesh(SIZES)
     with jax.sharding.use_abstract_mesh(mesh):
         arguments = [
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, place))
             for shape, place in places
         ]
-        return cost_of(jax.jit(function).trace(*arguments).jaxpr.jaxpr, SIZES, habits)
+        return cost_of(jax.jit(function).trace(*arguments).jaxpr.jaxpr, SIZES, traits)
 
 
 def layer(out: jax.P):
@@ -57,7 +57,7 @@ def test_work_is_what_goes_through_memory_and_what_is_computed_beside() -> None:
         return jnp.tanh(layer(place)(x, w)) + 1.0
 
     found = cost(step, ((B, D), place), ((D, F), jax.P(None, None)))
-    product, *others, ends = found.work
+    product, *others, ends = found.ops
     own = 4 * (B // 4 * D + D * F + B // 4 * F)
     assert product == (ONE // 4, own, 0, 1) and ends == (0, own, 0, 1)
     assert [other.elements for other in others if other.elements] == [B // 4 * F] * 2
@@ -70,7 +70,7 @@ def test_a_table_is_read_where_it_is_looked_up() -> None:
 
     whole = jax.P(None, None)
     found = cost(lambda table: rows(table, jnp.arange(3)), ((B, D), whole))
-    assert max(own.bytes for own in found.work[:-1]) == 2 * 4 * 3 * D
+    assert max(own.bytes for own in found.ops[:-1]) == 2 * 4 * 3 * D
 
 
 def test_what_is_not_split_is_computed_by_every_device() -> None:
@@ -90,7 +90,7 @@ def test_a_tpu_gathers_once_what_two_products_read() -> None:
 
     gathered = [("all-gather", ("y",), B // 4 * D * 4)]
     assert sent(cost(both, *places)) == gathered
-    assert sent(cost(both, *places, habits=CPU)) == 2 * gathered
+    assert sent(cost(both, *places, traits=CPU)) == 2 * gathered
 
 
 def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
@@ -109,7 +109,7 @@ def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
         return [own for own in sent(found) if own[2] == reduced[0][2]]
 
     assert products(cost(of_split, *places)) == reduced
-    assert products(cost(of_split, *places, habits=CPU)) == 2 * reduced
+    assert products(cost(of_split, *places, traits=CPU)) == 2 * reduced
 
 
 def test_a_loop_counts_its_turns() -> None:

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
-from layouts.hlo.program import Compiled
+from layouts.hlo.program import CompiledProgram
 
 SIZES = {"x": 4, "y": 2}
 TURNS, ROWS, INNER, OUTER = 5, 8, 12, 20
@@ -17,14 +17,14 @@ def mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
 
 
-def compiled(function, *places: tuple[tuple[int, ...], jax.P]) -> Compiled:
+def compiled(function, *places: tuple[tuple[int, ...], jax.P]) -> CompiledProgram:
     """A function of float32 arrays of these shapes and placements, compiled and read."""
     with jax.set_mesh(mesh()) as _:
         arguments = [
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh(), place))
             for shape, place in places
         ]
-        return Compiled.read(jax.jit(function).lower(*arguments).compile().as_text())
+        return CompiledProgram.read(jax.jit(function).lower(*arguments).compile().as_text())
 
 
 def loop(x, w):
@@ -85,7 +85,7 @@ def test_multiplications_with_padding_and_holes_are_not_counted(
     text = jax.jit(convolve).lower(
         jnp.ones((batch, features, size)), jnp.ones((outputs, features, kernel))
     ).compile().as_text()  # fmt: skip
-    found = Compiled.read(text)
+    found = CompiledProgram.read(text)
     # By hand: an input of ones, in which only real numbers count.
     wide = np.zeros((size - 1) * holes + 1)
     wide[::holes] = 1
@@ -105,5 +105,5 @@ def test_a_loop_without_a_known_end_is_counted_by_the_turn() -> None:
 
     shapes = (ROWS, INNER), (INNER, INNER)
     text = jax.jit(search).lower(*map(jnp.ones, shapes)).compile().as_text()
-    found, one = Compiled.read(text, "search"), 2 * ROWS * INNER * INNER
-    assert (found.flops, found.turn.flops) == (3 * one, one)
+    found, one = CompiledProgram.read(text, "search"), 2 * ROWS * INNER * INNER
+    assert (found.flops, found.iteration.flops) == (3 * one, one)

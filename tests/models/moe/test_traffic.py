@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from configs.load import load
-from layouts.hlo.program import Compiled
+from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.initializers import Weights
@@ -53,7 +53,7 @@ def collectives(layout: Layout, dispatch: Dispatch, *, trains: bool) -> tuple[Co
             return jax.grad(squared, argnums=(0, 1))(params, x_BLD)
 
         program = jax.jit(gradient if trains else forward).lower(params, x_BLD).compile()
-    found = Compiled.read(program.as_text()).collectives(mesh.shape)
+    found = CompiledProgram.read(program.as_text()).collectives(mesh.shape)
     counts = Counter(own.kind for own in found for _ in range(own.times))
     sent_bytes = sum(own.bytes * own.times for own in found if own.kind == "all-to-all")
     return counts, sent_bytes // 4

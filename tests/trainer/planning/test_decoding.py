@@ -12,7 +12,7 @@ from data.vocab import SentencePiece
 from layouts.cost.collectives import Collective, by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
-from layouts.mesh import absent_mesh, abstract_mesh, has_tpu_compiler, make_mesh
+from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, topology_mesh
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
@@ -136,7 +136,7 @@ def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
     slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
     step = traced(
-        toy_run(DENSE), layout, absent_mesh(slice.name, sizes), wanted(DENSE, Beam(WIDTH))
+        toy_run(DENSE), layout, topology_mesh(slice.name, sizes), wanted(DENSE, Beam(WIDTH))
     )
     counted = compiled(step)
     assert counted.token.flops == pytest.approx(step.parts[1].flops, rel=0.02)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from layouts.cost.calibration import Host
+from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
 from layouts.lint.warnings import executed_flops
@@ -19,7 +19,7 @@ RUN = toy_run(dataclasses.replace(DENSE, layers=2))
 SLICE = Slice.named("v3:8x8")
 MESH = {"data": 16, "model": 8}
 SPLIT = Layout(mesh="data:16,model:8", rules="batch:data;heads:model;d_ff:model;vocab:model")
-HOST = Host(8, flops_per_s=1.0, bytes_per_s=1e20, elements_per_s=1e20, collective_s=0.0,
+HOST = HostRates(8, flops_per_s=1.0, bytes_per_s=1e20, elements_per_s=1e20, collective_s=0.0,
             received_per_s=1e20)  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
-from layouts.mesh import absent_mesh, has_tpu_compiler
+from layouts.mesh import has_tpu_compiler, topology_mesh
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
@@ -94,7 +94,7 @@ def test_the_step_compiles_for_tpus_that_are_not_there() -> None:
     slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
     with optax_promotion():
-        step = traced(toy_run(), layout, absent_mesh(slice.name, sizes))
+        step = traced(toy_run(), layout, topology_mesh(slice.name, sizes))
         counted = compiled(step)
     assert counted.flops == pytest.approx(step.cost.flops, rel=0.02)
     found = plan(step, slice, counted)
