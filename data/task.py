@@ -8,6 +8,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
+from data.sources import pair_kinds as pair_kinds  # task files name what it defines
 from data.sources.clean import Clean
 from data.sources.pairs import Pairs
 from data.sources.text import Source
