@@ -497,6 +497,16 @@ def inspect_layout(**flags: Any) -> None:
     inspections.layout(**flags)
 
 
+@inspect.command("settings")
+@options("json")
+@click.argument("name", required=False)
+def inspect_settings(**flags: Any) -> None:
+    """Every setting that gin files can bind, or those of NAME, such as Run or Run.steps."""
+    from scripts.commands.inspect_settings import inspect_settings
+
+    inspect_settings(**flags)
+
+
 def exits(call: Callable[[], object]) -> NoReturn:
     """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
     try:

@@ -1,0 +1,149 @@
+"""Lists what gin files can bind: for `meshloom inspect settings`, and as docs/settings.md.
+
+`python -m scripts.commands.inspect_settings --write` writes the page again.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs.errors import UserError, did_you_mean
+from configs.spec import SPECS, is_spec, legal
+from scripts.commands.common import write_json
+from scripts.terminal import print_table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "settings.md"
+TITLES = {
+    "trainer": "Runs and optimizers",
+    "models": "Models",
+    "layouts": "Layouts",
+    "data": "Tasks and their data",
+}
+INTRODUCTION = """# Settings
+
+Every name that a gin file or `--gin_param` can bind, with its legal values, its default and its
+meaning. A value `@Name()` is another group of settings; a binding `place/Name.setting` sets it for
+`@place/Name()` alone, as in `source/SentencePiece.size`. `meshloom inspect settings NAME` prints a
+part of this page; `meshloom inspect config` prints the values of a run and the line that sets each.
+
+`python -m scripts.commands.inspect_settings --write` generates this page from the code.
+"""
+
+
+class Setting(NamedTuple):
+    """Describes one parameter of a spec."""
+
+    name: str
+    legal: str
+    default: str
+    meaning: str
+
+
+def inspect_settings(name: str | None, json_file: str | None) -> None:
+    """Prints all settings, those of one spec, or one of them."""
+    settings = [setting for spec in specs() for setting in settings_of(spec)]
+    chosen = [s for s in settings if name in (None, s.name, s.name.partition(".")[0])]
+    if not chosen:
+        names = {part for s in settings for part in (s.name, s.name.partition(".")[0])}
+        raise UserError(
+            f"{name}: no such setting.{did_you_mean(str(name), sorted(names))}  "
+            "Legal: the names of docs/settings.md, such as Run or Run.steps."
+        )
+    print_table(Setting._fields, chosen)
+    write_json(json_file, [setting._asdict() for setting in chosen])
+
+
+def specs() -> list[type[Any]]:
+    """Returns every spec of the project, in the order of their names."""
+    for folder in TITLES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if re.search(r"^@spec\b", path.read_text(), re.MULTILINE):
+                importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    return [spec for _, spec in sorted(SPECS.items()) if _folder(spec) in TITLES]
+
+
+def settings_of(spec: type[Any]) -> list[Setting]:
+    """Returns the parameters of a spec, in the order in which the class declares them."""
+    meanings: dict[str, str] = {}
+    for cls in reversed(spec.__mro__[:-1]):
+        meanings |= dict(_field_docstrings(cls))
+    return [
+        Setting(
+            f"{spec.__name__}.{field.name}",
+            legal(info.annotation, tuple(info.metadata)),
+            "required" if info.is_required() else _written(info.default),
+            meanings.get(field.name, ""),
+        )
+        for field in dataclasses.fields(spec)
+        for info in [spec.__pydantic_fields__[field.name]]
+    ]
+
+
+def page() -> str:
+    """Returns docs/settings.md."""
+    return INTRODUCTION + "".join(_sections(specs()))
+
+
+def _sections(known: list[type[Any]]) -> Iterator[str]:
+    for folder, title in TITLES.items():
+        yield f"\n## {title}\n"
+        for spec in (spec for spec in known if _folder(spec) == folder):
+            docstring = ast.get_docstring(_syntax_tree(spec))
+            yield f"\n### {spec.__name__}\n" + (f"\n{docstring}\n" if docstring else "")
+            settings = settings_of(spec)
+            if settings:
+                yield "\n| setting | legal | default | meaning |\n| --- | --- | --- | --- |\n"
+            for name, words, default, meaning in settings:
+                default = default if default == "required" else f"`{default}`"
+                yield _row(f"`{name}`", words, default, meaning)
+
+
+def _row(*cells: str) -> str:
+    escaped = (cell.replace("|", r"\|").replace("<", r"\<") for cell in cells)
+    return "| " + " | ".join(escaped) + " |\n"
+
+
+def _folder(spec: type[Any]) -> str:
+    return spec.__module__.partition(".")[0]
+
+
+def _written(value: object) -> str:
+    """Writes a default as a gin file does."""
+    name = type(value).__name__
+    if is_spec(value) and all(
+        getattr(value, field.name) == field.default for field in dataclasses.fields(SPECS[name])
+    ):
+        return f"@{name}()"
+    return repr(value)
+
+
+def _syntax_tree(cls: type[Any]) -> ast.ClassDef:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    return tree
+
+
+def _field_docstrings(cls: type[Any]) -> Iterable[tuple[str, str]]:
+    """Yields the fields of a class that a docstring follows, and the docstring in one line."""
+    body = _syntax_tree(cls).body
+    for field, after in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match after:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield field.target.id, " ".join(text.split())
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")
