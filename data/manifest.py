@@ -102,11 +102,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes a manifest aside and moves it: a reader sees the old one or the new one."""
-    new = folder / f".{NAME}.new"
-    new.write_text(json.dumps(manifest, indent=1) + "\n")
-    storage.sync(new)
-    new.rename(folder / NAME)
+    """Writes a manifest, or replaces the old one."""
+    storage.atomic_write(folder / NAME, json.dumps(manifest, indent=1) + "\n")
 
 
 def rebuild_hint() -> str:

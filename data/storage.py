@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, and .npy files that grow."""
+"""Writes files and folders that appear whole or not at all, and .npy files that grow."""
 
 import contextlib
 import errno
@@ -6,13 +6,44 @@ import fcntl
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TextIO
 
 import numpy as np
 
 from configs.errors import RunError, UserError
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Gives an unused path beside the target; the file written there replaces the target.
+
+    Until then a reader sees the old file, and so it stays after an error.
+    """
+    # The name cannot be guessed: every process writes its own, and nobody can lay a link there.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def atomic_open(path: Path) -> Iterator[TextIO]:
+    """Opens a text file that replaces the target when it is closed without an error."""
+    with atomic_path(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+        yield file
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Replaces the content of a file: a reader sees the old one or the new one."""
+    with atomic_path(path) as temporary, temporary.open("xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """Where a run's numbers go: metrics.jsonl, TensorBoard events, a picture of the loss."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from data.storage import atomic_write
 from trainer.evaluate import Part
 from trainer.expert_load import Layer, scalars
 from trainer.jsonl import read_lines
@@ -22,9 +22,7 @@ class MetricsFile:
         """Opens the file; lines after `first_step`, left by a killed run, are dropped."""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(path) if line["step"] <= first_step]
-        spare = path.with_suffix(".tmp")
-        spare.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(spare, path)
+        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -52,8 +50,7 @@ class Writers:
     def plan(self, facts: Mapping[str, Any]) -> None:
         """Keeps what is known of a step before the first of them runs."""
         if self._writes:
-            text = json.dumps(facts, indent=2) + "\n"
-            (self._model_dir / "plan.json").write_text(text, encoding="utf-8")
+            atomic_write(self._model_dir / "plan.json", json.dumps(facts, indent=2) + "\n")
 
     def train(self, line: Line, layers: dict[str, Layer] | None = None) -> None:
         """Writes a step's numbers; those of layers with experts go under "experts"."""

@@ -7,13 +7,12 @@ checkpoints/       weights, slots and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 """
 
-import os
-import uuid
 from pathlib import Path
 
 from configs.errors import UserError
 from configs.load import Config, load
 from configs.write import diff
+from data.storage import atomic_write
 from data.task import Task
 from data.vocabs import Vocabs
 from trainer.run import Run
@@ -47,9 +46,9 @@ class Workspace:
         if self.has_run():
             self._check_same(run)
         self.model_dir.mkdir(parents=True, exist_ok=True)
-        _write(self.config_file, config.dump([run]).encode())
+        atomic_write(self.config_file, config.dump([run]))
         for name, model in vocabs.files().items():
-            _write(self.model_dir / name, model)
+            atomic_write(self.model_dir / name, model)
 
     def vocabs(self, task: Task) -> Vocabs:
         return Vocabs.load(self.model_dir, task)
@@ -63,13 +62,3 @@ class Workspace:
                 f"{self.model_dir} holds a run with other settings:\n{rows}\n"
                 "  Choose another --model_dir, or the same settings to continue that run."
             )
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Replaces a file in one go."""
-    spare = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # every process writes its own
-    with spare.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(spare, path)

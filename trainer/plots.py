@@ -1,13 +1,13 @@
 """Draws a run's numbers over its steps: loss, BLEU, and the load of experts."""
 
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data.storage import atomic_write
 from trainer.jsonl import read_lines
 
 Line = dict[str, Any]
@@ -33,9 +33,7 @@ class Pictures:
         """Writes pictures as PNG files, those that there are, and returns them."""
         drawn = {name: self.png(name) for name in self.names() if name in names}
         for name, png in drawn.items():
-            spare = folder / f"{name}.tmp.png"
-            spare.write_bytes(png)
-            os.replace(spare, folder / f"{name}.png")
+            atomic_write(folder / f"{name}.png", png)
         return drawn
 
     def png(self, name: str) -> bytes:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from data.cache import prepare
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from data.sources.text_files import read_lines
+from data.storage import atomic_open
 from data.task import Task
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
@@ -141,13 +141,11 @@ def open_output(path: str) -> Iterator[TextIO]:
     if path == "-":
         yield sys.stdout
         return
-    spare = f"{path}.tmp"
     try:
-        with open(spare, "w", encoding="utf-8") as file:
+        with atomic_open(Path(path)) as file:
             yield file
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}.") from None
-    os.replace(spare, path)
 
 
 def short(value: float) -> float | str:

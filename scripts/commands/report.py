@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from configs.errors import UserError
+from data.storage import atomic_write
 from trainer.plots import Pictures
 
 CAPTIONS = {
@@ -31,9 +32,7 @@ def report(model_dir: Path) -> None:
         raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")
     drawn = pictures.save(model_dir, *pictures.names())
     file = model_dir / "report.html"
-    spare = file.with_suffix(".tmp")
-    spare.write_text(page(model_dir.name, pictures, drawn), encoding="utf-8")
-    spare.replace(file)
+    atomic_write(file, page(model_dir.name, pictures, drawn))
     written = [file, *(model_dir / f"{name}.png" for name in drawn)]
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 

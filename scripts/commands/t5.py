@@ -1,10 +1,9 @@
 """Import and export of T5: folders as Hugging Face writes them, and model directories."""
 
 import json
-import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -16,6 +15,7 @@ from configs.errors import UserError
 from configs.load import Config, load
 from configs.write import dump
 from data.sources.pair_kinds import Phrases
+from data.storage import atomic_path, atomic_write
 from data.task import Translation
 from data.vocab import SentencePiece, make
 from data.vocabs import TARGET_FILE, Vocabs
@@ -154,21 +154,12 @@ def write_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Without this note Hugging Face takes the file for another library's.
-        write(folder / TENSORS, lambda spare: save_file(tensors, spare, {"format": "pt"}))
-        write(folder / VOCAB, lambda spare: spare.write_bytes(vocab))
-        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-        write(folder / SETTINGS, lambda spare: spare.write_text(text))
+        with atomic_path(folder / TENSORS) as temporary:
+            save_file(tensors, temporary, {"format": "pt"})
+        atomic_write(folder / VOCAB, vocab)
+        atomic_write(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
     except (OSError, SafetensorError) as error:
         raise UserError(f"--output={folder}: cannot be written: {error}.") from None
-
-
-def write(path: Path, fill: Callable[[Path], object]) -> None:
-    spare = path.with_name(f"{path.name}.tmp")
-    try:
-        fill(spare)
-        os.replace(spare, path)
-    finally:
-        spare.unlink(missing_ok=True)
 
 
 # Model directories

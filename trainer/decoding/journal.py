@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import UserError
+from data.storage import atomic_open, atomic_write
 
 Hypotheses = list[list[Any]]
 
@@ -51,12 +52,9 @@ class Journal:
             self._compare(self.part, found[:1])
         done = {entry["line"]: entry["hypotheses"] for entry in found[1:]}
         # What a crash left half-written at the end is not taken over.
-        spare = self.part.with_name(self.part.name + ".tmp")
+        kept = map(_line, found or [{"settings": self.settings}])
         try:
-            with spare.open("w", encoding="utf-8") as file:
-                for entry in found or [{"settings": self.settings}]:
-                    file.write(_line(entry))
-            os.replace(spare, self.part)
+            atomic_write(self.part, "".join(kept))
             self._file = self.part.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.output}: cannot be written: {error.strerror}.") from None
@@ -81,11 +79,9 @@ class Journal:
         """Writes the output under its name, in one go, and takes the journal away."""
         assert self._file is not None
         self._file.close()
-        spare = self.output.with_name(self.output.name + ".tmp")
-        with spare.open("w", encoding="utf-8") as file:
+        with atomic_open(self.output) as file:
             write(file)
-        self.made.write_text(_line({"settings": self.settings}), encoding="utf-8")
-        os.replace(spare, self.output)
+            atomic_write(self.made, _line({"settings": self.settings}))
         self.part.unlink()
 
     def _compare(self, path: Path, header: list[dict[str, Any]]) -> None:
