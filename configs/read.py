@@ -15,7 +15,7 @@ from typing import Any
 from gin import config_parser
 
 from configs.errors import did_you_mean
-from configs.spec import SPECS, names, no_such_parameter
+from configs.spec import ABSTRACT, SPECS, cannot_make, names, no_such_parameter
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 FLAG = "--gin_param"
@@ -117,7 +117,9 @@ class Reader:
             self.problems.append(f"{where}: {reference}: no such macro.{near}")
 
     def _check_spec(self, where: str, name: str) -> bool:
-        if name not in SPECS:
+        if name in ABSTRACT:
+            self.problems.append(f"{where}: {cannot_make(ABSTRACT[name])}")
+        elif name not in SPECS:
             near = did_you_mean(name, SPECS)
             known = ", ".join(sorted(SPECS))
             self.problems.append(f"{where}: no spec is named {name}.{near}  Legal: {known}.")

@@ -53,6 +53,9 @@ _BOUNDS = {
 _SPECS: dict[str, type[Any]] = {}
 SPECS: Mapping[str, type[Any]] = MappingProxyType(_SPECS)
 """Every spec of the modules imported so far, by the name that gin files use."""
+_ABSTRACT: dict[str, type[Any]] = {}
+ABSTRACT: Mapping[str, type[Any]] = MappingProxyType(_ABSTRACT)
+"""Every base class of specs, which gin files cannot name."""
 
 
 class Problem(NamedTuple):
@@ -89,7 +92,7 @@ def spec(cls: type[T]) -> type[T]:
       Lamp.watts = 'ten': found str, legal: an integer of at least 1.
       Lamp.colour: no such parameter.  Did you mean colours?  Legal: watts, colours.
     """
-    made: Any = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=_CHECKS)
+    made = _dataclass(cls)
     check = made.__init__
 
     @functools.wraps(check)
@@ -100,8 +103,30 @@ def spec(cls: type[T]) -> type[T]:
             raise SpecError(cls.__name__, _problems(made, error)) from None
 
     made.__init__ = checked
-    _register(made)
+    _register(made, _SPECS)
     return cast(type[T], made)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def abstract_spec(cls: type[T]) -> type[T]:
+    """Makes a class a base of specs: as `spec`, but neither gin files nor code can make one."""
+    made = _dataclass(cls)
+
+    def refuse(self: T, *args: Any, **values: Any) -> None:
+        raise UserError(cannot_make(made))
+
+    made.__init__ = refuse
+    _register(made, _ABSTRACT)
+    return cast(type[T], made)
+
+
+def cannot_make(cls: type[Any]) -> str:
+    """Says that a spec is abstract, and which specs are of its kind."""
+    return f"{cls.__name__} is abstract.  Legal: {legal(cls) or 'none is imported'}."
+
+
+def _dataclass(cls: type[Any]) -> Any:
+    return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=_CHECKS)
 
 
 def is_spec(value: object) -> bool:
@@ -163,15 +188,15 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-def _register(cls: type[Any]) -> None:
+def _register(cls: type[Any], kind: dict[str, type[Any]]) -> None:
     """Adds a spec under its bare name, so that a name in a gin file has one meaning."""
-    other = SPECS.get(cls.__name__, cls)
+    other = SPECS.get(cls.__name__) or ABSTRACT.get(cls.__name__) or cls
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise UserError(
             f"{cls.__module__}.{cls.__name__}: the name is taken by the spec of the same name in "
             f"{other.__module__}.  Rename one of them."
         )
-    _SPECS[cls.__name__] = cls
+    kind[cls.__name__] = cls
 
 
 def _problems(cls: Any, error: ValidationError) -> tuple[Problem, ...]:

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import jax
 
-from configs.spec import Count, spec
+from configs.spec import Count, abstract_spec
 from layouts.layout import Layout
 from models.loss import Criterion, Sums
 
@@ -29,7 +29,7 @@ class Step(Protocol):
         """
 
 
-@spec
+@abstract_spec
 class ModelSpec:
     """Settings of some architecture.  A run file names the one it wants."""
 

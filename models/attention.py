@@ -12,7 +12,7 @@ from models.api import Cache
 from models.dropout import dropout
 from models.initializers import Weights
 from models.positions import RelativeBias, rotate
-from models.spec import Transformer
+from models.spec import TransformerSpec
 
 Array = jax.Array
 
@@ -71,7 +71,7 @@ class Attention(nnx.Module):
 
     sees_itself = True
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = layout
         self.wq_DJQK = weights.normal("DJQK", fan_in="D")

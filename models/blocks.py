@@ -12,7 +12,7 @@ from models.feed_forward import Mlp
 from models.initializers import Weights
 from models.moe.layer import MoeLayer
 from models.moe.routing import Load
-from models.spec import BlockKind, Transformer
+from models.spec import BlockKind, TransformerSpec
 
 Array = jax.Array
 
@@ -39,7 +39,7 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        spec: Transformer,
+        spec: TransformerSpec,
         layout: Layout,
         weights: Weights,
         *,
@@ -95,7 +95,7 @@ class Blocks(nnx.Module):
 
     def __init__(
         self,
-        spec: Transformer,
+        spec: TransformerSpec,
         layout: Layout,
         weights: Weights,
         pattern: tuple[BlockKind, ...],

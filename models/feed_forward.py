@@ -6,13 +6,13 @@ from flax import nnx
 from layouts.layout import Layout
 from models.dropout import dropout
 from models.initializers import Weights
-from models.spec import Transformer
+from models.spec import TransformerSpec
 
 Array = jax.Array
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
-def activated(spec: Transformer, h: Array, gate: Array | None) -> Array:
+def activated(spec: TransformerSpec, h: Array, gate: Array | None) -> Array:
     """The hidden layer after its activation, which is the gate's where there is one."""
     activate = ACTIVATIONS[spec.activation]
     return activate(h) if gate is None else activate(gate) * h
@@ -21,7 +21,7 @@ def activated(spec: Transformer, h: Array, gate: Array | None) -> Array:
 class Mlp(nnx.Module):
     """Feed-forward layer, plain or gated.  Vaswani et al. 2017, section 3.3; Shazeer 2020."""
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = layout
         self.wi_DF = weights.normal("DF", fan_in="D")

@@ -8,7 +8,7 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.initializers import Weights
-from models.spec import Transformer
+from models.spec import TransformerSpec
 
 Array = jax.Array
 
@@ -41,7 +41,7 @@ def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
 class RelativeBias(nnx.Module):
     """A learned number per head and bucket of distance, added to the scores of attention."""
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = layout
         self.bias_RJQ = weights.zeros("RJQ")

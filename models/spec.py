@@ -1,11 +1,10 @@
-"""Settings of a Transformer: the part of a model that a gin file decides."""
+"""Settings of a Transformer, apart from how it is built."""
 
 from typing import Literal
 
 from configs.errors import UserError
-from configs.spec import Count, CountOrZero, Fraction, Positive, spec
-from layouts.layout import Layout
-from models.api import Model, ModelSpec
+from configs.spec import Count, CountOrZero, Fraction, Positive, abstract_spec, spec
+from models.api import ModelSpec
 from models.initializers import Precision
 from models.moe.routing import Router, Top2
 
@@ -39,9 +38,9 @@ class Moe:
             )
 
 
-@spec
-class Transformer(ModelSpec):
-    """A decoder, or an encoder and a decoder.  Vaswani et al. 2017; norms before each part."""
+@abstract_spec
+class TransformerSpec(ModelSpec):
+    """Holds the settings that gin files know as `models.transformer.Transformer`."""
 
     layers: Count
     """Layers of the decoder."""
@@ -141,11 +140,6 @@ class Transformer(ModelSpec):
     @property
     def pattern_of_encoder(self) -> tuple[BlockKind, ...]:
         return self.encoder_pattern or self.pattern
-
-    def model(self, layout: Layout) -> Model:
-        from models.transformer import TransformerModel  # it is built of parts that read this spec
-
-        return TransformerModel(self, layout)
 
     @property
     def most_places(self) -> int | None:

@@ -14,7 +14,7 @@ from models.attention import View
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
 from models.positions import RelativeBias
-from models.spec import BlockKind, Transformer
+from models.spec import BlockKind, TransformerSpec
 
 Array = jax.Array
 Stepper = Callable[[Array, Any, View, View | None], tuple[Array, Any]]
@@ -35,7 +35,7 @@ class Stack(nnx.Module):
 
     def __init__(
         self,
-        spec: Transformer,
+        spec: TransformerSpec,
         layout: Layout,
         weights: Weights,
         layers: int,

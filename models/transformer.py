@@ -6,16 +6,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs.spec import spec
 from layouts.layout import Layout
 from layouts.padding import fitted, with_empty_rows
-from models.api import Batch, Cache, Params, Step, step_layout
+from models.api import Batch, Cache, Model, Params, Step, step_layout
 from models.attention import View, packed_view, source_view
 from models.dropout import dropout
 from models.initializers import Weights
 from models.loss import Criterion, Sums, softmax_loss, token_losses
 from models.moe.routing import Load, Router
 from models.positions import sinusoids
-from models.spec import Transformer
+from models.spec import TransformerSpec
 from models.stack import Loads, Stack
 
 Array = jax.Array
@@ -25,7 +26,7 @@ SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
 class Network(nnx.Module):
     """Embeddings, decoder stack and softmax weights; an encoder stack where there is a source."""
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = layout
         self.embed_VD = weights.normal("VD", fan_in="D")
@@ -109,11 +110,19 @@ def split(key: Array | None) -> tuple[Array | None, Array | None]:
     return first, second
 
 
+@spec
+class Transformer(TransformerSpec):
+    """A decoder, or an encoder and a decoder.  Vaswani et al. 2017; norms before each part."""
+
+    def model(self, layout: Layout) -> Model:
+        return TransformerModel(self, layout)
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerModel:
     """A Transformer under a layout, as `models.api.Model`."""
 
-    spec: Transformer
+    spec: TransformerSpec
     layout: Layout
 
     def __post_init__(self) -> None:

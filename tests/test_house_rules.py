@@ -1,9 +1,11 @@
 """Rules of the house that no linter knows: import edges, names that tell the truth, gin files."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,48 @@ def test_imports_flow_one_way(folder: str) -> None:
     for path in python_files(folder):
         wrong = imported(path) & set(FOLDERS) - EDGES[folder] - {folder}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}; legal: {EDGES[folder]}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(source: str, modules: Collection[str]) -> set[str]:
+    """The modules among these that a file imports, at its top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names & set(modules)
+
+
+def import_cycle(sources: Mapping[str, str]) -> list[str]:
+    """The modules of one import cycle, of sources by module name; empty where there is none."""
+    imports = {name: imported_modules(text, sources) - {name} for name, text in sources.items()}
+    try:
+        list(graphlib.TopologicalSorter(imports).static_order())
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_import_cycle(folder: str) -> None:
+    sources = {module_name(path): path.read_text() for path in python_files(folder)}
+    assert not import_cycle(sources)
+
+
+def test_an_import_cycle_is_found() -> None:
+    sources = {
+        "models.spec": "def model():\n    from models.transformer import Model",
+        "models.transformer": "from models import blocks",
+        "models.blocks": "import models.spec",
+    }
+    assert set(import_cycle(sources)) == set(sources)
+    assert not import_cycle(sources | {"models.spec": "from models.api import ModelSpec"})
 
 
 @pytest.mark.parametrize("folder", ["configs", "data"])

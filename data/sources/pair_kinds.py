@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from configs.errors import UserError, listed
-from configs.spec import Count, CountOrZero, Positive, spec
+from configs.spec import Count, CountOrZero, Positive, abstract_spec, spec
 from data.mixture import Mix
 from data.sources import pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs
 from data.sources.text import SPLITS, Files, HeldOut, is_held_out
 
 
-@spec
+@abstract_spec
 class FilePairs(Pairs):
     """What all kinds of pairs from files have in common; a task file names one of those."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from configs.errors import UserError, did_you_mean
-from configs.spec import spec
+from configs.spec import abstract_spec
 from data.mixture import Mix
 from data.sources.text import Source
 
@@ -58,7 +58,7 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
     raise UserError(f"{found}.{did_you_mean(tag or '', tags)}  Legal: {', '.join(tags)}.")
 
 
-@spec
+@abstract_spec
 class Pairs(Source):
     """What a translation reads its pairs from; a task file names one of the kinds below."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.spec import spec
+from configs.spec import abstract_spec, spec
 from data.corpora import docstrings
 from data.sources import text_files, tfds
 
@@ -23,7 +23,7 @@ def is_held_out(text: str, fraction: float) -> bool:
     return place < fraction * 2**64
 
 
-@spec
+@abstract_spec
 class Source:
     """What a task reads its text from; a task file names one of the kinds below."""
 

@@ -13,7 +13,7 @@ from models.initializers import Weights
 from models.moe.dispatch import KINDS
 from models.moe.grouped_matmul import grouped_product
 from models.moe.routing import Load, Routing
-from models.spec import Transformer
+from models.spec import TransformerSpec
 
 Array = jax.Array
 
@@ -21,7 +21,7 @@ Array = jax.Array
 class MoeLayer(nnx.Module):
     """Feed-forward experts, of which each token gets few.  Lepikhin et al. 2020 (GShard), 2.2."""
 
-    def __init__(self, spec: Transformer, layout: Layout, weights: Weights):
+    def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         assert spec.moe is not None
         self.spec = spec
         self.moe = spec.moe

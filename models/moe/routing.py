@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from configs.spec import Count, Fraction, NotNegative, Positive, spec
+from configs.spec import Count, Fraction, NotNegative, Positive, abstract_spec, spec
 from layouts.layout import Layout
 
 Array = jax.Array
@@ -44,7 +44,7 @@ class Load(NamedTuple):
     tokens: Array
 
 
-@spec
+@abstract_spec
 class Router:
     """What all routers share.  Gates are a softmax over the experts, in float32."""
 

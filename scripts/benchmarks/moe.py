@@ -37,7 +37,8 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
     from models.initializers import Weights
     from models.moe.layer import MoeLayer
     from models.moe.routing import Top2
-    from models.spec import Dispatch, Moe, Transformer
+    from models.spec import Dispatch, Moe
+    from models.transformer import Transformer
 
     layout = Layout(mesh="data:1", rules="")
     mesh = make_mesh(layout)

@@ -44,7 +44,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
     from layouts.mesh import make_mesh
     from models.initializers import Precision
     from models.loss import Criterion
-    from models.spec import Transformer
+    from models.transformer import Transformer
     from trainer.feed import place, placement
     from trainer.optimizers.optimizer import AdamW
     from trainer.optimizers.schedules import Constant

@@ -21,7 +21,7 @@ from data.storage import atomic_open
 from data.task import Task
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
-from models.spec import Transformer
+from models.transformer import Transformer
 from scripts.terminal import print_table, tell
 from trainer.checkpoints.restore import Trained, TrainedModels
 from trainer.checks import check_layout

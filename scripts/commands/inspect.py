@@ -19,7 +19,7 @@ from layouts.lint.recorder import record
 from layouts.lint.report import lint, report, table
 from layouts.mesh import mesh_sizes
 from models.api import ModelSpec
-from models.spec import Transformer
+from models.transformer import Transformer
 from scripts.commands.common import Strings, only, set_where, settings, task_of, write_json
 from scripts.terminal import print_table, tell
 from trainer.checkpoints.manager import Checkpoints

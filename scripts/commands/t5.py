@@ -22,7 +22,7 @@ from data.vocabs import TARGET_FILE, Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
-from models.spec import Transformer
+from models.transformer import Transformer
 from scripts.commands.common import Strings, only, trained_models
 from scripts.terminal import tell
 from trainer.checkpoints import huggingface

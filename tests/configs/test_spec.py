@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from configs.errors import RunError, UserError, did_you_mean
-from configs.spec import SPECS, Count, Fraction, is_spec, legal, spec
+from configs.spec import SPECS, Count, Fraction, abstract_spec, is_spec, legal, spec
 
 
 @spec
@@ -184,6 +184,25 @@ def test_a_spec_may_extend_another():
     assert ToyPot(plant=ToyBush(berries=3)).plant == ToyBush(berries=3)
     with pytest.raises(UserError, match=r"legal: @ToyPlant\(\) or @ToyBush\(\)\."):
         ToyPot(plant=3)
+
+
+def test_an_abstract_spec_is_neither_made_nor_offered():
+    @abstract_spec
+    class ToyFruit:
+        stones: Count = 1
+
+    @spec
+    class ToyPlum(ToyFruit):
+        pass
+
+    @spec
+    class ToyBowl:
+        fruit: ToyFruit
+
+    assert "ToyFruit" not in SPECS and legal(ToyFruit) == "@ToyPlum()"
+    assert ToyBowl(fruit=ToyPlum(stones=2)).fruit == ToyPlum(stones=2)
+    with pytest.raises(UserError, match=r"ToyFruit is abstract.  Legal: @ToyPlum\(\)\."):
+        ToyFruit()
 
 
 def test_legal_words():

@@ -7,7 +7,7 @@ import pytest
 
 from configs.load import load
 from layouts.lint.recorder import record
-from models.spec import Transformer
+from models.transformer import Transformer
 from scripts.commands.inspect import model_of
 from tests.toys import ROOT
 

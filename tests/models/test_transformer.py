@@ -13,8 +13,8 @@ from models.attention import packed_view, source_view
 from models.initializers import Precision
 from models.loss import Criterion, Sums
 from models.moe.routing import Top2
-from models.spec import Moe, Transformer
-from models.transformer import TransformerModel
+from models.spec import Moe
+from models.transformer import Transformer, TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 Array = jax.Array | np.ndarray

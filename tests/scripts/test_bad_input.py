@@ -57,6 +57,8 @@ def files(folder: Path) -> set[str]:
         ),
         (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
         (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
+        (["Moe.router = @Router()"], "whole", ["@Router()", "abstract", "@Top2() or @TopK()"]),
+        (["Task.source = @Source()"], "whole", ["@Source()", "abstract", "@TextFiles()"]),
         (["Task.source = @TextFile()"], "whole", ["TextFile", "TextFiles"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and "=" in value[0] else "",

@@ -18,8 +18,7 @@ from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.loss import Criterion, Sums
 from models.moe.routing import Top2
-from models.spec import Transformer
-from models.transformer import TransformerModel
+from models.transformer import Transformer, TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
 from trainer.optimizers.optimizer import Adafactor, AdamW

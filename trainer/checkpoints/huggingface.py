@@ -15,7 +15,8 @@ from configs.write import diff
 from layouts.axes import letters_of
 from models.api import ModelSpec, Params
 from models.initializers import FloatType, Precision
-from models.spec import Activation, Transformer
+from models.spec import Activation
+from models.transformer import Transformer
 
 Tensors = dict[str, np.ndarray]
 Settings = dict[str, Any]

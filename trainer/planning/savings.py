@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from models.initializers import Precision
-from models.spec import Transformer
+from models.transformer import Transformer
 from trainer.planning.training import Plan, planned
 from trainer.run import Run
 

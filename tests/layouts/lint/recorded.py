@@ -9,8 +9,7 @@ from layouts.layout import Layout
 from layouts.lint.recorder import Record, record
 from models.api import Batch, Params
 from models.loss import Criterion
-from models.spec import Transformer
-from models.transformer import TransformerModel
+from models.transformer import Transformer, TransformerModel
 
 NAMES = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
 

@@ -18,8 +18,8 @@ from models.api import Batch, Params
 from models.decoding.beam import Beam
 from models.decoding.generate import END, Asked, Found, Search, generate
 from models.decoding.sampling import Sampling
-from models.spec import Moe, Transformer
-from models.transformer import TransformerModel
+from models.spec import Moe
+from models.transformer import Transformer, TransformerModel
 from tests.models.test_transformer import randomised
 from tests.toys import ROOT, SPLITTABLE, WHOLE, packed_rows
 

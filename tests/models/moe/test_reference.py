@@ -15,7 +15,8 @@ from layouts.mesh import make_mesh
 from models.initializers import Weights
 from models.moe.layer import MoeLayer
 from models.moe.routing import TopK
-from models.spec import Dispatch, Moe, Transformer
+from models.spec import Dispatch, Moe
+from models.transformer import Transformer
 from tests.toys import WHOLE, toy
 
 torch = pytest.importorskip("torch")

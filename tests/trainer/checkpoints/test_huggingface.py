@@ -25,8 +25,7 @@ from layouts.axes import letters_of
 from models.api import Batch, Params
 from models.decoding.generate import Asked, generate
 from models.decoding.sampling import Sampling
-from models.spec import Transformer
-from models.transformer import TransformerModel
+from models.transformer import Transformer, TransformerModel
 from scripts.commands import t5
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE

@@ -9,7 +9,8 @@ from data.task import Task
 from data.vocab import SentencePiece
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.spec import Moe, Transformer
+from models.spec import Moe
+from models.transformer import Transformer
 from tests.toys import ROOT, optax_promotion
 from trainer.planning.training import Counted, Traced, compiled, traced
 from trainer.run import Run

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from layouts.cost.collectives import by_mesh_axis
 from layouts.mesh import make_mesh
-from models.spec import Transformer
+from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning.prediction import Foreseen, counted_in, foresee, held_against, prediction
 from trainer.planning.training import Traced, plan, traced
