@@ -92,8 +92,8 @@ def num_shards(entry: Entry) -> int:
     return math.prod(sizes[name] for name in mesh_axes(entry))
 
 
-class Claim(NamedTuple):
-    """What one rule got in one tensor: a mesh axis, or nothing because `lost_to` has it."""
+class AxisAssignment(NamedTuple):
+    """What one rule gets in one tensor: a mesh axis, or nothing because `lost_to` has it."""
 
     position: int
     rule: Rule
@@ -101,18 +101,20 @@ class Claim(NamedTuple):
 
 
 @functools.cache
-def claims(rules: str, param_rules: str, axes: str, stored: bool) -> tuple[Claim, ...]:
-    """Every wish for a mesh axis in a tensor, in the order in which they are granted."""
+def axis_assignments(
+    rules: str, param_rules: str, axes: str, stored: bool
+) -> tuple[AxisAssignment, ...]:
+    """Assigns mesh axes to the axes of a tensor, in the order in which rules choose."""
     wants = dict(_by_letter(parse_rules(rules)))
     if stored:
         wants |= _by_letter(parse_rules(param_rules))
-    wishes = [(i, rule) for i, letter in enumerate(axes) for rule in wants.get(letter, ())]
+    matches = [(i, rule) for i, letter in enumerate(axes) for rule in wants.get(letter, ())]
     taken: dict[str, Rule] = {}
-    granted = []
-    for i, rule in sorted(wishes, key=lambda wish: not wish[1].firm):
-        granted.append(Claim(i, rule, taken.get(rule.mesh_axis)))
+    assignments = []
+    for i, rule in sorted(matches, key=lambda match: not match[1].firm):
+        assignments.append(AxisAssignment(i, rule, taken.get(rule.mesh_axis)))
         taken.setdefault(rule.mesh_axis, rule)
-    return tuple(granted)
+    return tuple(assignments)
 
 
 @spec
@@ -141,9 +143,9 @@ class Layout:
         Firm rules choose before "?" rules, and among equals the leftmost axis wins.
         """
         places: list[tuple[str, ...]] = [()] * len(axes)
-        for claim in claims(self.rules, self.param_rules, axes, stored):
-            if claim.lost_to is None:
-                places[claim.position] += (claim.rule.mesh_axis,)
+        for assigned in axis_assignments(self.rules, self.param_rules, axes, stored):
+            if assigned.lost_to is None:
+                places[assigned.position] += (assigned.rule.mesh_axis,)
         return jax.P(*(p[0] if len(p) == 1 else p or None for p in places))
 
     def einsum(

@@ -1,4 +1,4 @@
-"""Every problem of a layout and a model at once, before anything is compiled."""
+"""Reports every problem of a layout and a model at once, before anything is compiled."""
 
 import math
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ import jax
 
 from configs.errors import UserError
 from layouts.device_order import Torus, legal, mistakes
-from layouts.layout import Layout
-from layouts.lint.errors import Case, Problem, illegal, misspelt
+from layouts.layout import Layout, mesh_axes
+from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
-from layouts.lint.warnings import idle_rules, inefficient
+from layouts.lint.warnings import check_efficiency, check_idle_rules
 
 
 def lint(
@@ -21,30 +21,31 @@ def lint(
     where: Mapping[str, str],
     torus: Torus | None = None,
 ) -> list[Problem]:
-    """Finds all that is wrong (errors) or useless (warnings), errors first.
+    """Finds what is wrong (errors) and what is useless (warnings), errors first.
 
-    `where` tells where things were set: "Layout.rules" to "layouts/mine.gin:3".  With the name of
-    an axis ("batch" to "Run.batch_sequences") it tells what sets its size in the data.
+    `where` maps settings to the lines that set them, "Layout.rules" to "layouts/mine.gin:3", and
+    axes of the data to the settings of their sizes, "batch" to "Run.batch_sequences".
     """
-    problems, case = misspelt(Case(layout, mesh_sizes, record, where))
-    problems += misordered(case, torus)
-    misses_rules = any(problem.severity == "error" for problem in problems)
-    problems += illegal(case) + idle_rules(case)
-    if not misses_rules:  # what is misspelt may be what would make the layout efficient
-        problems += inefficient(case)
+    problems, context = check_spelling(LintContext(layout, mesh_sizes, record, where))
+    problems += check_device_order(context, torus)
+    has_all_rules = all(problem.severity == "warning" for problem in problems)
+    problems += check_conflicts(context) + check_idle_rules(context)
+    if has_all_rules:  # a misspelt rule may be what would make the layout efficient
+        problems += check_efficiency(context)
     return sorted(problems, key=lambda problem: problem.severity)
 
 
-def misordered(case: Case, torus: Torus | None) -> list[Problem]:
-    """Why the devices of a slice cannot be put into the order that the layout asks for."""
-    order = case.layout.order
-    found = [] if order is None else mistakes(order, case.mesh, torus)
-    subject, fix = f"order {order!r} ({case.source('order')})", legal(case.mesh, torus)
-    return [Problem("error", "  ".join(found), subject, fix=fix)] if found else []
+def check_device_order(context: LintContext, torus: Torus | None) -> list[Problem]:
+    """Reports why the devices of a slice cannot be put into the layout's order."""
+    order = context.layout.order
+    if order is None or not (wrong := mistakes(order, context.mesh, torus)):
+        return []
+    subject, fix = f"order {order!r} ({context.source('order')})", legal(context.mesh, torus)
+    return [Problem("error", "device-order", "  ".join(wrong), subject, fix=fix)]
 
 
 def report(name: str, problems: list[Problem]) -> str:
-    """All problems as one text."""
+    """Formats all problems as one text."""
     count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
     lines = "\n".join(str(problem) for problem in problems).splitlines()
     return "\n".join([f"Layout {name!r}: {count}.", *(f"  {line}" for line in lines)])
@@ -66,7 +67,7 @@ def check(
 
 
 class Row(NamedTuple):
-    """Where one weight lives and what it takes."""
+    """Sharding and size of one weight."""
 
     path: str
     axes: str
@@ -77,13 +78,12 @@ class Row(NamedTuple):
 
 
 def table(weights: tuple[Weight, ...], layout: Layout, mesh_sizes: Mapping[str, int]) -> list[Row]:
-    """Each weight under a layout."""
+    """Returns the sharding and size of each weight under a layout."""
     rows = []
     for weight in weights:
         place = layout.place(weight.axes, stored=True)
-        ways = [mesh_axes if isinstance(mesh_axes, tuple) else (mesh_axes,) for mesh_axes in place]
-        sizes = [math.prod(mesh_sizes[a] for a in axes if a is not None) for axes in ways]
-        own = math.prod(-(-n // k) for n, k in zip(weight.shape, sizes, strict=True))
-        own_bytes = own * weight.dtype.itemsize
-        rows.append(Row(*weight[:3], place, weight.bytes, own_bytes))
+        shards = [math.prod(mesh_sizes[name] for name in mesh_axes(entry)) for entry in place]
+        count = math.prod(-(-n // k) for n, k in zip(weight.shape, shards, strict=True))
+        shard_bytes = count * weight.dtype.itemsize
+        rows.append(Row(*weight[:3], place, weight.bytes, shard_bytes))
     return rows
