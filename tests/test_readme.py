@@ -1,4 +1,4 @@
-"""Every command of the README works as it is written, typed one after the other."""
+"""Every command of the README and of docs/ works as it is written, one after the other."""
 
 import os
 import re
@@ -7,20 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.toys import ROOT
 
-README = (ROOT / "README.md").read_text()
+# A block that begins with ```sh runs here; the commands of other blocks take hours or need data.
+RUN_HERE = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([\w./-]+)\)")
+NAME = re.compile(
+    r"\b(?:configs|layouts|models|data|trainer|scripts|tests|docs)/[\w/.]+\.(?:gin|py|md|txt)\b"
+)
+MODULE = re.compile(r"python -m ((?:scripts|tests)\.[\w.]*\w)")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands() -> str:
-    """The shell blocks of the README, in order, but for make: it is what runs this test."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    """The shell blocks of all pages, in order, without make, which runs this test."""
+    blocks = [block for page in PAGES for block in RUN_HERE.findall(page.read_text())]
     lines = [line for block in blocks for line in block.splitlines()]
     return "\n".join(line for line in lines if not line.startswith(("make", ". .venv")))
 
 
-def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "README.md", tmp_path)
+def test_every_command_works(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")  # the text that some commands train on
     bin_folder = str(Path(sys.executable).parent)
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", commands()],
@@ -39,10 +48,28 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
     assert done.stdout.count("Return the") >= 1
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
-    names = re.findall(r"\]\(([\w./-]+)\)", README) + re.findall(
-        r"(?:configs|layouts)/[\w/.]+gin", README
-    )
-    assert len(names) > 10
-    for name in names:
-        assert (ROOT / name).exists(), name
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    links = {(page.parent / name).resolve() for name in LINK.findall(text)}
+    names = {ROOT / name for name in NAME.findall(text) if not name.endswith("/mine.gin")}
+    modules = {ROOT / f"{name.replace('.', '/')}.py" for name in MODULE.findall(text)}
+    missing = [path for path in links | names | modules if not path.exists()]
+    assert not missing
+
+
+def test_the_names_of_files_are_read() -> None:
+    text = "See [it](../layouts/fsdp.gin), `models/loss.py`; `python -m scripts.quickstart --x`."
+    assert LINK.findall(text) == ["../layouts/fsdp.gin"]
+    assert NAME.findall(text) == ["layouts/fsdp.gin", "models/loss.py"]
+    assert MODULE.findall(text) == ["scripts.quickstart"]
+    assert sum(len(LINK.findall(page.read_text())) for page in PAGES) > 40
+
+
+def test_the_index_names_every_page() -> None:
+    index = set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
+    assert index >= {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
