@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 from configs.errors import UserError
 from data import manifest, storage
 from data.build import build
-from data.packing.pair_rows import LONG, PairRows, Part
-from data.packing.rows import Counts, Rows
-from data.task import Task, Translation
+from data.packing.rows import Rows
+from data.task import Task
 from data.vocab import Vocab
 from data.vocabs import Report, Vocabs
 
@@ -67,7 +65,7 @@ def _open(folder: Path, task: Task, given: dict[str, Vocab | None], report: Repo
             cached[name], now[name] = found.get(f"{name}_hash", "")[:16], vocab.hash[:16]
     manifest.refuse(folder, cached, now)
     found = _check_text(folder, found, task, report)
-    vocabs = Vocabs.load(folder, task)
+    vocabs = Vocabs.load(folder, task.source_vocab_file)
     for name, hash_now in vocabs.hashes().items():
         if found[name] != hash_now:
             file = folder / f"{name.removesuffix('_hash')}.model"
@@ -95,26 +93,4 @@ def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task) -> Rows:
     def array(name: str) -> np.ndarray:
         return np.load(folder / f"{split}.{name}.npy", mmap_mode="r")
 
-    counts = Counts.read(entry)
-    if not isinstance(task, Translation):
-        return Rows(array("targets"), array("segments"), counts)
-    parts = list(_parts(entry["parts"]))
-    sizes = [part.counts.rows for part in parts]
-    return PairRows(
-        array("targets"),
-        array("segments"),
-        array("sources"),
-        array("source_segments"),
-        counts,
-        mix=task.source.mix(sizes) if split == "train" else None,
-        parts=parts,
-    )
-
-
-def _parts(entries: list[dict[str, Any]]) -> Iterator[Part]:
-    first = 0
-    for entry in entries:
-        counts = Counts.read(entry)
-        lost = {**entry["dropped"], LONG: counts.left_out}
-        rows = range(first, first := first + counts.rows)
-        yield Part(entry["name"], rows, counts, {why: n for why, n in lost.items() if n})
+    return task.cached_rows(split, entry, array)

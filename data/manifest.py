@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.errors import UserError
 from data import storage
+from data.packing.rows import hashed_bytes
 from data.task import Task
 
 FORMAT = 1
@@ -66,11 +67,6 @@ def text_hash(task: Task) -> str:
             digest.update(hashed_bytes(line))
         digests[split] = digest.hexdigest()
     return combined_hash(digests)
-
-
-def hashed_bytes(line: str) -> bytes:
-    """Returns what a line adds to a content hash; bytes that are not UTF-8 count as they are."""
-    return line.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def combined_hash(digests: dict[str, str]) -> str:

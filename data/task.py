@@ -1,20 +1,53 @@
-"""A task: which text, which vocab, and how its examples lie in rows."""
+"""Tasks: which text, which vocab, and how examples lie in rows.
 
+What differs between kinds of tasks stands in their methods: nothing else asks for the kind.
+"""
+
+import hashlib
 import re
-from collections.abc import Iterator
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
+from data.packing.pack import Packed
+from data.packing.pair_rows import LONG, PairRows, packed_pairs
+from data.packing.rows import (
+    Counts,
+    Rows,
+    RowsOfPart,
+    hashed_bytes,
+    packed_lines,
+    read_word_list,
+)
 from data.sources import pair_kinds as pair_kinds  # task files name what it defines
 from data.sources.clean import Clean
-from data.sources.pairs import Pairs
+from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
-from data.vocab import SentencePiece
+from data.vocab import UNK_WORD, SentencePiece, Vocab, make
+from data.vocabs import SOURCE_FILE, TARGET_FILE, Report, Vocabs
 
 Length = Annotated[int, Field(ge=2, le=65_536)]
+
+
+class PackedPart(NamedTuple):
+    """Packs one part of a split as it is read; `dropped` is complete after the last rows."""
+
+    name: str
+    packed: Iterator[tuple[Packed, Counts]]
+    dropped: Counter[str]
+
+
+class PairsOfPart(NamedTuple):
+    """The pairs of one part of a split, as they stand in its files."""
+
+    name: str
+    tag: str | None
+    pairs: list[Pair]
 
 
 @spec
@@ -51,6 +84,16 @@ class Task:
             )
 
     @property
+    def has_source(self) -> bool:
+        """Tells whether examples have a source side, which an encoder reads."""
+        return "source_length" in self.row_lengths
+
+    @property
+    def row_lengths(self) -> dict[str, int]:
+        """Returns the tokens of a row on each side, by the parameter that sets them."""
+        return {"length": self.length}
+
+    @property
     def array_lengths(self) -> dict[str, int]:
         """Names the arrays of a batch, each with its length in a row."""
         names = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
@@ -64,6 +107,79 @@ class Task:
     def lines(self, split: str) -> Iterator[str]:
         """Yields the raw text of a split."""
         return self.source.lines(split)
+
+    def test_pairs(self, split: str) -> list[PairsOfPart]:
+        """Returns the pairs of a split, part by part; none where there is no source."""
+        return []
+
+    # Vocabs
+
+    @property
+    def source_vocab_file(self) -> str | None:
+        """Names the file of the source's vocab, the target's where one vocab serves both sides."""
+        return None
+
+    def make_vocabs(
+        self, vocab: Vocab | None, source_vocab: Vocab | None, report: Report
+    ) -> Vocabs:
+        """Trains the vocabs, or loads them, but for those that are given."""
+        words = [] if self.word_list is None else [UNK_WORD]
+        return Vocabs(vocab or self._make_vocab(self.vocab, "vocab", report, words), None)
+
+    def vocab_text(self, name: str) -> Iterator[str]:
+        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
+        return self.source.lines("train")
+
+    def _make_vocab(
+        self, settings: SentencePiece, name: str, report: Report, words: Sequence[str]
+    ) -> Vocab:
+        report(f"{self.name}: {name} of {settings.size} sub-words")
+        return make(settings, self.vocab_text(name), words=words)
+
+    # Rows
+
+    def pack_lines(
+        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
+    ) -> tuple[Rows, Sequence[str]]:
+        """Packs lines in memory; returns the rows, and of each line what a model predicts."""
+        return Rows.from_lines(lines, vocabs.target, self.length, packs=self.packs), lines
+
+    def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
+        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
+        return {"targets": (self.length, vocabs.target.dtype), "segments": (self.length, np.uint16)}
+
+    def packed_parts(
+        self, split: str, vocabs: Vocabs, digest: "hashlib._Hash"
+    ) -> Iterator[PackedPart]:
+        """Yields the parts of a split, one after another; digest is fed the raw text."""
+        lines, words = self.source.lines(split), read_word_list(self.word_list)
+        packed: Iterator[tuple[Packed, Counts]] = packed_lines(
+            lines, vocabs.target, self.length, words, packs=self.packs, digest=digest
+        )
+        yield PackedPart(type(self.source).__name__, packed, Counter())
+
+    def part_entries(
+        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Returns what a manifest keeps of the parts of a split."""
+        return {}
+
+    def cached_rows(
+        self, split: str, entry: Mapping[str, Any], array: Callable[[str], np.ndarray]
+    ) -> Rows:
+        """Returns the rows of a split from its arrays and its entry in the manifest."""
+        return Rows(array("targets"), array("segments"), Counts.read(entry))
+
+    def fills(self, counts: Counts) -> dict[str, float]:
+        """Returns the share of places in the rows that hold a token."""
+        return {"fill": counts.tokens / (counts.rows * self.length)}
+
+    def summary(self, counts: Counts) -> str:
+        """Says in a line what the rows of a split hold."""
+        return (
+            f"{counts.lines:,} lines, {counts.words:,} words, {counts.tokens:,} tokens in "
+            f"{counts.rows:,} rows of {self.length}, {self.fills(counts)['fill']:.1%} full"
+        )
 
 
 @spec
@@ -83,6 +199,11 @@ class Translation(Task):
     """A translation reads every word."""
 
     @property
+    def row_lengths(self) -> dict[str, int]:
+        """Returns the tokens of a row on each side, by the parameter that sets them."""
+        return {**super().row_lengths, "source_length": self.source_length}
+
+    @property
     def array_lengths(self) -> dict[str, int]:
         """Names the arrays of a batch, each with its length in a row."""
         names = ("inputs_BM", "segments_BM", "positions_BM")
@@ -96,3 +217,148 @@ class Translation(Task):
     def lines(self, split: str) -> Iterator[str]:
         """Yields the raw text of a split, a pair a line."""
         return self.source.lines(split, self.clean.errors)
+
+    def test_pairs(self, split: str) -> list[PairsOfPart]:
+        """Returns the pairs of a split, part by part."""
+        return [
+            PairsOfPart(name, part.tag, list(part.untagged(split, self.clean.errors)))
+            for name, part in self.source.parts_of(split).items()
+        ]
+
+    # Vocabs
+
+    @property
+    def source_vocab_file(self) -> str:
+        """Names the file of the source's vocab, the target's where one vocab serves both sides."""
+        return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
+
+    def make_vocabs(
+        self, vocab: Vocab | None, source_vocab: Vocab | None, report: Report
+    ) -> Vocabs:
+        """Trains the vocabs, or loads them, but for those that are given."""
+        tags = [tag_word(tag) for tag in self.tags]
+        if self.source_vocab is None:
+            source = target = vocab or self._make_vocab(self.vocab, "vocab", report, tags)
+        else:
+            source = source_vocab or self._make_vocab(
+                self.source_vocab, "source vocab", report, tags
+            )
+            target = vocab or self._make_vocab(self.vocab, "target vocab", report, [])
+        self._check_tags(source)
+        return Vocabs(target, source)
+
+    def vocab_text(self, name: str) -> Iterator[str]:
+        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
+        for part in self.source.parts_of("train").values():
+            pairs = part.untagged("train", self.clean.errors)
+            for source, target in self.clean.kept(pairs, "train", Counter()):
+                if name != "target vocab":
+                    yield source
+                if name != "source vocab":
+                    yield target
+
+    def _check_tags(self, vocab: Vocab) -> None:
+        for tag in self.tags:
+            [ids] = vocab.encode([tag_word(tag)])
+            if len(ids) != 1:
+                raise UserError(
+                    f"{self.name}: its source vocab spells the tag {tag!r} with {len(ids)} "
+                    "sub-words, and a tag is one.  Take a vocab that was trained with it, or let "
+                    "the task train one."
+                )
+
+    # Rows
+
+    def pack_lines(
+        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
+    ) -> tuple[Rows, Sequence[str]]:
+        """Packs lines in memory, each a source, a tab and its target, which a model predicts."""
+        tag = chosen_tag(tag, self.tags)
+        pairs = [_pair_of(number, line, tag) for number, line in enumerate(lines, 1)]
+        rows = PairRows.from_pairs(
+            pairs, vocabs.of_source, vocabs.target, self.source_length, self.length,
+            packs=self.packs,
+        )  # fmt: skip
+        return rows, [pair.target for pair in pairs]
+
+    def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
+        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
+        return {
+            **super().columns(vocabs),
+            "sources": (self.source_length, vocabs.of_source.dtype),
+            "source_segments": (self.source_length, np.uint16),
+        }
+
+    def packed_parts(
+        self, split: str, vocabs: Vocabs, digest: "hashlib._Hash"
+    ) -> Iterator[PackedPart]:
+        """Yields the parts of a split, one after another; digest is fed the raw text."""
+        for name, source in self.source.parts_of(split).items():
+            dropped = Counter[str]()
+            pairs = _hashed(source.untagged(split, self.clean.errors), digest)
+            packed = packed_pairs(
+                self.clean.kept(pairs, split, dropped), vocabs.of_source, vocabs.target,
+                self.source_length, self.length, packs=self.packs, tag=source.tag,
+            )  # fmt: skip
+            yield PackedPart(name, packed, dropped)
+
+    def part_entries(
+        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Returns what a manifest keeps of the parts of a split."""
+        return {"dropped": dict(dropped), "parts": list(parts)}
+
+    def cached_rows(
+        self, split: str, entry: Mapping[str, Any], array: Callable[[str], np.ndarray]
+    ) -> PairRows:
+        """Returns the rows of a split from its arrays and its entry in the manifest."""
+        parts = list(_rows_of_parts(entry["parts"]))
+        sizes = [part.counts.rows for part in parts]
+        return PairRows(
+            array("targets"),
+            array("segments"),
+            array("sources"),
+            array("source_segments"),
+            Counts.read(entry),
+            mix=self.source.mix(sizes) if split == "train" else None,
+            parts=parts,
+        )
+
+    def fills(self, counts: Counts) -> dict[str, float]:
+        """Returns the share of places in the rows that hold a token, on each side."""
+        source_fill = counts.source_tokens / (counts.rows * self.source_length)
+        return {**super().fills(counts), "source_fill": source_fill}
+
+    def summary(self, counts: Counts) -> str:
+        """Says in a line what the rows of a split hold."""
+        fills = self.fills(counts)
+        return (
+            f"{counts.lines:,} pairs, {counts.source_words:,} and {counts.words:,} words, "
+            f"{counts.source_tokens:,} and {counts.tokens:,} tokens in {counts.rows:,} rows of "
+            f"{self.source_length} and {self.length}, {fills['source_fill']:.1%} and "
+            f"{fills['fill']:.1%} full"
+        )
+
+
+def _pair_of(number: int, line: str, tag: str | None) -> Pair:
+    halves = line.split("\t")
+    if len(halves) != 2:
+        raise UserError(
+            f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its target."
+        )
+    return Pair(tagged(halves[0], tag), halves[1])
+
+
+def _hashed(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
+    for pair in pairs:
+        digest.update(hashed_bytes("\t".join(pair)))
+        yield pair
+
+
+def _rows_of_parts(entries: list[dict[str, Any]]) -> Iterator[RowsOfPart]:
+    first = 0
+    for entry in entries:
+        counts = Counts.read(entry)
+        lost = {**entry["dropped"], LONG: counts.left_out}
+        rows = range(first, first := first + counts.rows)
+        yield RowsOfPart(entry["name"], rows, counts, {why: n for why, n in lost.items() if n})

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from data.task import Translation
 from scripts.commands import decode as decoding
 from scripts.commands import evaluate as evaluating
 from scripts.commands.train import train
@@ -23,7 +22,6 @@ def main() -> None:
     train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
     result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
     task = Workspace(MODEL_DIR).load((), ()).make(Run).task
-    assert isinstance(task, Translation)
     [shown] = subset(held_out(task, "test"), SHOWN)
     texts = decoding.continuations(shown.sources, MODEL_DIR, batch_sequences=SHOWN)
     rows = list(zip(shown.sources, texts, shown.references[0], strict=True))

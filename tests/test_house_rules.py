@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from data.task import Task
 from layouts.axes import BY_LETTER
 from tests.toys import ROOT
 
@@ -97,6 +98,23 @@ def test_settings_and_data_do_not_import_jax(folder: str) -> None:
         assert "jax" not in imported(path), path
 
 
+def kinds_asked_for(source: str) -> set[str]:
+    """The kinds of tasks and of rows that some code tells apart by isinstance."""
+    kinds = {kind.__name__ for kind in Task.__subclasses__()} | {"PairRows"}
+    calls = [node for node in ast.walk(ast.parse(source)) if called(node) == "isinstance"]
+    return {
+        name for call in calls for node in ast.walk(call) if (name := target_name(node)) in kinds
+    }
+
+
+def test_only_a_task_knows_its_kind() -> None:
+    for folder in FOLDERS:
+        for path in python_files(folder):
+            if path != ROOT / "data" / "task.py":
+                assert not kinds_asked_for(path.read_text()), path
+    assert kinds_asked_for("isinstance(run.task, Mixture | task.Translation)") == {"Translation"}
+
+
 def test_no_tensorflow_at_run_time() -> None:
     for folder in FOLDERS:
         for path in python_files(folder):
@@ -109,13 +127,13 @@ def test_models_use_the_stable_part_of_nnx(path: Path) -> None:
     assert used <= NNX_NAMES
 
 
-def target_name(node: ast.expr) -> str | None:
+def target_name(node: ast.AST) -> str | None:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
 
 
-def called(node: ast.expr) -> str | None:
+def called(node: ast.AST) -> str | None:
     return target_name(node.func) if isinstance(node, ast.Call) else None
 
 

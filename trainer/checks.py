@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError
-from data.task import Translation
 from data.vocabs import Vocabs
 from layouts.device_order import Torus
 from layouts.layout import Layout
@@ -69,12 +68,12 @@ def check_run(run: Run) -> None:
 def check_sides(run: Run) -> None:
     """Refuses a model and a task of which only one has a source side."""
     kind = type(run.task).__name__
-    if run.model.reads_source and not isinstance(run.task, Translation):
+    if run.model.reads_source and not run.task.has_source:
         raise UserError(
             f"Run.task = @{kind}(): the model has an encoder (Transformer.encoder_layers), and the "
             "task has no sources.  Take @Translation(), or encoder_layers = 0."
         )
-    if isinstance(run.task, Translation) and not run.model.reads_source:
+    if run.task.has_source and not run.model.reads_source:
         raise UserError(
             f"Run.task = @{kind}(): the model has no encoder to read sources.  "
             "Set Transformer.encoder_layers."
@@ -104,10 +103,7 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
 def check_length(run: Run) -> None:
     """Refuses rows that are longer than the model can read."""
     most = run.model.most_places
-    lengths = {"length": run.task.length}
-    if isinstance(run.task, Translation):
-        lengths["source_length"] = run.task.source_length
-    for name, length in lengths.items():
+    for name, length in run.task.row_lengths.items():
         if most is not None and length > most:
             raise UserError(
                 f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "

@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data.order import in_order
-from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
@@ -124,6 +123,6 @@ def evaluate(
 
 def _spans(rows: Rows) -> dict[str, tuple[range, int]]:
     """The rows and the tokens of each part of a split that has any."""
-    if not isinstance(rows, PairRows) or not rows.parts:
+    if not rows.parts:
         return {"all": (range(len(rows)), rows.counts.tokens)}
     return {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}

@@ -51,7 +51,7 @@ class Workspace:
             atomic_write(self.model_dir / name, model)
 
     def vocabs(self, task: Task) -> Vocabs:
-        return Vocabs.load(self.model_dir, task)
+        return Vocabs.load(self.model_dir, task.source_vocab_file)
 
     def _check_same(self, run: Run) -> None:
         saved = load([str(self.config_file)]).make(Run)

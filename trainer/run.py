@@ -4,7 +4,7 @@ from typing import Literal
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, spec
-from data.task import Task, Translation
+from data.task import Task
 from layouts.layout import Layout
 from models.api import ModelSpec
 from models.loss import Criterion
@@ -51,7 +51,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.best_by == "bleu" and not self.bleu_sentences:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
-        if self.bleu_sentences and not isinstance(self.task, Translation):
+        if self.bleu_sentences and not self.task.has_source:
             raise UserError(
                 f"Run.bleu_sentences = {self.bleu_sentences}: the task is no translation.  "
                 "Leave it away, or take @Translation()."

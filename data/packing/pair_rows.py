@@ -2,32 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from data.mixture import Mix
 from data.packing import pack
 from data.packing.pairs import PackedPairs, PairPacker, joined_pairs
-from data.packing.rows import Counts, Rows, chunks, read_rows
+from data.packing.rows import Counts, Rows, RowsOfPart, chunks, read_rows
 from data.sources.pairs import Pair, tagged
 from data.vocab import Vocab
 
 LONG = "longer than a row"
-
-
-class Part(NamedTuple):
-    """The rows that one source of a mixture gave, and its pairs that are in no row, by reason."""
-
-    name: str
-    rows: range
-    counts: Counts
-    dropped: dict[str, int]
-
-    @property
-    def read(self) -> int:
-        """Returns how many pairs the source has."""
-        return self.counts.lines + sum(self.dropped.values())
 
 
 class PairRows(Rows):
@@ -42,12 +27,11 @@ class PairRows(Rows):
         counts: Counts,
         pieces: np.ndarray | None = None,
         mix: Mix | None = None,
-        parts: Sequence[Part] = (),
+        parts: Sequence[RowsOfPart] = (),
     ):
-        super().__init__(targets_BL, segments_BL, counts, pieces, mix)
+        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts)
         self.sources_BM = sources_BM
         self.source_segments_BM = source_segments_BM
-        self.parts = tuple(parts)
 
     @property
     def source_length(self) -> int:

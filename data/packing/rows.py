@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -65,11 +65,25 @@ class Counts:
         return cls(**{f.name: entry.get(f.name, f.default) for f in dataclasses.fields(cls)})
 
 
+class RowsOfPart(NamedTuple):
+    """The rows that one source of a mixture gave, and its pairs that are in no row, by reason."""
+
+    name: str
+    rows: range
+    counts: Counts
+    dropped: dict[str, int]
+
+    @property
+    def read(self) -> int:
+        """Returns how many pairs the source has."""
+        return self.counts.lines + sum(self.dropped.values())
+
+
 class Rows:
     """Rows of one split.  pieces, known for rows in memory, leads from lines to segments.
 
     pieces has a line of (line, row, segment) for each piece of each line.  mix says at which rates
-    the rows of a mixture come in training.
+    the rows of a mixture come in training; parts says which rows each of its sources gave.
     """
 
     def __init__(
@@ -79,12 +93,14 @@ class Rows:
         counts: Counts,
         pieces: np.ndarray | None = None,
         mix: Mix | None = None,
+        parts: Sequence[RowsOfPart] = (),
     ):
         self.targets_BL = targets_BL
         self.segments_BL = segments_BL
         self.counts = counts
         self.pieces = pieces
         self.mix = mix
+        self.parts = tuple(parts)
 
     def __len__(self) -> int:
         return len(self.targets_BL)
@@ -172,6 +188,11 @@ def packed_lines(
         yield packed, Counts.of(chunk, tokens=tokens, rows=len(packed))
     packed = packer.finish()
     yield packed, Counts(rows=len(packed))
+
+
+def hashed_bytes(line: str) -> bytes:
+    """Returns what a line adds to a content hash; bytes that are not UTF-8 count as they are."""
+    return line.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
-from data.task import Task, Translation
+from data.task import Task
 from scripts.commands.common import Strings, settings, task_of, write_json
 from scripts.commands.decode import scores_of
 from scripts.terminal import print_table
@@ -73,10 +73,9 @@ def model_and_step(name: str) -> tuple[Path, str]:
 
 def with_strangers(task: Task, split: str) -> list[tuple[Pair, str]]:
     """The pairs of a split, each with a source that is not its own."""
-    if not isinstance(task, Translation):
+    if not task.has_source:
         raise UserError("--model_dir: a language model has no source.  Give translation models.")
-    parts = task.source.parts_of(split).values()
-    return [made for part in parts for made in strangers([*part.untagged(split)])]
+    return [made for part in task.test_pairs(split) for made in strangers(part.pairs)]
 
 
 def strangers(pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:

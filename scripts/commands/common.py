@@ -14,7 +14,6 @@ from configs.load import Config, load
 from configs.read import Reference
 from configs.spec import SPECS
 from data.cache import prepare
-from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows
 from data.sources.text_files import read_lines
 from data.storage import atomic_open
@@ -86,7 +85,7 @@ def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: St
 
 def print_parts(splits: Mapping[str, Rows]) -> None:
     """What each part of a mixture gave to a split, and which pairs are in no row."""
-    parts = [(s, p) for s, rows in splits.items() if isinstance(rows, PairRows) for p in rows.parts]
+    parts = [(split, part) for split, rows in splits.items() for part in rows.parts]
     if len(parts) > len(splits):
         found = [(split, p.name, p.counts.lines, p.counts.rows) for split, p in parts]
         print_table(["split", "part", "pairs", "rows"], found)

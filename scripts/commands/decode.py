@@ -9,7 +9,7 @@ from typing import Any, Literal, TextIO
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
-from data.task import Task, Translation
+from data.task import Task
 from models.decoding.beam import Beam
 from models.decoding.ensemble import together
 from models.decoding.generate import Search
@@ -72,7 +72,7 @@ class Wishes:
             return Sampling(temperature, self.top_k, self.top_p, self.samples or 1)
         if self.top_k is not None or self.top_p is not None:
             raise UserError("--top_k and --top_p cut what is drawn from.  Give --temperature=1.")
-        width = self.beam or (BEAM if isinstance(task, Translation) else 1)
+        width = self.beam or (BEAM if task.has_source else 1)
         if width == 1:
             return Sampling(temperature=0)
         return Beam(width, self.alpha, self.length_penalty, self.flat)

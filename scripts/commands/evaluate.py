@@ -11,7 +11,7 @@ from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows, read_word_list
 from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines
-from data.task import Translation
+from data.task import Task
 from scripts.commands.common import (
     Strings,
     batch_of,
@@ -40,7 +40,7 @@ class Text:
     languages: str | None = None
     tag: str | None = None
 
-    def given(self, task: Translation) -> HeldOut | None:
+    def given(self, task: Task) -> HeldOut | None:
         """Sources and references that are not the task's own."""
         if self.test_set is not None and self.languages is not None:
             name, (sources, references) = (
@@ -91,7 +91,7 @@ def evaluate_model(
     with trained_models(model_dir, gin_file, gin_param) as models:
         steps = chosen_steps(models.checkpoints, checkpoint)
         task = models.run.task
-        given = which.given(task) if isinstance(task, Translation) else None
+        given = which.given(task) if task.has_source else None
         rows, train_pairs = evaluation_rows(models, data_dir, which, given)
         to_translate = translation_parts(models, which, given, sentences)
         for step in steps:
@@ -132,7 +132,6 @@ def translations(
 ) -> list[Translated]:
     """What one checkpoint makes of the sources."""
     task = trained.run.task
-    assert isinstance(task, Translation)
     decoder = decoder_of([trained], wishes, None)
     with Bar("translate") as bar:
         return translate(
@@ -146,7 +145,7 @@ def translation_parts(
 ) -> list[HeldOut]:
     """The sentences to translate; none of a language model's."""
     task = models.run.task
-    if sentences == 0 or not isinstance(task, Translation):
+    if sentences == 0 or not task.has_source:
         return []
     parts = held_out(task, text.split) if given is None else [given]
     return parts if sentences is None else subset(parts, sentences)
@@ -161,14 +160,12 @@ def evaluation_rows(
     """
     task, (target, source) = models.run.task, models.vocabs
     if given is not None:
-        assert isinstance(task, Translation)
         pairs = [
             Pair(tagged(sentence, given.tag), reference)
             for sentence, reference in zip(given.sources, given.references[0], strict=True)
         ]
-        rows = PairRows.from_pairs(
-            pairs, models.vocabs.of_source, target, task.source_length, task.length
-        )
+        lengths = (task.row_lengths["source_length"], task.length)
+        rows: Rows = PairRows.from_pairs(pairs, models.vocabs.of_source, target, *lengths)
         if rows.counts.left_out:
             tell(f"{rows.counts.left_out} of {len(pairs)} pairs are longer than a row: no loss.")
         return rows, {}
@@ -180,9 +177,8 @@ def evaluation_rows(
         raise UserError(
             f"--split={text.split}: not in task {task.name}.  Legal: {', '.join(splits)}."
         )
-    train = splits["train"]
-    parts = train.parts if isinstance(train, PairRows) else ()
-    return splits[text.split], {part.name: part.counts.lines for part in parts}
+    train_pairs = {part.name: part.counts.lines for part in splits["train"].parts}
+    return splits[text.split], train_pairs
 
 
 def show(made: list[Translated], *, is_subset: bool) -> None:

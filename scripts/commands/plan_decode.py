@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from configs.errors import UserError
-from data.task import Translation
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import batch_shards
@@ -74,8 +73,8 @@ def lengths(
 ) -> tuple[int, int, int]:
     """Tokens of a source, of a prompt and new ones, as `decode` would have them, in its shapes."""
     task, options = run.task, Options()
-    if isinstance(task, Translation):
-        source = source_tokens or task.source_length
+    if task.has_source:
+        source = source_tokens or task.row_lengths["source_length"]
         prompt = prompt_tokens or 0
         most = max_tokens or int(source * options.length_factor) + options.length_extra
     elif source_tokens is not None:

@@ -210,9 +210,8 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
     """Refuses settings that do not go with a T5's weights and vocabulary."""
     huggingface.check_same(spec, run.model)
     check_sides(run)
-    assert isinstance(run.task, Translation)
     own = str(model_dir.absolute() / TARGET_FILE)
-    if run.task.vocab.model_file != own or run.task.source_vocab is not None:
+    if run.task.vocab.model_file != own or run.task.source_vocab_file != TARGET_FILE:
         raise UserError(
             "Translation.vocab: a T5 reads and writes its own vocabulary.  Leave Translation."
             "source_vocab and SentencePiece.model_file away."

@@ -6,7 +6,6 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from data.cache import prepare
-from data.task import Translation
 from data.vocabs import Vocabs
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
@@ -61,7 +60,7 @@ def translator(
 ) -> Callable[[Params], Quality] | None:
     """Measures, during training, some translations of the validation split."""
     task = run.task
-    if not run.bleu_sentences or not isinstance(task, Translation):
+    if not run.bleu_sentences or not task.has_source:
         return None
     parts = subset(held_out(task, "validation"), run.bleu_sentences)
     model, places = run.model.model(layout), run.model.most_places

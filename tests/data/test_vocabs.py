@@ -10,7 +10,7 @@ from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, Tsv
 from data.task import Translation
 from data.vocab import SentencePiece, make
-from data.vocabs import Vocabs, make_vocabs
+from data.vocabs import Vocabs
 
 SYLLABLES = [a + b for a, b in itertools.product("bdgklmnprst", "aeiou")]
 
@@ -41,7 +41,7 @@ def task_of(source, *, source_size=None, **changes):
 
 def made(task, vocab=None, source_vocab=None):
     said = []
-    return make_vocabs(task, vocab, source_vocab, said.append), said
+    return task.make_vocabs(vocab, source_vocab, said.append), said
 
 
 def test_a_joint_vocab_is_trained_on_both_sides(source):
@@ -81,7 +81,7 @@ def test_saved_vocabs_come_back(source, tmp_path):
         vocabs, _ = made(task)
         vocabs.save(folder)
         assert sorted(path.name for path in folder.iterdir()) == files
-        assert Vocabs.load(folder, task).hashes() == vocabs.hashes()
+        assert Vocabs.load(folder, task.source_vocab_file).hashes() == vocabs.hashes()
 
 
 def test_every_tag_is_one_subword_of_the_source_vocab(source):

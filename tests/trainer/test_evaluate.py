@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from data.packing.pair_rows import PairRows, Part
-from data.packing.rows import Counts, Rows
+from data.packing.pair_rows import PairRows
+from data.packing.rows import Counts, Rows, RowsOfPart
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import Bigram, log_probabilities, text_rows, weights
@@ -109,7 +109,7 @@ def in_parts(parts: dict[str, range]) -> PairRows:
         return Counts(tokens=int((ROWS.segments_BL[rows] > 0).sum()), rows=len(rows))
 
     arrays = (ROWS.targets_BL, ROWS.segments_BL)
-    named = [Part(name, rows, counts(rows), {}) for name, rows in parts.items()]
+    named = [RowsOfPart(name, rows, counts(rows), {}) for name, rows in parts.items()]
     return PairRows(*arrays, *arrays, ROWS.counts, parts=named)
 
 

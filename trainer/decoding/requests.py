@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.errors import UserError
 from data.sources.pairs import chosen_tag, tagged
-from data.task import Task, Translation
+from data.task import Task
 from data.vocab import EOS
 from data.vocabs import Vocabs
 from models.decoding.sampling import Sampling
@@ -63,7 +63,7 @@ def continuing(
 
 def translating(
     sources: Sequence[str],
-    task: Translation,
+    task: Task,
     vocabs: Vocabs,
     options: Options,
     most_places: int | None,
@@ -71,11 +71,12 @@ def translating(
 ) -> list[Request]:
     """Requests to translate each line; lines longer than the task's rows are cut and counted."""
     tag = chosen_tag(options.tag, task.tags)
+    source_length = task.row_lengths["source_length"]
     [prefix] = vocabs.target.encode([options.prefix or ""])
     requests, cut = [], 0
     for line, ids in enumerate(vocabs.of_source.encode([tagged(text, tag) for text in sources])):
-        if len(ids) + 1 > task.source_length:
-            ids, cut = ids[: task.source_length - 1], cut + 1
+        if len(ids) + 1 > source_length:
+            ids, cut = ids[: source_length - 1], cut + 1
         source = [*map(int, ids), EOS]
         most = options.max_tokens or int(len(source) * options.length_factor) + options.length_extra
         if most_places is not None:
@@ -84,7 +85,7 @@ def translating(
         requests.append(Request(prefix, most, seed_of(options, line), least, source))
     if cut:
         say(
-            f"Warning: {cut} of {len(sources)} lines have more than {task.source_length - 1} "
+            f"Warning: {cut} of {len(sources)} lines have more than {source_length - 1} "
             "tokens (Translation.source_length); only their beginnings are translated."
         )
     return requests
@@ -159,6 +160,6 @@ def requests_of(
     say: Say,
 ) -> list[Request]:
     """What the lines ask of a model of this task."""
-    if isinstance(task, Translation):
+    if task.has_source:
         return translating(lines, task, vocabs, options, most_places, say)
     return continuing(lines, vocabs, options, most_places, task.length // 2)

@@ -9,11 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.errors import UserError
-from data.packing.pair_rows import PairRows
-from data.packing.rows import Rows
-from data.sources.pairs import Pair, chosen_tag, tagged
-from data.task import Task, Translation
+from data.task import Task
 from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
 from trainer.evaluate import device_batches
@@ -50,7 +46,7 @@ def score_lines(
     A line longer than a row is scored in pieces, each without the ones before it.  Of a pair the
     target is scored; the score of one that is longer than a row is no number.
     """
-    rows, counted = packed(lines, task, vocabs, tag)
+    rows, counted = task.pack_lines(lines, vocabs, tag)
     assert rows.pieces is not None
     sharding = placement(model.layout, mesh, 1)
     losses_BL = []
@@ -68,26 +64,3 @@ def score_lines(
     totals[tokens == 0] = math.nan
     words = [len(line.split()) + 1 for line in counted]
     return [Score(*found) for found in zip(totals.tolist(), words, tokens.tolist(), strict=True)]
-
-
-def packed(
-    lines: Sequence[str], task: Task, vocabs: Vocabs, tag: str | None
-) -> tuple[Rows, Sequence[str]]:
-    """The lines in rows, and what of each is scored."""
-    if not isinstance(task, Translation):
-        return Rows.from_lines(lines, vocabs.target, task.length, packs=task.packs), lines
-    tag = chosen_tag(tag, task.tags)
-    pairs = [pair_of(number, line, tag) for number, line in enumerate(lines, 1)]
-    rows = PairRows.from_pairs(
-        pairs, vocabs.of_source, vocabs.target, task.source_length, task.length, packs=task.packs
-    )
-    return rows, [pair.target for pair in pairs]
-
-
-def pair_of(number: int, line: str, tag: str | None) -> Pair:
-    parts = line.split("\t")
-    if len(parts) != 2:
-        raise UserError(
-            f"line {number}: {len(parts) - 1} tabs; a pair is its source, one tab and its target."
-        )
-    return Pair(tagged(parts[0], tag), parts[1])

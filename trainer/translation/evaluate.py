@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from data.task import Translation
+from data.task import Task
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.requests import Options, Say, requests_of, texts_of
@@ -36,15 +36,12 @@ class Translated(NamedTuple):
     quality: Quality
 
 
-def held_out(task: Translation, split: str) -> list[HeldOut]:
+def held_out(task: Task, split: str) -> list[HeldOut]:
     """The pairs of a split, part by part."""
-    found = []
-    for name, part in task.source.parts_of(split).items():
-        pairs = list(part.untagged(split, task.clean.errors))
-        found.append(
-            HeldOut(name, part.tag, [p.source for p in pairs], [[p.target for p in pairs]])
-        )
-    return found
+    return [
+        HeldOut(name, tag, [pair.source for pair in pairs], [[pair.target for pair in pairs]])
+        for name, tag, pairs in task.test_pairs(split)
+    ]
 
 
 def subset(parts: Sequence[HeldOut], sentences: int) -> list[HeldOut]:
@@ -62,7 +59,7 @@ def subset(parts: Sequence[HeldOut], sentences: int) -> list[HeldOut]:
 def translate(
     decoder: Decoder,
     parts: Sequence[HeldOut],
-    task: Translation,
+    task: Task,
     vocabs: Vocabs,
     options: Options,
     most_places: int | None,
