@@ -25,7 +25,7 @@ from trainer.metrics import Line, Writers
 from trainer.multihost import connect
 from trainer.planning.prediction import foresee
 from trainer.planning.report import as_json
-from trainer.planning.training import traced
+from trainer.planning.training import trace_step
 from trainer.run import Run, program_of
 from trainer.step import Metrics, State, init_state
 from trainer.translation.metrics import Quality
@@ -142,7 +142,7 @@ def train(
         watcher.start(first_step, run.steps)
         foreseen = None
         if first_step < run.steps:
-            foreseen = foresee(traced(run, layout, mesh, state))
+            foreseen = foresee(trace_step(run, layout, mesh, state))
             watcher.say(foreseen.told)
             writers.plan(as_json(foreseen.plan, layout))
 

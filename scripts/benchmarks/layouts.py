@@ -20,8 +20,8 @@ from scripts.benchmarks.rounds import cores, show
 from scripts.commands.layouts import COMPILED
 from scripts.terminal import print_table, tell
 from trainer.planning.report import as_json
-from trainer.planning.search import named, ranked
-from trainer.planning.step_benchmark import Trial, slowness, take_turns
+from trainer.planning.search import rank_layouts
+from trainer.planning.step_benchmark import StepBenchmark, slowdown, time_rounds
 from trainer.run import Run
 
 DEVICES = 8
@@ -55,26 +55,26 @@ def main(
     host = measure_host(jax.devices())
     tell(str(host))
     start = time.perf_counter()
-    found = ranked(run, host, tell)
+    ranking = rank_layouts(run, host, tell)
     search_s = time.perf_counter() - start
-    trials = {}
-    for number, own in enumerate(found, 1):
+    benchmarks = {}
+    for number, ranked in enumerate(ranking, 1):
         start = time.perf_counter()
-        times = time.perf_counter if clock == "wall" else time.process_time
-        trials[named(own.layout)] = Trial(run, own.layout, times)
-        tell(f"compiled {number} of {len(found)} in {time.perf_counter() - start:.0f} s")
-    turns = take_turns(trials, rounds, tell)
-    ratios = {name: slowness(turns, name) for name in trials}
-    first = [named(own.layout) for own in found[:COMPILED]]
+        timer = time.perf_counter if clock == "wall" else time.process_time
+        benchmarks[ranked.name] = StepBenchmark(run, ranked.layout, timer)
+        tell(f"compiled {number} of {len(ranking)} in {time.perf_counter() - start:.0f} s")
+    times = time_rounds(benchmarks, rounds, tell)
+    ratios = {name: slowdown(times, name) for name in benchmarks}
+    first = [ranked.name for ranked in ranking[:COMPILED]]
     rows = [
-        (named(own.layout), f"{own.step_s:.3f}", f"{min(t[named(own.layout)] for t in turns):.3f}",
-         f"{ratios[named(own.layout)]:.2f}")
-        for own in found
+        (ranked.name, f"{ranked.step_s:.3f}", f"{min(t[ranked.name] for t in times):.3f}",
+         f"{ratios[ranked.name]:.2f}")
+        for ranked in ranking
     ]  # fmt: skip
     print_table(["layout, by the search's order", "predicted s", "least s", "by the best"], rows)
     show(
         {
-            "layouts": len(found),
+            "layouts": len(ranking),
             "winner": first[0],
             "winner_ratio": ratios[first[0]],
             "best_of_first": min(first, key=lambda name: ratios[name]),
@@ -85,11 +85,12 @@ def main(
             "clock": clock,
             "cores": cores(),
             "jax": jax.__version__,
-            "predicted_s": {named(own.layout): own.step_s for own in found},
+            "predicted_s": {ranked.name: ranked.step_s for ranked in ranking},
             "parts_s": {
-                named(f.layout): as_json(f.plan, f.layout)["step_time_parts_s"] for f in found
+                ranked.name: as_json(ranked.plan, ranked.layout)["step_time_parts_s"]
+                for ranked in ranking
             },
-            "seconds": {name: [turn[name] for turn in turns] for name in trials},
+            "seconds": {name: [seconds[name] for seconds in times] for name in benchmarks},
             "ratios": ratios,
         },
         json_file,

@@ -1,4 +1,4 @@
-"""`meshloom layouts` and `meshloom plan --compare`: several layouts of one run."""
+"""Runs `meshloom layouts` and `meshloom plan --compare`: compares layouts of one run."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,17 @@ from layouts.cost.interconnect import Slice
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
 from scripts.commands.common import Strings, open_output, settings, write_json
-from scripts.commands.plan import NO_COMPILER, Asked, plan_of, slice_named
+from scripts.commands.plan import NO_COMPILER, PlanInputs, best_plan, parse_topology
 from scripts.terminal import print_table, tell
 from trainer.checks import check_run
 from trainer.planning.report import as_json
 from trainer.planning.savings import smallest_slice
-from trainer.planning.search import Ranked, named, ranked, rehearsed, verified
+from trainer.planning.search import (
+    RankedLayout,
+    benchmark_layouts,
+    compile_layouts,
+    rank_layouts,
+)
 from trainer.run import Run
 
 COMPILED = 3  # of the best by their traces
@@ -43,14 +48,14 @@ def compare(
     analytic: bool,
 ) -> None:
     """Plans one run under several layout files, the fastest first."""
-    slice, found = slice_named(topology), {}
+    slice, figures = parse_topology(topology), {}
     for name in layouts:
-        asked = Asked.read(settings(None, (*gin_file, name), gin_param), slice)
-        asked.check(asked.run)
-        found[Path(name).stem] = as_json(plan_of(asked, analytic), asked.layout)
-    names = sorted(found, key=lambda name: (found[name]["fits"] is False, seconds(found[name])))
-    print_table(["layout", *COLUMNS], [[name, *row(found[name])] for name in names])
-    write_json(json_file, {name: found[name] for name in names})
+        inputs = PlanInputs.read(settings(None, (*gin_file, name), gin_param), slice)
+        inputs.check(inputs.run)
+        figures[Path(name).stem] = as_json(best_plan(inputs, analytic), inputs.layout)
+    names = sorted(figures, key=lambda name: fastest_first(figures[name]))
+    print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
+    write_json(json_file, {name: figures[name] for name in names})
 
 
 def search(
@@ -63,77 +68,86 @@ def search(
 ) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
     run = settings(None, gin_file, gin_param).make(Run)
-    slice = slice_named(topology)
+    slice = parse_topology(topology)
     check_run(run)
     if verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-    found = ranked(run, slice or measure_host(jax.devices()), tell)
-    best, how = found, "by their traces"
+    ranking = rank_layouts(run, slice or measure_host(jax.devices()), tell)
+    best, basis = ranking, "by their traces"
     if slice is not None:
-        refuse_what_fits_nowhere(found, slice)
+        check_any_fits(ranking, slice)
     if verify:
         if slice is None:
-            best = rehearsed(run, found[:COMPILED], tell)
+            best = benchmark_layouts(run, ranking[:COMPILED], tell)
         else:
-            best = verified(run, slice, found, COMPILED, tell)
-        how = f"the first {len(best)} by their {'steps' if slice is None else 'compiled programs'}"
-        found = [*best, *found[len(best) :]]
-    facts = {named(own.layout): facts_of(own) for own in found}
-    print_table(["layout", "by", *COLUMNS], [[n, f["by"], *row(f)] for n, f in facts.items()])
-    write_json(json_file, [{"layout": name, **own} for name, own in facts.items()])
+            best = compile_layouts(run, slice, ranking, COMPILED, tell)
+        basis = (
+            f"the first {len(best)} by their {'steps' if slice is None else 'compiled programs'}"
+        )
+        ranking = [*best, *ranking[len(best) :]]
+    figures = {ranked.name: figures_of(ranked) for ranked in ranking}
+    print_table(
+        ["layout", "by", *COLUMNS], [[name, own["by"], *row(own)] for name, own in figures.items()]
+    )
+    write_json(json_file, [{"layout": name, **own} for name, own in figures.items()])
     if output is not None:
         with open_output(output) as file:
-            head = f"The fastest of {len(found)} layouts on {where_of(slice)}, {how}"
+            head = f"The fastest of {len(ranking)} layouts on {devices_text(slice)}, {basis}"
             file.write(as_gin(best[0].layout, [f"{head}:", *comments(best)]))
         tell(f"Wrote {output}.")
 
 
-def refuse_what_fits_nowhere(found: Sequence[Ranked], slice: Slice) -> None:
-    least = min((own.plan for own in found), key=lambda plan: plan.counted.needed_bytes)
+def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:
+    least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
     if not least.fits:
         raise UserError(
-            f"--topology={slice.name}: none of {len(found)} layouts fits; the least needs "
-            f"{size_text(least.counted.needed_bytes)} a device, and there are "
+            f"--topology={slice.name}: none of {len(ranking)} layouts fits; the least needs "
+            f"{size_text(least.memory.needed_bytes)} a device of "
             f"{size_text(slice.chip.memory_bytes)}.  {smallest_slice(least)}"
         )
 
 
-def where_of(slice: Slice | None) -> str:
+def devices_text(slice: Slice | None) -> str:
     return f"{len(jax.devices())} devices of one machine" if slice is None else slice.name
 
 
-def comments(found: Sequence[Ranked]) -> list[str]:
-    """What a layout file says of itself and of those that it beat, all known in the same way."""
-    best = found[0]
-    held = size_text(best.plan.counted.needed_bytes)
+def comments(ranking: Sequence[RankedLayout]) -> list[str]:
+    """Writes what a layout file says of the layout and of the runners-up, on the same basis."""
+    best = ranking[0]
+    memory = size_text(best.plan.memory.needed_bytes)
     fits = ", which fits" * (best.plan.fits is True)
     return [
-        f"{best.step_s:.4g} s a step, {held} a device{fits}.  Runners-up:",
-        *(
-            f"{own.step_s / best.step_s - 1:+.0%}{', does not fit' * (own.plan.fits is False)}:"
-            f" {named(own.layout)}"
-            for own in found[1 : 1 + RUNNERS_UP]
-        ),
+        f"{best.step_s:.4g} s a step, {memory} a device{fits}.  Runners-up:",
+        *(comment(ranked, best) for ranked in ranking[1 : 1 + RUNNERS_UP]),
     ]
 
 
-def seconds(facts: dict[str, Any]) -> float:
-    return math.inf if facts["step_time_s"] is None else facts["step_time_s"]
+def comment(ranked: RankedLayout, best: RankedLayout) -> str:
+    """Writes how much slower than the best a layout is."""
+    misfit = ", does not fit" * (ranked.plan.fits is False)
+    return f"{ranked.step_s / best.step_s - 1:+.0%}{misfit}: {ranked.name}"
 
 
-def facts_of(own: Ranked) -> dict[str, Any]:
-    """The plan's figures, and what the time of a step is known by."""
-    facts = {"by": own.how, **as_json(own.plan, own.layout), "step_time_s": own.step_s}
-    return facts | {"tokens_per_s": own.plan.tokens_per_step / own.step_s}
+def fastest_first(figures: dict[str, Any]) -> tuple[bool, float]:
+    """Orders plans by time, after those that fit, or may, the others."""
+    step_s = figures["step_time_s"]
+    return figures["fits"] is False, math.inf if step_s is None else step_s
 
 
-def row(facts: dict[str, Any]) -> list[str]:
-    """A plan as a line of a table."""
-    received = sum(own["received_bytes"] for own in facts["collectives"])
-    known = {True: "yes", False: "no", None: "unknown"}[facts["fits"]]
-    line = [known, size_text(facts["bytes_per_device"]), size_text(received)]
-    if facts["step_time_s"] is None:
+def figures_of(ranked: RankedLayout) -> dict[str, Any]:
+    """Lists the plan's figures, and what the time of a step is known by."""
+    plan, step_s = ranked.plan, ranked.step_s
+    figures = {"by": ranked.basis, **as_json(plan, ranked.layout), "step_time_s": step_s}
+    return figures | {"tokens_per_s": plan.tokens_per_step / step_s}
+
+
+def row(figures: dict[str, Any]) -> list[str]:
+    """Writes a plan as a line of a table."""
+    received_bytes = sum(collective["received_bytes"] for collective in figures["collectives"])
+    fits = {True: "yes", False: "no", None: "unknown"}[figures["fits"]]
+    line = [fits, size_text(figures["bytes_per_device"]), size_text(received_bytes)]
+    if figures["step_time_s"] is None:
         return [*line, "unknown", "unknown", "unknown"]
-    times = (f"{facts['step_time_s']:.4g}", f"{facts['tokens_per_s']:,.0f}")
-    share = "unknown" if facts["utilisation"] is None else f"{facts['utilisation']:.1%}"
+    times = (f"{figures['step_time_s']:.4g}", f"{figures['tokens_per_s']:,.0f}")
+    share = "unknown" if figures["utilisation"] is None else f"{figures['utilisation']:.1%}"
     return [*line, *times, share]

@@ -1,4 +1,4 @@
-"""`meshloom plan --decode`: what decoding will cost, as tables, JSON and one page."""
+"""Runs `meshloom plan --decode`: predicts what decoding costs, as tables, JSON and one page."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,6 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import batch_shards
-from models.decoding.sampling import Sampling
 from scripts.commands.common import (
     Strings,
     rounded,
@@ -17,20 +16,26 @@ from scripts.commands.common import (
     write_json,
 )
 from scripts.commands.decode import BATCH, Wishes
-from scripts.commands.plan import (
-    Asked,
-    causes,
-    mesh_for,
-    print_collectives,
-    print_times,
-    slice_named,
-)
+from scripts.commands.plan import PlanInputs, mesh_to_compile_for, parse_topology
 from scripts.commands.plan_page import write_page
-from scripts.terminal import print_table
+from scripts.commands.plan_tables import (
+    print_collectives,
+    print_memory,
+    print_times,
+    print_unexpected,
+    summary_line,
+)
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import Options
-from trainer.planning.decoding import DecodePlan, Wanted, compiled, plan, planned, traced
-from trainer.planning.report import collectives
+from trainer.planning.decoding import (
+    DecodePlan,
+    DecodeShape,
+    compile_decode,
+    plan_decode,
+    plan_decode_from_trace,
+    trace_decode,
+)
+from trainer.planning.report import decode_as_json
 from trainer.run import Run
 
 
@@ -45,38 +50,43 @@ def plan_decoding(
     source_tokens: int | None,
     prompt_tokens: int | None,
     max_tokens: int | None,
-    **wished: Any,
+    **flags: Any,
 ) -> None:
     """Plans the decoding of one batch under one layout."""
-    asked = Asked.read(settings(None, gin_file, gin_param), slice_named(topology))
-    warn_unused(asked.config, Run, Layout)
-    _, run, layout, slice, sizes = asked
-    rows = rounded(batch_sequences or BATCH, batch_shards(layout, sizes) * rows_of_group(run))
-    asked.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
-    tokens = lengths(run, source_tokens, prompt_tokens, max_tokens)
-    wanted = Wanted(Wishes(**wished).search(run.task), rows, *tokens)
-    mesh = None if analytic else mesh_for(asked)
-    if mesh is None:
-        found = planned(run, layout, sizes, slice, wanted)
-    else:
-        step = traced(run, layout, mesh, wanted)
-        found = plan(step, slice, compiled(step))
-    facts = as_json(found)
-    show(found, facts, asked.title)
-    write_json(json_file, facts)
+    inputs = PlanInputs.read(settings(None, gin_file, gin_param), parse_topology(topology))
+    warn_unused(inputs.config, Run, Layout)
+    run, shards = inputs.run, batch_shards(inputs.layout, inputs.sizes)
+    rows = rounded(batch_sequences or BATCH, shards * rows_of_group(run))
+    inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
+    tokens = padded_lengths(run, source_tokens, prompt_tokens, max_tokens)
+    shape = DecodeShape(Wishes(**flags).search(run.task), rows, *tokens)
+    plan = best_plan(inputs, shape, analytic)
+    figures = decode_as_json(plan)
+    print_plan(plan, figures, inputs.title)
+    write_json(json_file, figures)
     if html is not None:
-        write_page(html, f"Decoding: {asked.title}", facts)
+        write_page(html, f"Decoding: {inputs.title}", figures)
 
 
-def lengths(
+def best_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
+    """Makes the best plan that this machine can, and says what is missing in it."""
+    _, run, layout, slice, sizes = inputs
+    mesh = None if analytic else mesh_to_compile_for(inputs)
+    if mesh is None:
+        return plan_decode_from_trace(run, layout, sizes, slice, shape)
+    step = trace_decode(run, layout, mesh, shape)
+    return plan_decode(step, slice, compile_decode(step))
+
+
+def padded_lengths(
     run: Run, source_tokens: int | None, prompt_tokens: int | None, max_tokens: int | None
 ) -> tuple[int, int, int]:
-    """Tokens of a source, of a prompt and new ones, as `decode` would have them, in its shapes."""
+    """Returns the tokens of a source, of a prompt and new ones, padded as `decode` pads them."""
     task, options = run.task, Options()
     if task.has_source:
         source = source_tokens or task.row_lengths["source_length"]
         prompt = prompt_tokens or 0
-        most = max_tokens or int(source * options.length_factor) + options.length_extra
+        new = max_tokens or int(source * options.length_factor) + options.length_extra
     elif source_tokens is not None:
         raise UserError(
             f"--source_tokens={source_tokens}: the model translates nothing.  "
@@ -84,102 +94,56 @@ def lengths(
         )
     else:
         source, prompt = 0, task.length // 2 if prompt_tokens is None else prompt_tokens
-        most = max_tokens or task.length // 2
-    places = run.model.most_places
-    if places is not None and max_tokens is None:
-        most = max(1, min(most, places - 1 - prompt))
-    if places is not None and prompt + 1 + most > places:
+        new = max_tokens or task.length // 2
+    positions = run.model.most_places
+    if positions is not None and max_tokens is None:
+        new = max(1, min(new, positions - 1 - prompt))
+    if positions is not None and prompt + 1 + new > positions:
         raise UserError(
-            f"{prompt} prompt tokens and {most} new ones do not fit in the model's {places} "
+            f"{prompt} prompt tokens and {new} new ones do not fit in the model's {positions} "
             "learned positions.  Lower --prompt_tokens or --max_tokens."
         )
-    return padded(source) if source else 0, padded(prompt) if prompt else 0, padded(most)
+    return padded(source) if source else 0, padded(prompt) if prompt else 0, padded(new)
 
 
-def as_json(found: DecodePlan) -> dict[str, Any]:
-    """Every figure of a plan by a stable name; None where it is not known."""
-    step, counted, slice = found.step, found.counted, found.slice
-    start, token = found.timings or (None, None)
-    wanted, search = step.wanted, step.wanted.search
-    return {
-        "topology": None if slice is None else slice.name,
-        "devices": found.devices,
-        "mesh": step.sizes,
-        "compiled_for": counted.compiled_for,
-        "batch_sequences": wanted.rows,
-        "source_tokens": wanted.source_tokens,
-        "prompt_tokens": wanted.prompt_tokens,
-        "new_tokens": wanted.new_tokens,
-        "hypotheses": search.width,
-        "flat": search.flat,
-        "draws": isinstance(search, Sampling) and search.temperature > 0,
-        "fits": found.fits,
-        "bytes_per_device": counted.needed_bytes,
-        "memory_bytes": None if slice is None else slice.chip.memory_bytes,
-        "bytes_by_cause": dict(counted.bytes_by_cause),
-        "cache_bytes": found.cache_bytes,
-        "parameters": found.parameters,
-        "model_flops": found.model_flops,
-        "executed_flops": found.executed_flops,
-        "collectives": [
-            {"part": name, **row}
-            for name, part in (("token", counted.token), ("start", counted.start))
-            for row in collectives(part.collectives, slice, found.places, step.sizes)
-        ],
-        "unexpected_collectives": [str(unexpected) for unexpected in found.unexpected_collectives],
-        "read_bytes_per_token": counted.token.read_bytes,
-        "start_latency_s": None if start is None else start.step_s,
-        "start_parts_s": None if start is None else start.parts,
-        "token_latency_s": found.token_s,
-        "token_parts_s": None if token is None else token.parts,
-        "output_latency_s": found.output_s,
-        "tokens_per_s": found.tokens_per_s,
-        "compile_s": counted.compile_s,
-    }
+def print_plan(plan: DecodePlan, figures: dict[str, Any], title: str) -> None:
+    print(f"Plan of decoding: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
+    print(f"{batch_text(figures)}.")
+    print_memory(figures)
+    print_collectives([row for row in figures["collectives"] if row["part"] == "token"], "token")
+    if plan.timings is not None:
+        print_times("start", plan.timings.prefill)
+        print_times("token", plan.timings.token)
+    print_unexpected(figures)
+    print(summary(figures))
 
 
-def show(found: DecodePlan, facts: dict[str, Any], place: str) -> None:
-    """Prints a plan."""
-    print(f"Plan of decoding: {place}, {found.devices:,} devices, {found.parameters:,} parameters")
-    print(f"{described(facts)}.")
-    print_table(["memory of a device", "bytes"], [(c, size_text(n)) for c, n in causes(facts)])
-    print_collectives([c for c in facts["collectives"] if c["part"] == "token"], "a token")
-    for name, timing in zip(("start", "token"), found.timings or (), strict=False):
-        print_times(name, timing)
-    for unexpected in found.unexpected_collectives:
-        print(f"Unlike what the layout asks for: {unexpected}.")
-    print(summary(facts))
-
-
-def described(facts: dict[str, Any]) -> str:
-    """What is decoded, in the lengths that it is padded to."""
-    count, width = facts["batch_sequences"], facts["hypotheses"]
+def batch_text(figures: dict[str, Any]) -> str:
+    """Describes what is decoded, in the lengths that it is padded to."""
+    count, width = figures["batch_sequences"], figures["hypotheses"]
     parts = [f"{count:,} rows" if count > 1 else "1 row"]
-    if facts["source_tokens"]:
-        parts.append(f"of {facts['source_tokens']:,} source tokens")
-    parts.append(f"{facts['prompt_tokens']:,} prompt tokens, {facts['new_tokens']:,} new ones")
+    if figures["source_tokens"]:
+        parts.append(f"of {figures['source_tokens']:,} source tokens")
+    parts.append(f"{figures['prompt_tokens']:,} prompt tokens, {figures['new_tokens']:,} new ones")
     if width > 1:
-        kind = "samples" if facts["draws"] else "hypotheses"
-        parts.append(f"{width} {kind} a row in {'one cache' if facts['flat'] else 'caches apart'}")
+        kind = "samples" if figures["draws"] else "hypotheses"
+        caches = "one cache" if figures["flat"] else "separate caches"
+        parts.append(f"{width} {kind} a row in {caches}")
     return ", ".join(parts)
 
 
-def summary(facts: dict[str, Any]) -> str:
-    """A plan in one line."""
-    known = {True: "fits", False: "does not fit", None: "memory"}[facts["fits"]]
-    cache, executed = facts["bytes_by_cause"]["cache"], facts["executed_flops"]
+def summary(figures: dict[str, Any]) -> str:
+    """Writes a plan in one line."""
+    cache, executed = figures["bytes_by_cause"]["cache"], figures["executed_flops"]
     parts = [
-        f"{known}: {size_text(facts['bytes_per_device'])} a device",
-        f"cache {size_text(cache)} a device, {size_text(facts['cache_bytes'])} in all",
-        f"{facts['model_flops']:.3g} FLOPs for all outputs ({executed:.3g} executed)",
+        f"cache {size_text(cache)} a device, {size_text(figures['cache_bytes'])} in all",
+        f"{figures['model_flops']:.3g} FLOPs for all outputs ({executed:.3g} executed)",
     ]
-    if facts["token_latency_s"] is not None:
+    if figures["token_latency_s"] is not None:
         parts += [
-            f"{1e3 * facts['token_latency_s']:.3g} ms a token",
-            f"{facts['output_latency_s']:.3g} s an output, of which "
-            f"{facts['start_latency_s']:.3g} s before its first token",
-            f"{facts['tokens_per_s']:,.1f} tokens/s, one text a row",
+            f"{1e3 * figures['token_latency_s']:.3g} ms a token",
+            f"{figures['output_latency_s']:.3g} s an output, of which "
+            f"{figures['start_latency_s']:.3g} s before its first token",
+            f"{figures['tokens_per_s']:,.1f} tokens/s, one text a row",
         ]
-    if facts["compile_s"] is not None:
-        parts.append(f"compiled in {facts['compile_s']:.0f} s")
-    return "; ".join(parts) + "."
+    return summary_line(figures, parts)

@@ -1,4 +1,4 @@
-"""A plan as one HTML page that needs no other file."""
+"""Writes a plan as one HTML page that needs no other file."""
 
 import html
 from typing import Any
@@ -23,45 +23,47 @@ TIMES = {
 }
 
 
-def write_page(file: str, title: str, facts: dict[str, Any]) -> None:
+def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
     """Writes the page of a plan, of training or of decoding, from its figures."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
         f"<style>{STYLE}{BARS}</style><h1>{html.escape(title)}</h1>",
-        table([{"figure": name, "value": shown(facts[name])} for name in HEAD if name in facts]),
+        table(
+            [{"figure": name, "value": text_of(figures[name])} for name in HEAD if name in figures]
+        ),
         "<h2>Memory of a device</h2>",
-        bar(facts["bytes_by_cause"], facts["memory_bytes"]),
-        table([{"cause": c, "bytes": n} for c, n in facts["bytes_by_cause"].items()]),
+        bar(figures["bytes_by_cause"], figures["memory_bytes"]),
+        table([{"cause": c, "bytes": n} for c, n in figures["bytes_by_cause"].items()]),
     ]
     for name, heading in TIMES.items():
-        times = {part: s for part, s in (facts.get(name) or {}).items() if s}
+        times = {part: s for part, s in (figures.get(name) or {}).items() if s}
         if times:
             parts += [f"<h2>{heading}</h2>", bar(times, None)]
             parts.append(table([{"part": part, "s": s} for part, s in times.items()]))
     lists = [
-        {**c, "mesh_axes": ", ".join(c["mesh_axes"]), "overlaps": shown(c["overlaps"])}
-        for c in facts["collectives"]
+        {**c, "mesh_axes": ", ".join(c["mesh_axes"]), "overlaps": text_of(c["overlaps"])}
+        for c in figures["collectives"]
     ]
     parts += ["<h2>Collectives</h2>", table(lists)]
-    if facts["unexpected_collectives"]:
-        items = "".join(f"<li>{html.escape(text)}" for text in facts["unexpected_collectives"])
-        parts.append(f"<h2>Unlike what the layout asks for</h2><ul>{items}</ul>")
-    if "weights" in facts:
-        parts += ["<h2>Largest weights</h2>", table(facts["weights"])]
+    if figures["surprises"]:
+        items = "".join(f"<li>{html.escape(text)}" for text in figures["surprises"])
+        parts.append(f"<h2>Where the compiled program differs from the layout</h2><ul>{items}</ul>")
+    if "weights" in figures:
+        parts += ["<h2>Largest weights</h2>", table(figures["weights"])]
     with open_output(file) as page:
         page.write("\n".join(parts))
     click.echo(f"Wrote {file}.")
 
 
-def shown(value: object) -> object:
-    """What a table says of a yes, a no or an unknown."""
+def text_of(value: object) -> object:
+    """Writes yes, no, unknown or the value itself."""
     if value is None:
         return "unknown"
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 def bar(sizes: dict[str, float], whole: float | None) -> str:
-    """Parts beside each other; the rest of the whole stays empty."""
+    """Draws parts beside each other; the rest of the whole stays empty."""
     total = max(sum(sizes.values()), whole or 0.0) or 1.0
     parts = "".join(
         f'<div style="width:{100 * size / total:.2f}%;background:{COLOURS[i % len(COLOURS)]}"'

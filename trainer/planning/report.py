@@ -1,77 +1,115 @@
-"""A plan's figures by stable names, for files and tables."""
+"""Lists a plan's figures under stable names, for files and tables."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from layouts.cost.collectives import Collective, heaviest
-from layouts.cost.interconnect import Slice
 from layouts.cost.step_time import seconds
 from layouts.layout import Layout
 from layouts.lint.report import table
-from trainer.planning.training import Plan
+from models.decoding.sampling import Sampling
+from trainer.planning.counts import ProgramPlan
+from trainer.planning.decoding import DecodePlan
+from trainer.planning.training import StepPlan
 
-SHOWN = 12  # weights
+MAX_WEIGHTS = 12  # in a list of the largest
 HOUR_S = 3600
 
 
-def as_json(found: Plan, layout: Layout) -> dict[str, Any]:
-    """Every figure of a plan by a stable name; None where it is not known."""
-    step_s, slice = found.step_s, found.slice
-    hours = None if step_s is None else step_s * found.run.steps / HOUR_S
-    weights = table(found.weights, layout, found.mesh)
-    weights.sort(key=lambda row: -row.bytes_per_device)
+def as_json(plan: StepPlan, layout: Layout) -> dict[str, Any]:
+    """Lists every figure of a training plan; None where it is not known."""
+    step_s, slice = plan.step_s, plan.slice
+    hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
     return {
-        "topology": None if slice is None else slice.name,
-        "devices": found.devices,
-        "mesh": dict(found.mesh),
-        "compiled_for": found.counted.compiled_for,
-        "fits": found.fits,
-        "bytes_per_device": found.counted.needed_bytes,
-        "memory_bytes": None if slice is None else slice.chip.memory_bytes,
-        "bytes_by_cause": dict(found.counted.bytes_by_cause),
-        "parameters": found.parameters,
-        "model_flops": found.model_flops,
-        "executed_flops": found.executed_flops,
-        "collectives": collectives(found.counted.collectives, slice, found.places, found.mesh),
-        "unexpected_collectives": [str(unexpected) for unexpected in found.unexpected_collectives],
+        **common_figures(plan),
+        "collectives": collectives(plan, plan.work.collectives),
         "step_time_s": step_s,
-        "step_time_parts_s": None if found.timing is None else found.timing.parts,
-        "tokens_per_step": found.tokens_per_step,
-        "tokens_per_s": None if step_s is None else found.tokens_per_step / step_s,
-        "utilisation": found.utilisation,
-        "run_steps": found.run.steps,
+        "step_time_parts_s": None if plan.timing is None else plan.timing.parts,
+        "tokens_per_step": plan.tokens_per_step,
+        "tokens_per_s": None if step_s is None else plan.tokens_per_step / step_s,
+        "utilisation": plan.utilisation,
+        "run_steps": plan.run.steps,
         "run_hours": hours,
         "chip_hours": None if hours is None or slice is None else hours * slice.chips,
-        "compile_s": found.counted.compile_s,
-        "weights": [
-            {"path": row.path, "axes": row.axes, "bytes": row.bytes,
-             "bytes_per_device": row.bytes_per_device}
-            for row in weights[:SHOWN]
+        "weights": largest_weights(plan, layout),
+    }
+
+
+def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
+    """Lists every figure of a decoding plan; None where it is not known."""
+    shape, timings = plan.step.shape, plan.timings
+    search, work = shape.search, plan.work
+    return {
+        **common_figures(plan),
+        "batch_sequences": shape.rows,
+        "source_tokens": shape.source_tokens,
+        "prompt_tokens": shape.prompt_tokens,
+        "new_tokens": shape.new_tokens,
+        "hypotheses": search.width,
+        "flat": search.flat,
+        "draws": isinstance(search, Sampling) and search.temperature > 0,
+        "cache_bytes": plan.cache_bytes,
+        "collectives": [
+            {"part": name, **row}
+            for name, part in (("token", work.token), ("start", work.prefill))
+            for row in collectives(plan, part.collectives)
         ],
-    }  # fmt: skip
+        "read_bytes_per_token": work.token.read_bytes,
+        "start_latency_s": None if timings is None else timings.prefill.step_s,
+        "start_parts_s": None if timings is None else timings.prefill.parts,
+        "token_latency_s": plan.token_s,
+        "token_parts_s": None if timings is None else timings.token.parts,
+        "output_latency_s": plan.output_s,
+        "tokens_per_s": plan.tokens_per_s,
+    }
 
 
-def collectives(
-    counted: Iterable[Collective],
-    slice: Slice | None,
-    places: np.ndarray | None,
-    mesh: Mapping[str, int],
-) -> list[dict[str, Any]]:
-    """All collectives, what a device receives the most of first."""
+def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
+    """Lists the figures that training and decoding have in common."""
+    slice, memory = plan.slice, plan.memory
+    return {
+        "topology": None if slice is None else slice.name,
+        "devices": plan.devices,
+        "mesh": dict(plan.mesh),
+        "compiled_for": memory.compiled_for,
+        "compile_s": memory.compile_s,
+        "fits": plan.fits,
+        "bytes_per_device": memory.needed_bytes,
+        "memory_bytes": None if slice is None else slice.chip.memory_bytes,
+        "bytes_by_cause": dict(memory.bytes_by_cause),
+        "parameters": plan.parameters,
+        "model_flops": plan.model_flops,
+        "executed_flops": plan.executed_flops,
+        "surprises": [str(unexpected) for unexpected in plan.unexpected_collectives],
+    }
+
+
+def largest_weights(plan: StepPlan, layout: Layout) -> list[dict[str, Any]]:
+    """Lists the weights that take the most of one device, the largest first."""
+    rows = table(plan.weights, layout, plan.mesh)
+    rows.sort(key=lambda row: -row.bytes_per_device)
+    return [
+        {"path": row.path, "axes": row.axes, "bytes": row.bytes,
+         "bytes_per_device": row.bytes_per_device}
+        for row in rows[:MAX_WEIGHTS]
+    ]  # fmt: skip
+
+
+def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
+    """Lists all collectives, those of which a device receives the most first."""
     rows = []
-    for own in heaviest(counted):
+    for collective in heaviest(counted):
         row = {
-            "kind": own.kind,
-            "mesh_axes": list(own.mesh_axes),
-            "count": own.times,
-            "bytes": own.bytes,
-            "received_bytes": round(own.received_bytes),
-            "overlaps": own.overlaps,
-            "source": own.source,
+            "kind": collective.kind,
+            "mesh_axes": list(collective.mesh_axes),
+            "count": collective.times,
+            "bytes": collective.bytes,
+            "received_bytes": round(collective.received_bytes),
+            "overlaps": collective.overlaps,
+            "source": collective.source,
         }
-        if places is not None and slice is not None:
-            row["seconds"] = own.times * seconds(slice, places, mesh, own)
+        if plan.device_coords is not None and plan.slice is not None:
+            time_s = seconds(plan.slice, plan.device_coords, plan.mesh, collective)
+            row["seconds"] = collective.times * time_s
         rows.append(row)
     return rows

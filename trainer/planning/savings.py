@@ -1,4 +1,4 @@
-"""What would make a run fit, by tracing each change: the bytes it saves and the time it costs."""
+"""Finds settings with which a run needs less memory, and what each costs in time."""
 
 import dataclasses
 import math
@@ -9,14 +9,14 @@ from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from models.initializers import Precision
 from models.transformer import Transformer
-from trainer.planning.training import Plan, planned
+from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 
 GB = 1e9
 
 
-class Change(NamedTuple):
-    """A setting that saves memory, by estimates from a trace."""
+class MemorySaving(NamedTuple):
+    """Says how much memory a setting saves, by estimates from a trace."""
 
     setting: str
     saved_bytes: int
@@ -27,35 +27,36 @@ class Change(NamedTuple):
         return f"{self.setting} saves about {self.saved_bytes / GB:,.2f} GB a device, for {cost}."
 
 
-def advice(found: Plan, layout: Layout) -> list[Change]:
-    """Changes that save memory, the most first."""
-    base = planned(found.run, layout, dict(found.mesh), found.slice)
-    listed = []
-    pieces = batch_shards(layout, found.mesh)
-    for setting, run in changes(found.run):
-        if run.batch_sequences // run.microbatches % pieces:
+def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
+    """Lists settings that save memory, the largest saving first."""
+    base = plan_from_trace(plan.run, layout, dict(plan.mesh), plan.slice)
+    savings = []
+    shards = batch_shards(layout, plan.mesh)
+    for setting, run in variants(plan.run):
+        if run.batch_sequences // run.microbatches % shards:
             continue
-        other = planned(run, layout, dict(found.mesh), found.slice)
-        saved = base.counted.needed_bytes - other.counted.needed_bytes
-        if saved > 0:
+        other = plan_from_trace(run, layout, dict(plan.mesh), plan.slice)
+        saved_bytes = base.memory.needed_bytes - other.memory.needed_bytes
+        if saved_bytes > 0:
             slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
-            listed.append(Change(setting, saved, slower))
-    return sorted(listed, key=lambda change: -change.saved_bytes)
+            savings.append(MemorySaving(setting, saved_bytes, slower))
+    return sorted(savings, key=lambda saving: -saving.saved_bytes)
 
 
-def smallest_slice(found: Plan) -> str:
-    """How many devices of this kind would hold it at the least, if all could be split evenly."""
-    assert found.slice is not None
-    slice, need = found.slice, found.counted.needed_bytes * found.devices
-    side = math.ceil((need / slice.chip.memory_bytes / slice.chip.cores) ** (1 / slice.chip.axes))
+def smallest_slice(plan: StepPlan) -> str:
+    """Names the smallest slice of these chips that holds the run, if all of it splits evenly."""
+    assert plan.slice is not None
+    slice, all_bytes = plan.slice, plan.memory.needed_bytes * plan.devices
+    chips = all_bytes / slice.chip.memory_bytes / slice.chip.cores
+    side = math.ceil(chips ** (1 / slice.chip.axes))
     extent = 2 ** max(0, (side - 1).bit_length())
     name = f"{slice.kind}:" + "x".join([str(extent)] * slice.chip.axes)
-    devices = math.ceil(need / slice.chip.memory_bytes)
-    return f"Split evenly it would need at least {devices:,} devices: try --topology={name}."
+    devices = math.ceil(all_bytes / slice.chip.memory_bytes)
+    return f"Split evenly, it needs at least {devices:,} devices: try --topology={name}."
 
 
-def changes(run: Run) -> Iterator[tuple[str, Run]]:
-    """Settings that may save memory, and the run with each."""
+def variants(run: Run) -> Iterator[tuple[str, Run]]:
+    """Yields settings that may save memory, and the run with each."""
     model = run.model
     for count in (2 * run.microbatches, 4 * run.microbatches):
         if run.batch_sequences % count == 0:
@@ -63,16 +64,16 @@ def changes(run: Run) -> Iterator[tuple[str, Run]]:
     if not isinstance(model, Transformer):
         return
 
-    def having(**settings: Any) -> Run:
+    def with_model(**settings: Any) -> Run:
         return dataclasses.replace(run, model=dataclasses.replace(model, **settings))
 
     if model.remat != "full":
-        yield 'Transformer.remat = "full"', having(remat="full")
+        yield 'Transformer.remat = "full"', with_model(remat="full")
     if model.loss_chunks == 1:
-        yield "Transformer.loss_chunks = 8", having(loss_chunks=8)
+        yield "Transformer.loss_chunks = 8", with_model(loss_chunks=8)
     if model.precision.compute == "float32":
-        own = dataclasses.replace(model.precision, compute="bfloat16")
-        yield 'Precision.compute = "bfloat16"', having(precision=own)
+        precision = dataclasses.replace(model.precision, compute="bfloat16")
+        yield 'Precision.compute = "bfloat16"', with_model(precision=precision)
     if model.precision.store == "float32":
-        own = Precision(store="bfloat16", compute=model.precision.compute)
-        yield 'Precision.store = "bfloat16"', having(precision=own)
+        precision = Precision(store="bfloat16", compute=model.precision.compute)
+        yield 'Precision.store = "bfloat16"', with_model(precision=precision)

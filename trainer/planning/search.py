@@ -1,4 +1,4 @@
-"""The layout under which a run is the fastest, of those that fit."""
+"""Searches the layout under which a run is the fastest, among those that fit."""
 
 import dataclasses
 import math
@@ -15,30 +15,38 @@ from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
 from layouts.mesh import batch_shards, make_mesh, mesh_sizes, topology_mesh
 from trainer.checks import record_loss
-from trainer.planning.step_benchmark import Trial, median_s, slowness, take_turns
-from trainer.planning.training import Plan, compiled, plan, planned, planned_here, reordered, traced
+from trainer.planning.step_benchmark import StepBenchmark, median_s, slowdown, time_rounds
+from trainer.planning.training import (
+    StepPlan,
+    compile_step,
+    plan_from_trace,
+    plan_on_host,
+    plan_step,
+    trace_step,
+    with_device_order,
+)
 from trainer.run import Run
 
 Report = Callable[[str], None]
-Ground = Slice | HostRates  # what a run is to be fast on
-MATTERS = 0.005  # of a step: a smaller gain is not worth an order in the file
+Hardware = Slice | HostRates  # what a run is to be fast on
+MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 ROUNDS = 5  # of steps of layouts that take turns
 
 
-class Ranked(NamedTuple):
-    """A layout and what it costs."""
+class RankedLayout(NamedTuple):
+    """Holds a layout and what it costs."""
 
     layout: Layout
-    plan: Plan
+    plan: StepPlan
     measured_s: float | None = None
-    """Of a step that was run."""
+    """Seconds of a step that was run."""
 
     @property
-    def how(self) -> str:
-        """What the time of a step is known by."""
+    def basis(self) -> str:
+        """Names what the time of a step is known by: trace, compiler or steps."""
         if self.measured_s is not None:
             return "steps"
-        return "trace" if self.plan.counted.compiled_for is None else "compiler"
+        return "trace" if self.plan.memory.compiled_for is None else "compiler"
 
     @property
     def step_s(self) -> float:
@@ -47,135 +55,147 @@ class Ranked(NamedTuple):
         assert self.plan.step_s is not None
         return self.plan.step_s
 
+    @property
+    def name(self) -> str:
+        return one_line(self.layout)
 
-def ranked(run: Run, ground: Ground, report: Report) -> list[Ranked]:
-    """Legal layouts, those that fit first, the fastest first, by their traces.
 
-    Left out are those that cannot be the best: where products alone take longer than all of a step
-    that fits.  On a third mesh axis only the best is tried.
+def rank_layouts(run: Run, hardware: Hardware, report: Report) -> list[RankedLayout]:
+    """Ranks legal layouts by their traces: those that fit first, the fastest first.
+
+    Leaves out those that cannot be the best: where products alone take longer than all of a step
+    that fits.  Tries a third mesh axis with the best only.
     """
-    seen, devices = record_loss(run), ground.devices
-    layouts = legal(run, devices, candidates(seen, devices))
+    record, devices = record_loss(run), hardware.devices
+    layouts = legal_layouts(run, devices, candidates(record, devices))
     if not layouts:
         raise UserError(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
             "or a Run.batch_sequences that divides more ways."
         )
-    found = costs(run, roomy(run, layouts, ground), ground, report, [])
-    wider = legal(run, devices, widened(seen, ordered(found)[0].layout))
-    return ordered(costs(run, roomy(run, wider, ground), ground, report, found))
+    ranking = plan_layouts(run, drop_oversized(run, layouts, hardware), hardware, report, [])
+    wider = legal_layouts(run, devices, widened(record, fastest_first(ranking)[0].layout))
+    wider = drop_oversized(run, wider, hardware)
+    return fastest_first(plan_layouts(run, wider, hardware, report, ranking))
 
 
-def costs(
-    run: Run, layouts: list[Layout], ground: Ground, report: Report, before: list[Ranked]
-) -> list[Ranked]:
-    """What each layout costs by its trace, after those before it."""
-    found = list(before)
-    fitting = [own.step_s for own in found if own.plan.fits is not False]
-    for number, (least_s, layout) in enumerate(by_products(run, layouts, ground), 1):
-        if least_s > min(fitting, default=math.inf):
+def plan_layouts(
+    run: Run,
+    layouts: list[Layout],
+    hardware: Hardware,
+    report: Report,
+    planned: list[RankedLayout],
+) -> list[RankedLayout]:
+    """Plans each layout by its trace, and appends it to those that are planned already."""
+    ranking = list(planned)
+    fitting_s = [ranked.step_s for ranked in ranking if ranked.plan.fits is not False]
+    for number, (least_s, layout) in enumerate(fewest_products_first(run, layouts, hardware), 1):
+        if least_s > min(fitting_s, default=math.inf):
             report(f"the other {len(layouts) - number + 1} multiply for more than {least_s:.4g} s")
             break
-        own = Ranked(layout, cost(run, layout, ground))
-        own = best_order(own) if isinstance(ground, Slice) else own
-        found.append(own)
-        fitting += [own.step_s] * (own.plan.fits is not False)
-        report(f"{number} of {len(layouts)}: {named(own.layout)}: {own.step_s:.4g} s")
-    return found
+        ranked = RankedLayout(layout, plan_layout(run, layout, hardware))
+        ranked = with_best_order(ranked) if isinstance(hardware, Slice) else ranked
+        ranking.append(ranked)
+        fitting_s += [ranked.step_s] * (ranked.plan.fits is not False)
+        report(f"{number} of {len(layouts)}: {ranked.name}: {ranked.step_s:.4g} s")
+    return ranking
 
 
-def by_products(run: Run, layouts: list[Layout], ground: Ground) -> list[tuple[float, Layout]]:
-    """Layouts by the seconds that a device multiplies at the least, the fewest first."""
-    seen, times = record_loss(run), 3 * run.microbatches  # the backward pass costs twice as much
+def fewest_products_first(
+    run: Run, layouts: list[Layout], hardware: Hardware
+) -> list[tuple[float, Layout]]:
+    """Sorts layouts by the seconds that a device needs at least for its matrix products."""
+    record, times = record_loss(run), 3 * run.microbatches  # backward costs twice as much
 
     def least_s(layout: Layout) -> float:
-        sizes = mesh_sizes(layout.mesh, ground.devices)
-        flops = times * executed_flops(layout, sizes, seen)
-        if isinstance(ground, HostRates):
-            return flops * ground.devices / ground.flops_per_s
-        return flops / ground.chip.peak_flops
+        sizes = mesh_sizes(layout.mesh, hardware.devices)
+        flops = times * executed_flops(layout, sizes, record)
+        if isinstance(hardware, HostRates):
+            return flops * hardware.devices / hardware.flops_per_s
+        return flops / hardware.chip.peak_flops
 
-    return sorted(((least_s(own), own) for own in layouts), key=lambda pair: pair[0])
-
-
-def cost(run: Run, layout: Layout, ground: Ground) -> Plan:
-    if isinstance(ground, HostRates):
-        return planned_here(run, layout, make_mesh(layout), ground)
-    return planned(run, layout, mesh_sizes(layout.mesh, ground.devices), ground)
+    return sorted(((least_s(layout), layout) for layout in layouts), key=lambda pair: pair[0])
 
 
-def legal(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
-    """Layouts under which every microbatch divides as well, in an order that stays."""
+def plan_layout(run: Run, layout: Layout, hardware: Hardware) -> StepPlan:
+    if isinstance(hardware, HostRates):
+        return plan_on_host(run, layout, make_mesh(layout), hardware)
+    return plan_from_trace(run, layout, mesh_sizes(layout.mesh, hardware.devices), hardware)
+
+
+def legal_layouts(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
+    """Keeps layouts that divide every microbatch, sorted by name."""
     rows = run.batch_sequences // run.microbatches
-    fitting = (
+    dividing = (
         layout
         for layout in layouts
         if rows % batch_shards(layout, mesh_sizes(layout.mesh, devices)) == 0
     )
-    return sorted(fitting, key=named)
+    return sorted(dividing, key=one_line)
 
 
-def roomy(run: Run, layouts: list[Layout], ground: Ground) -> list[Layout]:
-    """Those whose weights and gradients alone are not too large; if none, the least of all."""
-    if isinstance(ground, HostRates) or not layouts:
+def drop_oversized(run: Run, layouts: list[Layout], hardware: Hardware) -> list[Layout]:
+    """Drops layouts whose weights and gradients alone do not fit; if none fits, keeps the least."""
+    if isinstance(hardware, HostRates) or not layouts:
         return layouts
     weights = record_loss(run).weights
 
     def least_bytes(layout: Layout) -> int:
-        rows = table(weights, layout, mesh_sizes(layout.mesh, ground.devices))
+        rows = table(weights, layout, mesh_sizes(layout.mesh, hardware.devices))
         return 2 * sum(row.bytes_per_device for row in rows)
 
-    room = max(ground.chip.memory_bytes, min(map(least_bytes, layouts)))
-    return [layout for layout in layouts if least_bytes(layout) <= room]
+    limit_bytes = max(hardware.chip.memory_bytes, min(map(least_bytes, layouts)))
+    return [layout for layout in layouts if least_bytes(layout) <= limit_bytes]
 
 
-def best_order(found: Ranked) -> Ranked:
-    """The same with the order of devices under which it is fast, the simplest of such orders."""
-    layout, own = found.layout, found.plan
-    assert own.slice is not None
-    tried = [
-        Ranked(dataclasses.replace(layout, order=order), reordered(own, order))
-        for order in (None, *orders(own.mesh, own.slice.torus))
+def with_best_order(ranked: RankedLayout) -> RankedLayout:
+    """Returns the layout with the simplest order of devices under which it is fast."""
+    layout, plan = ranked.layout, ranked.plan
+    assert plan.slice is not None
+    reordered = [
+        RankedLayout(dataclasses.replace(layout, order=order), with_device_order(plan, order))
+        for order in (None, *orders(plan.mesh, plan.slice.torus))
     ]
-    least_s = min(other.step_s for other in tried)
-    return next(other for other in tried if other.step_s <= (1 + MATTERS) * least_s)
+    limit_s = (1 + MIN_GAIN) * min(other.step_s for other in reordered)
+    return next(other for other in reordered if other.step_s <= limit_s)
 
 
-def ordered(found: Iterable[Ranked]) -> list[Ranked]:
-    """Those that fit, or may, first."""
-    return sorted(found, key=lambda own: (own.plan.fits is False, own.step_s))
+def fastest_first(ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
+    """Sorts layouts by time, after those that fit, or may, the others."""
+    return sorted(ranking, key=lambda ranked: (ranked.plan.fits is False, ranked.step_s))
 
 
-def rehearsed(run: Run, best: Iterable[Ranked], report: Report) -> list[Ranked]:
-    """The same layouts in the order of their steps on the devices at hand."""
-    found = list(best)
-    trials = {}
-    for own in found:
-        report(f"{named(own.layout)}: compiling")
-        trials[named(own.layout)] = Trial(run, own.layout)
-    turns = take_turns(trials, ROUNDS)
-    timed = [own._replace(measured_s=median_s(turns, named(own.layout))) for own in found]
-    return sorted(timed, key=lambda own: slowness(turns, named(own.layout)))
+def benchmark_layouts(
+    run: Run, ranking: Iterable[RankedLayout], report: Report
+) -> list[RankedLayout]:
+    """Sorts the same layouts by their steps on the devices at hand."""
+    ranking, benchmarks = list(ranking), {}
+    for ranked in ranking:
+        report(f"{ranked.name}: compiling")
+        benchmarks[ranked.name] = StepBenchmark(run, ranked.layout)
+    rounds = time_rounds(benchmarks, ROUNDS)
+    timed = [ranked._replace(measured_s=median_s(rounds, ranked.name)) for ranked in ranking]
+    return sorted(timed, key=lambda ranked: slowdown(rounds, ranked.name))
 
 
-def verified(
-    run: Run, slice: Slice, best: Iterable[Ranked], count: int, report: Report
-) -> list[Ranked]:
-    """So many of the first, and more until one fits, in the order of their compiled steps."""
-    found: list[Ranked] = []
-    for layout in (own.layout for own in best):
-        if len(found) >= count and any(own.plan.fits for own in found):
+def compile_layouts(
+    run: Run, slice: Slice, ranking: Iterable[RankedLayout], count: int, report: Report
+) -> list[RankedLayout]:
+    """Compiles the first layouts, and more until one fits; sorts them by their compiled steps."""
+    compiled: list[RankedLayout] = []
+    for layout in (ranked.layout for ranked in ranking):
+        if len(compiled) >= count and any(ranked.plan.fits for ranked in compiled):
             break
         sizes = mesh_sizes(layout.mesh, slice.devices)
-        step = traced(run, layout, topology_mesh(slice.name, sizes, layout.order))
-        own = best_order(Ranked(layout, plan(step, slice, compiled(step))))
-        found.append(own)
-        report(f"{named(own.layout)}: {own.step_s:.4g} s compiled")
-    return ordered(found)
+        step = trace_step(run, layout, topology_mesh(slice.name, sizes, layout.order))
+        plan = plan_step(step, slice, compile_step(step))
+        compiled.append(with_best_order(RankedLayout(layout, plan)))
+        report(f"{compiled[-1].name}: {compiled[-1].step_s:.4g} s compiled")
+    return fastest_first(compiled)
 
 
-def named(layout: Layout) -> str:
-    """A layout in one line."""
+def one_line(layout: Layout) -> str:
+    """Writes a layout in one line."""
     order = "" if layout.order is None else f"order {layout.order}"
-    written = (layout.mesh, layout.rules, layout.param_rules, order)
-    return " | ".join(part for part in written if part)
+    settings = (layout.mesh, layout.rules, layout.param_rules, order)
+    return " | ".join(setting for setting in settings if setting)

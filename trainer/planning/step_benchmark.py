@@ -1,4 +1,4 @@
-"""Real training steps on the devices at hand, with random tokens, to be timed."""
+"""Times real training steps on the devices at hand, with random tokens."""
 
 import math
 import statistics
@@ -14,31 +14,31 @@ from trainer.feed import place, placement
 from trainer.run import Run, program_of
 from trainer.step import init_state, train_step
 
-TURN_S = 0.5  # far longer than another process gets a core for
-Turn = dict[str, float]  # seconds of each in one round
+BURST_S = 0.5  # far longer than another process gets a core for
 FIRST_TOKEN = 2  # smaller ids have a meaning
+RoundTimes = dict[str, float]  # seconds of a step of each benchmark in one round
 
 
-class Trial:
-    """A run's step under one layout, compiled."""
+class StepBenchmark:
+    """Compiles a run's step under one layout and times it."""
 
     def __init__(
         self, run: Run, layout: Layout, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
         self._mesh, self._program = make_mesh(layout), program_of(run, layout)
-        where = placement(layout, self._mesh, run.microbatches)
-        self._batch = place(where, random_batch(run), run.batch_sequences, run.microbatches)
+        shardings = placement(layout, self._mesh, run.microbatches)
+        self._batch = place(shardings, random_batch(run), run.batch_sequences, run.microbatches)
         self._state = init_state(self._program, self._mesh)
-        self.seconds(1)
-        self._steps = math.ceil(TURN_S / self.seconds(1))
+        self.run_steps(1)
+        self._steps = math.ceil(BURST_S / self.run_steps(1))
 
-    def turn(self) -> float:
-        """Seconds of a step, from as many as fill a turn."""
-        return self.seconds(self._steps) / self._steps
+    def time_step(self) -> float:
+        """Returns the seconds of a step, from a burst of as many as fill `BURST_S`."""
+        return self.run_steps(self._steps) / self._steps
 
-    def seconds(self, steps: int) -> float:
-        """Takes so many steps."""
+    def run_steps(self, steps: int) -> float:
+        """Runs steps and returns their seconds in all."""
         start = self._clock()
         with jax.set_mesh(self._mesh):
             for _ in range(steps):
@@ -48,7 +48,7 @@ class Trial:
 
 
 def random_batch(run: Run) -> dict[str, np.ndarray]:
-    """Rows of one full segment each."""
+    """Makes rows of one full segment each."""
     rng, rows = np.random.default_rng(0), run.batch_sequences
     vocab = min(run.model.vocab, run.model.source_rows or run.model.vocab)
 
@@ -62,22 +62,24 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
     return {name: array(name, length) for name, length in run.task.array_lengths.items()}
 
 
-def take_turns(
-    trials: Mapping[str, Trial], rounds: int, report: Callable[[str], None] = lambda text: None
-) -> list[Turn]:
-    """Seconds of a step of each, so many rounds; every other round goes backwards."""
-    turns = []
-    for number in range(rounds):
-        order = list(trials)[:: 1 if number % 2 == 0 else -1]
-        turns.append({name: trials[name].turn() for name in order})
-        report(f"round {number + 1} of {rounds}: {sum(turns[-1].values()):.1f} s")
-    return turns
+def time_rounds(
+    benchmarks: Mapping[str, StepBenchmark],
+    count: int,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[RoundTimes]:
+    """Times a step of each benchmark in every round; every other round goes backwards."""
+    rounds = []
+    for number in range(count):
+        order = list(benchmarks)[:: 1 if number % 2 == 0 else -1]
+        rounds.append({name: benchmarks[name].time_step() for name in order})
+        report(f"round {number + 1} of {count}: {sum(rounds[-1].values()):.1f} s")
+    return rounds
 
 
-def median_s(turns: Sequence[Turn], name: str) -> float:
-    return statistics.median(turn[name] for turn in turns)
+def median_s(rounds: Sequence[RoundTimes], name: str) -> float:
+    return statistics.median(times[name] for times in rounds)
 
 
-def slowness(turns: Sequence[Turn], name: str) -> float:
-    """How many times as long as the fastest of the same round one takes: the median of rounds."""
-    return statistics.median(turn[name] / min(turn.values()) for turn in turns)
+def slowdown(rounds: Sequence[RoundTimes], name: str) -> float:
+    """Returns the median over rounds of a step's time by the fastest of the same round."""
+    return statistics.median(times[name] / min(times.values()) for times in rounds)

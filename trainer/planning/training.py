@@ -1,104 +1,90 @@
-"""What a run will cost, from its real training step: traced, or compiled for absent devices."""
+"""Plans a training run from its real step: traced, or compiled for TPUs that are absent."""
 
-import contextlib
 import dataclasses
 import functools
 import math
-import re
-import time
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from configs.errors import RunError
 from layouts.cost.calibration import HostRates, estimate_host_timing
-from layouts.cost.collectives import Collective, UnexpectedTraffic, unexpected_traffic
+from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Slice
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, OpCost, cost_of
-from layouts.cost.step_time import Timing, add_up, compute_s, coordinates, cycles_s
+from layouts.cost.jaxpr_cost import Cost, cost_of
+from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import abstract_mesh, uncached, use_mesh
+from layouts.mesh import abstract_mesh, use_mesh
 from trainer.checks import record_loss, step_flops
 from trainer.feed import placement
+from trainer.planning.counts import (
+    READABLE,
+    TEMPORARIES,
+    Compilation,
+    MemoryUse,
+    ProgramPlan,
+    TracedProgram,
+    WorkCounts,
+    compile_for,
+    count_compiled,
+    shard_bytes,
+    time_on_slice,
+)
 from trainer.run import Run, program_of
 from trainer.step import State, abstract_state, train_step
 
-GIB = 2**30
-TEMPORARIES = "activations and temporaries"
-
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
-    """A run's training step on a mesh, with its arguments, before it is compiled."""
+class TracedStep(TracedProgram):
+    """Holds a run's training step, traced, with its arguments."""
 
-    run: Run
-    layout: Layout
-    mesh: Mesh | AbstractMesh
     state: State
     batch: dict[str, jax.ShapeDtypeStruct]
-    program: Any  # of jax: what `trace` returns
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return dict(self.mesh.shape)
 
     @functools.cached_property
     def cost(self) -> Cost:
-        """What the trace says of it."""
-        return cost_of(self.program.jaxpr.jaxpr, self.sizes, traits(self.mesh))
+        """Counts the work in the trace."""
+        return cost_of(self.program.jaxpr.jaxpr, self.sizes, self.traits)
+
+    @property
+    def argument_bytes(self) -> dict[str, int]:
+        """Bytes of the arguments on one device, without padding."""
+        return {
+            "parameters": shard_bytes(self.state["params"]),
+            "optimizer slots": shard_bytes(self.state["slots"]),
+            "inputs": shard_bytes(self.batch) + shard_bytes(self.state["step"]),
+        }
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients on one device, which are sharded like the weights."""
+        return shard_bytes(self.state["params"])
 
 
-class Counted(NamedTuple):
-    """What a step does on one device, by its trace or as a compiler made it."""
+class StepCounts(NamedTuple):
+    """Counts what a training step costs one device."""
 
-    flops: int
-    collectives: tuple[Collective, ...]
-    bytes_by_cause: Mapping[str, int]
-    needed_bytes: int
-    ops: tuple[OpCost, ...] = ()
-    """By the trace, where that is all that is known."""
-    cycles: Mapping[str, int] | None = None
-    """Of products and of other work, as a compiler for TPUs estimates them."""
-    compiled_for: str | None = None
-    compile_s: float | None = None
-    refused: bool = False
-    """Whether the compiler found no room for it; all but what is needed is then by the trace."""
+    work: WorkCounts
+    memory: MemoryUse
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """The cost of a run under a layout, as far as it is known.  Bytes and FLOPs are a device's."""
+class StepPlan(ProgramPlan):
+    """Holds the cost of a run under a layout, as far as it is known."""
 
-    mesh: Mapping[str, int]
-    slice: Slice | None
     run: Run
     weights: tuple[Weight, ...]
     model_flops: float
-    """Of a step on all devices: what the model asks for, nothing computed twice."""
+    """FLOPs of a step on all devices that the model needs, nothing computed twice."""
     executed_flops: float
-    """Of a step on all devices, with what is computed again and on several devices alike."""
-    counted: Counted
+    """The same with what is recomputed, or computed on several devices alike."""
+    work: WorkCounts
     unexpected_collectives: tuple[UnexpectedTraffic, ...]
-    places: np.ndarray | None
-    """Where each device of the mesh stands on the torus."""
+    """Traffic that the compiler makes more or less of than the layout implies."""
     timing: Timing | None
-
-    @property
-    def devices(self) -> int:
-        return math.prod(self.mesh.values())
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether a device's memory holds it; unknown where the device is."""
-        if self.slice is None:
-            return None
-        needed_bytes, own = self.counted.needed_bytes, self.slice.chip.memory_bytes
-        return not self.counted.refused and needed_bytes <= own
 
     @property
     def step_s(self) -> float | None:
@@ -114,116 +100,69 @@ class Plan:
 
     @property
     def utilisation(self) -> float | None:
-        """The share of the matrix units' peak that the model's own FLOPs take."""
+        """Share of the matrix units' peak that the model's own FLOPs reach."""
         if self.step_s is None or self.slice is None:
             return None
         return self.model_flops / (self.step_s * self.slice.peak_flops)
 
 
-def traced(
+def trace_step(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, state: State | None = None
-) -> Traced:
-    """Traces the step that `train` runs, for its state where that is there; allocates nothing."""
+) -> TracedStep:
+    """Traces the step that `train` runs, with the given state's shapes; allocates nothing."""
     program = program_of(run, layout)
     state = abstract_state(program, mesh) if state is None else jax.tree.map(shape_of, state)
-    where = placement(layout, mesh, run.microbatches)
+    shardings = placement(layout, mesh, run.microbatches)
     batch = {}
     for name, length in run.task.array_lengths.items():
         shape: tuple[int, ...] = (run.batch_sequences, length)
         if run.microbatches > 1:
             shape = (run.microbatches, run.batch_sequences // run.microbatches, length)
-        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, shape[-2]))
+        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=shardings.of(name, shape[-2]))
     with use_mesh(mesh):
-        found = train_step.trace(program, state, batch)
-    return Traced(run, layout, mesh, state, batch, found)
+        trace = train_step.trace(program, state, batch)
+    return TracedStep(run, layout, mesh, trace, state, batch)
 
 
 def shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def traits(mesh: Mesh | AbstractMesh) -> CompilerTraits:
-    return CPU if target(mesh) == "CPU" else TPU
-
-
-def estimated(step: Traced) -> Counted:
-    """What the trace alone says."""
-    gradients = gradient_bytes(step)
+def estimate_step(step: TracedStep) -> StepCounts:
+    """Counts a step from its trace alone."""
+    gradients = step.gradient_bytes
     temporaries = max(0, step.cost.peak_bytes - gradients)
-    causes = {**held_bytes(step), "gradients": gradients, TEMPORARIES: temporaries}
-    needed_bytes, ops = sum(causes.values()), step.cost.ops
-    return Counted(step.cost.flops, step.cost.collectives, causes, needed_bytes, ops)
+    causes = {**step.argument_bytes, "gradients": gradients, TEMPORARIES: temporaries}
+    work = WorkCounts(step.cost.flops, step.cost.collectives, step.cost.ops)
+    return StepCounts(work, MemoryUse(causes, sum(causes.values())))
 
 
-def compiled(step: Traced) -> Counted:
-    """Compiles a step for its mesh, of absent TPUs or of devices, and counts what is in it."""
-    found = compile_for(step.program, step.mesh)
-    if found.refused_bytes is None:
-        return read(step, found.program, found.compile_s)
-    return estimated(step)._replace(
-        needed_bytes=found.refused_bytes + sum(held_bytes(step).values()),
-        compiled_for=target(step.mesh),
-        compile_s=found.compile_s,
-        refused=True,
-    )
+def compile_step(step: TracedStep) -> StepCounts:
+    """Compiles a step for its mesh, which may be of absent TPUs, and counts what it does."""
+    compilation = compile_for(step.program, step.mesh)
+    if compilation.needed_bytes is None:
+        return count_step(step, compilation)
+    work, memory = estimate_step(step)
+    argument_bytes = sum(step.argument_bytes.values())
+    return StepCounts(work, compilation.memory_of_failed(memory, argument_bytes))
 
 
-class Compilation(NamedTuple):
-    """What came of a compilation: a program, or how much memory one would need."""
-
-    program: Any
-    compile_s: float
-    refused_bytes: int | None = None
-    """Beside the arguments, where a device has no room for them."""
-
-
-def compile_for(program: Any, mesh: Mesh | AbstractMesh) -> Compilation:
-    """Compiles what was traced, for absent TPUs or for devices."""
-    start = time.perf_counter()
-    try:
-        cache = uncached() if target(mesh) == "TPU" else contextlib.nullcontext()
-        with use_mesh(mesh), cache:
-            done = program.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
-        if needed is None:
-            raise RunError(f"the compiler fails on this program: {error}") from error
-        return Compilation(None, time.perf_counter() - start, round(float(needed[1]) * GIB))
-    return Compilation(done, time.perf_counter() - start)
+def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
+    """Counts what a compiled step does; from the trace where its text is not understood."""
+    executable = compilation.executable
+    memory = compilation.memory(memory_by_cause(step, executable.memory_analysis()))
+    if compilation.compiled_for not in READABLE:
+        return StepCounts(estimate_step(step).work, memory)
+    return StepCounts(count_compiled(step, CompiledProgram.read(executable.as_text())), memory)
 
 
-def read(step: Traced, program: Any, compile_s: float) -> Counted:
-    """Counts what is in a compiled step; of other texts than a CPU's or TPU's, the memory alone."""
-    causes = causes_of(step, program.memory_analysis())
-    known: dict[str, Any] = {
-        "bytes_by_cause": causes,
-        "needed_bytes": sum(causes.values()),
-        "compiled_for": target(step.mesh),
-        "compile_s": compile_s,
-    }
-    if known["compiled_for"] not in ("CPU", "TPU"):
-        return estimated(step)._replace(**known)
-    text = CompiledProgram.read(program.as_text())
-    return Counted(
-        flops=text.flops,
-        collectives=tuple(text.collectives(step.sizes)),
-        cycles=text.cycles if known["compiled_for"] == "TPU" else None,
-        **known,
-    )
-
-
-def target(mesh: Mesh | AbstractMesh) -> str | None:
-    """What a program for a mesh is compiled for: CPU, TPU or GPU; nothing where no devices are."""
-    return mesh.devices.flat[0].platform.upper() if isinstance(mesh, Mesh) else None
-
-
-def causes_of(step: Traced, memory: Any) -> dict[str, int]:
-    """A compiled program's memory on one device by cause."""
-    causes = held_bytes(step)
+def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
+    """Splits a compiled program's memory on one device by cause."""
+    causes = step.argument_bytes
     # Arguments are padded on the device; most of what that adds belongs to the parameters.
     causes["parameters"] += max(0, memory.argument_size_in_bytes - sum(causes.values()))
     unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    gradients = min(gradient_bytes(step), memory.temp_size_in_bytes)
+    gradients = min(step.gradient_bytes, memory.temp_size_in_bytes)
     return causes | {
         "gradients": gradients,
         TEMPORARIES: memory.temp_size_in_bytes - gradients + unaliased,
@@ -231,82 +170,58 @@ def causes_of(step: Traced, memory: Any) -> dict[str, int]:
     }
 
 
-def plan(step: Traced, slice: Slice | None, counted: Counted, timing: Timing | None = None) -> Plan:
-    """Puts together what is known of a step; without a slice its time, where that is known."""
-    places, devices = None, math.prod(step.sizes.values())
-    if slice is not None:
-        places = coordinates(slice, step.sizes, step.layout.order)
-        timing = timed(slice, places, step.sizes, counted)
+def plan_step(
+    step: TracedStep, slice: Slice | None, counts: StepCounts, timing: Timing | None = None
+) -> StepPlan:
+    """Puts a plan together; predicts the time on a slice, else takes the given one."""
+    device_coords = step.device_coords(slice)
+    if slice is not None and device_coords is not None:
+        timing = time_on_slice(slice, device_coords, step.sizes, counts.work)
+    devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
-    return Plan(
+    return StepPlan(
         mesh=step.sizes,
         slice=slice,
+        device_coords=device_coords,
+        memory=counts.memory,
         run=step.run,
         weights=record_loss(step.run).weights,
         model_flops=step_flops(step.run),
-        executed_flops=float(counted.flops * devices),
-        counted=counted,
-        unexpected_collectives=tuple(unexpected_traffic(counted.collectives, expected, step.sizes)),
-        places=places,
+        executed_flops=float(counts.work.flops * devices),
+        work=counts.work,
+        unexpected_collectives=tuple(
+            unexpected_traffic(counts.work.collectives, expected, step.sizes)
+        ),
         timing=timing,
     )
 
 
-def timed(slice: Slice, places: np.ndarray, sizes: Mapping[str, int], counted: Counted) -> Timing:
-    """How long a step takes: by the compiler's cycles, or by what its work usually takes."""
-    if counted.cycles is None:
-        products_s, other_s = compute_s(slice.chip, counted.ops)
-    else:
-        products_s, other_s = cycles_s(slice.chip, counted.cycles)
-    return add_up(slice, places, sizes, counted.collectives, products_s, other_s)
-
-
-def reordered(found: Plan, order: str | None) -> Plan:
-    """The same plan with the devices in another order."""
-    assert found.slice is not None and found.timing is not None
-    places = coordinates(found.slice, found.mesh, order)
-    own = add_up(
-        found.slice,
-        places,
-        found.mesh,
-        found.counted.collectives,
-        found.timing.products_s,
-        found.timing.other_s,
+def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
+    """Returns the same plan with the devices in another order."""
+    assert plan.slice is not None and plan.timing is not None
+    device_coords = coordinates(plan.slice, plan.mesh, order)
+    timing = add_up(
+        plan.slice,
+        device_coords,
+        plan.mesh,
+        plan.work.collectives,
+        plan.timing.products_s,
+        plan.timing.other_s,
     )
-    return dataclasses.replace(found, places=places, timing=own)
+    return dataclasses.replace(plan, device_coords=device_coords, timing=timing)
 
 
-def held_bytes(step: Traced) -> dict[str, int]:
-    """Bytes of a step's arguments on one device, without padding."""
-    return {
-        "parameters": shard_bytes(step.state["params"]),
-        "optimizer slots": shard_bytes(step.state["slots"]),
-        "inputs": shard_bytes(step.batch) + shard_bytes(step.state["step"]),
-    }
+def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepPlan:
+    """Plans from a trace for devices that share this machine; what fits stays unknown."""
+    step = trace_step(run, layout, mesh)
+    counts = estimate_step(step)
+    timing = estimate_host_timing(host, step.sizes, counts.work.ops, counts.work.collectives)
+    return dataclasses.replace(plan_step(step, None, counts), timing=timing)
 
 
-def gradient_bytes(step: Traced) -> int:
-    """Gradients are placed like the weights."""
-    return shard_bytes(step.state["params"])
-
-
-def shard_bytes(tree: Any) -> int:
-    """Bytes of arrays on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
-def planned_here(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> Plan:
-    """The plan from a trace for devices that share this machine; what fits is not known."""
-    step = traced(run, layout, mesh)
-    counted = estimated(step)
-    own = estimate_host_timing(host, step.sizes, counted.ops, counted.collectives)
-    return dataclasses.replace(plan(step, None, counted), timing=own)
-
-
-def planned(run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None) -> Plan:
-    """The plan from a trace alone: seconds, and no compiler."""
-    step = traced(run, layout, abstract_mesh(sizes))
-    return plan(step, slice, estimated(step))
+def plan_from_trace(
+    run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None
+) -> StepPlan:
+    """Plans from a trace alone, which takes seconds and no compiler."""
+    step = trace_step(run, layout, abstract_mesh(sizes))
+    return plan_step(step, slice, estimate_step(step))

@@ -1,4 +1,4 @@
-"""A toy run, planned and compiled under shipped layouts, each once."""
+"""Plans and compiles a toy run under shipped layouts, each once."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from layouts.mesh import make_mesh
 from models.spec import Moe
 from models.transformer import Transformer
 from tests.toys import ROOT, optax_promotion
-from trainer.planning.training import Counted, Traced, compiled, traced
+from trainer.planning.training import StepCounts, TracedStep, compile_step, trace_step
 from trainer.run import Run
 
 # Deep, as compilers have ways of their own to look up embeddings, once a step.
@@ -33,15 +33,15 @@ def layout_named(name: str) -> Layout:
 
 
 @functools.cache
-def traced_toy(name: str) -> Traced:
-    """The toy's step on the eight devices; with experts where the layout has rules for them."""
+def traced_toy(name: str) -> TracedStep:
+    """Traces the toy's step on eight devices; with experts where the layout has rules for them."""
     layout = layout_named(name)
     run = toy_run(EXPERTS if "expert" in name else DENSE)
     with optax_promotion():
-        return traced(run, layout, make_mesh(layout))
+        return trace_step(run, layout, make_mesh(layout))
 
 
 @functools.cache
-def compiled_toy(name: str) -> Counted:
+def compiled_toy(name: str) -> StepCounts:
     with optax_promotion():
-        return compiled(traced_toy(name))
+        return compile_step(traced_toy(name))

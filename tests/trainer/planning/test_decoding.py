@@ -1,4 +1,4 @@
-"""Plans of decoding: the trace and the compiled program agree, and both with sums by hand."""
+"""Tests plans of decoding: the trace and the compiled program agree, and both with sums by hand."""
 
 import dataclasses
 import functools
@@ -20,16 +20,16 @@ from models.spec import Moe
 from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import layout_named, toy_run
+from trainer.planning.counts import WorkCounts
 from trainer.planning.decoding import (
-    Counted,
-    Part,
-    Traced,
-    Wanted,
-    compiled,
-    estimated,
-    plan,
-    planned,
-    traced,
+    DecodeCounts,
+    DecodeShape,
+    TracedDecode,
+    compile_decode,
+    estimate_decode,
+    plan_decode,
+    plan_decode_from_trace,
+    trace_decode,
 )
 from trainer.run import Run
 
@@ -60,88 +60,91 @@ def run_of(model: Transformer) -> Run:
     )  # fmt: skip
 
 
-def wanted(model: Transformer, search: Search) -> Wanted:
-    return Wanted(search, ROWS, SOURCE if model.reads_source else 0, PROMPT, NEW)
+def shape_of(model: Transformer, search: Search) -> DecodeShape:
+    return DecodeShape(search, ROWS, SOURCE if model.reads_source else 0, PROMPT, NEW)
 
 
 @functools.cache
-def traced_toy(case: str) -> Traced:
+def traced_toy(case: str) -> TracedDecode:
     model, search, name = CASES[case]
     layout = layout_named(name)
-    return traced(run_of(model), layout, make_mesh(layout), wanted(model, search))
+    return trace_decode(run_of(model), layout, make_mesh(layout), shape_of(model, search))
 
 
 @functools.cache
-def compiled_toy(case: str) -> Counted:
-    return compiled(traced_toy(case))
+def compiled_toy(case: str) -> DecodeCounts:
+    return compile_decode(traced_toy(case))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_trace_and_compiler_count_the_same(case: str) -> None:
-    step, found = traced_toy(case), compiled_toy(case)
-    for own, expected in zip(found[:2], step.parts, strict=True):
-        assert own.flops == pytest.approx(expected.flops, rel=0.02)
-        sent, asked = (by_mesh_axis(part.collectives, step.sizes) for part in (own, expected))
+    step, counts = traced_toy(case), compiled_toy(case)
+    for part, expected in zip(counts.work, step.work, strict=True):
+        assert part.flops == pytest.approx(expected.flops, rel=0.02)
+        compiled_bytes = by_mesh_axis(part.collectives, step.sizes)
+        traced_bytes = by_mesh_axis(expected.collectives, step.sizes)
         # A CPU exchanges small integers of the search in ways of its own: nothing of a layer.
-        assert sent["model"] == pytest.approx(asked["model"], rel=0.15)
+        assert compiled_bytes["model"] == pytest.approx(traced_bytes["model"], rel=0.15)
 
 
 def test_the_start_is_what_a_whole_has_beside_a_token() -> None:
     once, each = (Collective("all-reduce", ("x",), 2, size, 1, "") for size in (8, 4))
-    whole = Part(10, (once, each, each), 0, {"products": 7, "other": 5})
-    token = Part(4, (each,), 3, {"products": 2, "other": 1})
-    left = Part(6, (once, each), 9, {"products": 5, "other": 4})
-    assert whole.without(token, 9) == left
+    whole = WorkCounts(10, (once, each, each), (), {"products": 7, "other": 5}, 9)
+    token = WorkCounts(4, (each,), (), {"products": 2, "other": 1}, 3)
+    prefill = WorkCounts(6, (once, each), (), {"products": 5, "other": 4}, 9)
+    assert whole.without(token) == prefill
 
 
 def test_products_and_cache_are_those_of_the_model() -> None:
-    found = plan(traced_toy("flat beam"), None, compiled_toy("flat beam"))
+    plan = plan_decode(traced_toy("flat beam"), None, compiled_toy("flat beam"))
     wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * NEW
     layer = 2 * DENSE.d_model * (4 * wide + 2 * DENSE.d_ff) + 4 * places * wide
     softmax = 2 * DENSE.d_model * DENSE.vocab
     tokens = PROMPT + WIDTH * NEW
     by_hand = ROWS * (tokens * DENSE.layers * layer + WIDTH * NEW * softmax)
     bias = 2 * DENSE.layers * DENSE.buckets * DENSE.heads  # looked up by a product or not
-    assert by_hand <= found.model_flops <= by_hand + ROWS * tokens * places * bias
+    assert by_hand <= plan.model_flops <= by_hand + ROWS * tokens * places * bias
     keys_and_values = 2 * 4 * DENSE.layers * ROWS * places * wide
-    assert found.cache_bytes == pytest.approx(keys_and_values, rel=0.01)
-    assert found.counted.bytes_by_cause["cache"] == pytest.approx(keys_and_values / 8, rel=0.01)
-    assert found.fits is None and found.output_s is None  # nobody said what the devices are
+    assert plan.cache_bytes == pytest.approx(keys_and_values, rel=0.01)
+    assert plan.memory.bytes_by_cause["cache"] == pytest.approx(keys_and_values / 8, rel=0.01)
+    assert plan.fits is None and plan.output_s is None  # nobody said what the devices are
 
 
 def test_a_token_waits_for_the_memory() -> None:
     """The guide's 64B model on the smaller of its slices (Huang et al., Table 2): 4 GB of cache."""
     files = ["configs/models/giant_64b.gin", "layouts/model_parallel.gin"]
     config = load([str(ROOT / file) for file in files], ["Precision.store = 'bfloat16'"])
-    slice, wish = Slice.named("v3:4x2"), Wanted(Sampling(width=16), 1, 0, 1024, 64)
-    found = planned(config.make(Run), config.make(Layout), {"model": 16}, slice, wish)
-    assert found.cache_bytes == pytest.approx(4 * 2**30, rel=0.01)
-    assert found.fits and found.timings is not None and found.token_s is not None
-    weights = 2 * found.parameters / 16 / slice.chip.memory_bandwidth
-    assert weights < found.timings[1].memory_s < 1.1 * weights
-    assert found.token_s > found.timings[1].memory_s > 3 * found.timings[1].products_s
-    assert found.output_s == pytest.approx(found.timings[0].step_s + 64 * found.token_s)
-    assert found.tokens_per_s == pytest.approx(64 / (found.output_s or 0))
+    slice, shape = Slice.named("v3:4x2"), DecodeShape(Sampling(width=16), 1, 0, 1024, 64)
+    plan = plan_decode_from_trace(
+        config.make(Run), config.make(Layout), {"model": 16}, slice, shape
+    )
+    assert plan.cache_bytes == pytest.approx(4 * 2**30, rel=0.01)
+    assert plan.fits and plan.timings is not None and plan.token_s is not None
+    weights = 2 * plan.parameters / 16 / slice.chip.memory_bandwidth
+    assert weights < plan.timings.token.memory_s < 1.1 * weights
+    assert plan.token_s > plan.timings.token.memory_s > 3 * plan.timings.token.products_s
+    assert plan.output_s == pytest.approx(plan.timings.prefill.step_s + 64 * plan.token_s)
+    assert plan.tokens_per_s == pytest.approx(64 / (plan.output_s or 0))
 
 
 def test_what_every_device_computes_again_is_executed_but_not_asked_for() -> None:
     layout = Layout(mesh="data:4,model:2", rules="heads:model;d_ff:model;vocab:model")
-    step = traced(toy_run(DENSE), layout, abstract_mesh({"data": 4, "model": 2}),
-                  wanted(DENSE, Beam(WIDTH)))  # fmt: skip
-    found = plan(step, None, estimated(step))
-    assert found.executed_flops == pytest.approx(4 * found.model_flops, rel=0.02)
+    step = trace_decode(toy_run(DENSE), layout, abstract_mesh({"data": 4, "model": 2}),
+                  shape_of(DENSE, Beam(WIDTH)))  # fmt: skip
+    plan = plan_decode(step, None, estimate_decode(step))
+    assert plan.executed_flops == pytest.approx(4 * plan.model_flops, rel=0.02)
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
     slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
-    step = traced(
-        toy_run(DENSE), layout, topology_mesh(slice.name, sizes), wanted(DENSE, Beam(WIDTH))
+    step = trace_decode(
+        toy_run(DENSE), layout, topology_mesh(slice.name, sizes), shape_of(DENSE, Beam(WIDTH))
     )
-    counted = compiled(step)
-    assert counted.token.flops == pytest.approx(step.parts[1].flops, rel=0.02)
-    found = plan(step, slice, counted)
-    assert found.counted.compiled_for == "TPU" and found.fits
-    assert found.timings is not None
-    assert all(own.products_s > 0 and own.other_s > 0 for own in found.timings)
+    counts = compile_decode(step)
+    assert counts.work.token.flops == pytest.approx(step.work.token.flops, rel=0.02)
+    plan = plan_decode(step, slice, counts)
+    assert plan.memory.compiled_for == "TPU" and plan.fits
+    assert plan.timings is not None
+    assert all(part.products_s > 0 and part.other_s > 0 for part in plan.timings)

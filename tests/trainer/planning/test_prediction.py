@@ -13,7 +13,7 @@ from layouts.mesh import make_mesh
 from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning.prediction import Foreseen, counted_in, foresee, held_against, prediction
-from trainer.planning.training import Traced, plan, traced
+from trainer.planning.training import StepCounts, TracedStep, plan_step, trace_step
 from trainer.run import program_of
 from trainer.step import State, init_state
 
@@ -21,11 +21,11 @@ SMALL = Transformer(vocab=64, layers=2, d_model=16, d_ff=40, heads=8, d_kv=6, le
 
 
 @functools.cache
-def ready() -> tuple[Foreseen, Traced, Mesh, State]:
+def ready() -> tuple[Foreseen, TracedStep, Mesh, State]:
     run, layout = toy_run(SMALL), layout_named("data_and_model_parallel")
     mesh = make_mesh(layout)
     state = init_state(program_of(run, layout), mesh)
-    step = traced(run, layout, mesh, state)
+    step = trace_step(run, layout, mesh, state)
     return foresee(step), step, mesh, state
 
 
@@ -44,9 +44,9 @@ def test_the_program_that_was_read_is_the_one_that_runs() -> None:
 def test_memory_products_and_traffic_are_told() -> None:
     own, step, _, _ = ready()
     found = own.plan
-    assert found.counted.compiled_for == "CPU"
+    assert found.memory.compiled_for == "CPU"
     assert found.executed_flops == pytest.approx(8 * step.cost.flops, rel=0.02)
-    sent = by_mesh_axis(found.counted.collectives, step.sizes)
+    sent = by_mesh_axis(found.work.collectives, step.sizes)
     assert sent == pytest.approx(by_mesh_axis(step.cost.collectives, step.sizes), rel=0.2)
     assert found.timing is not None and found.timing.products_s > 0 and found.timing.other_s > 0
     first, second = own.told.split("\n")
@@ -57,7 +57,7 @@ def test_memory_products_and_traffic_are_told() -> None:
 
 def test_without_rates_nothing_is_predicted() -> None:
     own, step, _, _ = ready()
-    found = plan(step, None, own.plan.counted)
+    found = plan_step(step, None, StepCounts(own.plan.work, own.plan.memory))
     assert prediction(found, "no rates of it are known").startswith(
         "No time is predicted: no rates"
     )
@@ -78,4 +78,4 @@ def test_a_text_of_another_compiler_stops_no_training() -> None:
             return "ENTRY main (a: f32[]) -> f32[] {\n  ROOT %b = f32[] call(%a), to_apply=%c\n}\n"
 
     counted, told = counted_in(step, Garbled(), 0.0)
-    assert counted.flops == step.cost.flops and "By its trace" in told
+    assert counted.work.flops == step.cost.flops and "By its trace" in told

@@ -1,4 +1,4 @@
-"""Which layout is said to be the fastest, and in which order of the devices."""
+"""Which layout is lines to be the fastest, and in which order of the devices."""
 
 import dataclasses
 
@@ -11,9 +11,16 @@ from layouts.lint.warnings import executed_flops
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import DENSE, toy_run
 from trainer.checks import record_loss
-from trainer.planning.search import Ranked, best_order, by_products, costs, legal, rehearsed
-from trainer.planning.step_benchmark import median_s, slowness
-from trainer.planning.training import planned, reordered
+from trainer.planning.search import (
+    RankedLayout,
+    benchmark_layouts,
+    fewest_products_first,
+    legal_layouts,
+    plan_layouts,
+    with_best_order,
+)
+from trainer.planning.step_benchmark import median_s, slowdown
+from trainer.planning.training import plan_from_trace, with_device_order
 
 RUN = toy_run(dataclasses.replace(DENSE, layers=2))
 SLICE = Slice.named("v3:8x8")
@@ -25,62 +32,65 @@ HOST = HostRates(8, flops_per_s=1.0, bytes_per_s=1e20, elements_per_s=1e20, coll
 
 def test_the_fastest_order_of_devices_is_found_without_another_trace() -> None:
     with optax_promotion():
-        traced = planned(RUN, SPLIT, MESH, SLICE)
-        found = best_order(Ranked(SPLIT, traced))
-        again = planned(RUN, found.layout, MESH, SLICE)
-    assert found.layout.order is not None
-    assert found.step_s < Ranked(SPLIT, traced).step_s
-    assert reordered(found.plan, None).timing == traced.timing
-    assert again.timing == found.plan.timing
+        plan = plan_from_trace(RUN, SPLIT, MESH, SLICE)
+        best = with_best_order(RankedLayout(SPLIT, plan))
+        again = plan_from_trace(RUN, best.layout, MESH, SLICE)
+    assert best.layout.order is not None
+    assert best.step_s < RankedLayout(SPLIT, plan).step_s
+    assert with_device_order(best.plan, None).timing == plan.timing
+    assert again.timing == best.plan.timing
 
 
 def test_products_alone_bound_a_step_from_below() -> None:
     """What every device computes alike counts as often."""
-    seen = record_loss(RUN)
+    record = record_loss(RUN)
     whole = Layout(mesh="data:8", rules="")
     half = Layout(mesh="data:4,model:2", rules="batch:data")
-    assert executed_flops(whole, {"data": 8}, seen) == seen.flops
-    assert executed_flops(half, {"data": 4, "model": 2}, seen) == seen.flops / 4
-    assert [own for _, own in by_products(RUN, [whole, half], HOST)] == [half, whole]
+    assert executed_flops(whole, {"data": 8}, record) == record.flops
+    assert executed_flops(half, {"data": 4, "model": 2}, record) == record.flops / 4
+    assert [layout for _, layout in fewest_products_first(RUN, [whole, half], HOST)] == [
+        half,
+        whole,
+    ]
 
 
 def test_what_only_multiplies_for_longer_than_the_best_step_is_not_traced() -> None:
     layouts = [Layout(mesh="data:8"), Layout(mesh="data:8", rules="")]
-    said: list[str] = []
+    lines: list[str] = []
     with optax_promotion():
-        found = costs(RUN, layouts, HOST, said.append, [])
-    assert [own.layout for own in found] == layouts[:1]
-    assert said[-1].startswith("the other 1 multiply for more than")
+        ranking = plan_layouts(RUN, layouts, HOST, lines.append, [])
+    assert [ranked.layout for ranked in ranking] == layouts[:1]
+    assert lines[-1].startswith("the other 1 multiply for more than")
 
 
 def test_the_best_few_take_turns_on_the_devices_at_hand() -> None:
     """Their times are then those of real steps, not of the trace."""
     run, one = toy_run(dataclasses.replace(DENSE, layers=1)), HOST._replace(devices=1)
     with optax_promotion():
-        found = costs(run, [Layout(mesh="data:1", rules="")], one, lambda text: None, [])
-        again = rehearsed(run, found, lambda text: None)
-    assert [own.layout for own in again] == [own.layout for own in found]
-    assert (found[0].how, again[0].how) == ("trace", "steps")
-    assert 0 < again[0].step_s < 60 < found[0].step_s
+        ranking = plan_layouts(run, [Layout(mesh="data:1", rules="")], one, lambda text: None, [])
+        again = benchmark_layouts(run, ranking, lambda text: None)
+    assert [ranked.layout for ranked in again] == [ranked.layout for ranked in ranking]
+    assert (ranking[0].basis, again[0].basis) == ("trace", "steps")
+    assert 0 < again[0].step_s < 60 < ranking[0].step_s
 
 
 def test_a_ratio_is_to_the_best_of_the_same_round() -> None:
-    turns = [{"a": 1.0, "b": 2.0}, {"a": 8.0, "b": 4.0}, {"a": 3.0, "b": 9.0}]
-    assert (slowness(turns, "a"), slowness(turns, "b")) == (1.0, 2.0)
-    assert median_s(turns, "a") == 3.0
+    rounds = [{"a": 1.0, "b": 2.0}, {"a": 8.0, "b": 4.0}, {"a": 3.0, "b": 9.0}]
+    assert (slowdown(rounds, "a"), slowdown(rounds, "b")) == (1.0, 2.0)
+    assert median_s(rounds, "a") == 3.0
 
 
 def test_microbatches_must_divide_as_well() -> None:
     layouts = [Layout(mesh="data:8"), Layout(mesh="data:4,model:2")]
-    assert legal(RUN, 8, layouts) == [layouts[1], layouts[0]]
+    assert legal_layouts(RUN, 8, layouts) == [layouts[1], layouts[0]]
     few = dataclasses.replace(RUN, microbatches=4)
-    assert legal(few, 8, layouts) == [layouts[1]]
+    assert legal_layouts(few, 8, layouts) == [layouts[1]]
 
 
 @pytest.mark.parametrize("order", ["data:y;data:core;model:x", None])
 def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
     with optax_promotion():
-        found = planned(RUN, dataclasses.replace(SPLIT, order=order), MESH, SLICE)
-    assert found.timing == reordered(found, order).timing
+        plan = plan_from_trace(RUN, dataclasses.replace(SPLIT, order=order), MESH, SLICE)
+    assert plan.timing == with_device_order(plan, order).timing
     other = None if order else "data:y;data:core;model:x"
-    assert found.timing != reordered(found, other).timing
+    assert plan.timing != with_device_order(plan, other).timing

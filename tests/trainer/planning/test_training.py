@@ -18,24 +18,24 @@ from tests.trainer.planning.runs import (
     toy_run,
     traced_toy,
 )
-from trainer.planning.training import compiled, plan, planned, traced
+from trainer.planning.training import compile_step, plan_from_trace, plan_step, trace_step
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_trace_and_compiler_count_the_same_products(name: str) -> None:
-    assert compiled_toy(name).flops == pytest.approx(traced_toy(name).cost.flops, rel=0.02)
+    assert compiled_toy(name).work.flops == pytest.approx(traced_toy(name).cost.flops, rel=0.02)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_trace_and_compiler_send_the_same_along_each_mesh_axis(name: str) -> None:
     step = traced_toy(name)
-    found = by_mesh_axis(compiled_toy(name).collectives, step.sizes)
+    found = by_mesh_axis(compiled_toy(name).work.collectives, step.sizes)
     wanted = by_mesh_axis(step.cost.collectives, step.sizes)
     assert found == pytest.approx(wanted, rel=0.1)
 
 
 def test_every_exchange_has_a_line_that_causes_it() -> None:
-    found = compiled_toy("data_and_model_parallel").collectives
+    found = compiled_toy("data_and_model_parallel").work.collectives
     assert all(own.source.startswith(("models/", "trainer/")) for own in found)
     feed_forward = {own.source for own in found if "feed_forward.py" in own.source}
     assert any("bf,fd->bd" in source and "(backward)" not in source for source in feed_forward)
@@ -43,36 +43,36 @@ def test_every_exchange_has_a_line_that_causes_it() -> None:
 
 
 def test_memory_is_told_by_cause() -> None:
-    found = plan(traced_toy("fsdp"), None, compiled_toy("fsdp"))
-    causes = found.counted.bytes_by_cause
-    params = sum(weight.bytes for weight in found.weights)
+    plan = plan_step(traced_toy("fsdp"), None, compiled_toy("fsdp"))
+    causes = plan.memory.bytes_by_cause
+    params = sum(weight.bytes for weight in plan.weights)
     assert causes["parameters"] == params // 8
     assert causes["gradients"] == pytest.approx(causes["parameters"], rel=0.05)
-    assert sum(causes.values()) == found.counted.needed_bytes
-    assert found.fits is None and found.step_s is None  # nobody said what the devices are
+    assert sum(causes.values()) == plan.memory.needed_bytes
+    assert plan.fits is None and plan.step_s is None  # nobody said what the devices are
 
 
 def test_a_plan_of_a_slice_needs_no_compiler() -> None:
     slice = Slice.named("v3:2x2")
-    found = planned(
+    plan = plan_from_trace(
         toy_run(), layout_named("data_and_model_parallel"), {"data": 4, "model": 2}, slice
     )
-    assert found.fits and found.counted.compile_s is None
-    assert found.timing is not None and found.step_s is not None
-    assert found.timing.products_s > 0
-    assert set(found.timing.traffic_s) <= {"data", "model", "data,model"}
-    assert found.utilisation == pytest.approx(
-        found.model_flops / (found.step_s * 8 * slice.chip.peak_flops)
+    assert plan.fits and plan.memory.compile_s is None
+    assert plan.timing is not None and plan.step_s is not None
+    assert plan.timing.products_s > 0
+    assert set(plan.timing.traffic_s) <= {"data", "model", "data,model"}
+    assert plan.utilisation == pytest.approx(
+        plan.model_flops / (plan.step_s * 8 * slice.chip.peak_flops)
     )
     # The model's own FLOPs, of which the loss makes its gradients on the way forward.
-    assert found.executed_flops == pytest.approx(found.model_flops, rel=0.02)
+    assert plan.executed_flops == pytest.approx(plan.model_flops, rel=0.02)
 
 
 def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
     """But the model asks for no more than it has: 6 heads held as 8, 66 tokens as 68."""
     layout = Layout(mesh="data:2,model:4", rules="batch:data;heads:model+;vocab:model+")
     padded, larger = (
-        planned(
+        plan_from_trace(
             toy_run(dataclasses.replace(DENSE, layers=1, heads=heads, vocab=vocab)),
             layout,
             {"data": 2, "model": 4},
@@ -81,9 +81,7 @@ def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
         for heads, vocab in ((6, 66), (8, 68))
     )
     assert padded.executed_flops == larger.executed_flops
-    assert (
-        padded.counted.bytes_by_cause["parameters"] == larger.counted.bytes_by_cause["parameters"]
-    )
+    assert padded.memory.bytes_by_cause["parameters"] == larger.memory.bytes_by_cause["parameters"]
     assert padded.model_flops < larger.model_flops
     head, token = 4 * DENSE.d_model * DENSE.d_kv, DENSE.d_model
     assert larger.parameters - padded.parameters == 2 * head + 2 * token
@@ -94,11 +92,11 @@ def test_the_step_compiles_for_tpus_that_are_not_there() -> None:
     slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
     with optax_promotion():
-        step = traced(toy_run(), layout, topology_mesh(slice.name, sizes))
-        counted = compiled(step)
-    assert counted.flops == pytest.approx(step.cost.flops, rel=0.02)
-    found = plan(step, slice, counted)
-    assert found.counted.compiled_for == "TPU" and found.fits
-    assert found.timing is not None
-    assert found.timing.products_s > 0 and found.timing.other_s > 0
-    assert math.isclose(sum(found.timing.parts.values()), found.step_s or 0)
+        step = trace_step(toy_run(), layout, topology_mesh(slice.name, sizes))
+        counts = compile_step(step)
+    assert counts.work.flops == pytest.approx(step.cost.flops, rel=0.02)
+    plan = plan_step(step, slice, counts)
+    assert plan.memory.compiled_for == "TPU" and plan.fits
+    assert plan.timing is not None
+    assert plan.timing.products_s > 0 and plan.timing.other_s > 0
+    assert math.isclose(sum(plan.timing.parts.values()), plan.step_s or 0)

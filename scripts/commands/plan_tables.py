@@ -1,0 +1,58 @@
+"""Prints the figures of a plan, of training or of decoding, as tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from layouts.cost.step_time import Timing
+from layouts.lint.warnings import size_text
+from scripts.terminal import print_table
+
+MAX_COLLECTIVES = 12  # in a table
+
+
+def print_memory(figures: dict[str, Any]) -> None:
+    rows = [*figures["bytes_by_cause"].items(), ("all", figures["bytes_per_device"])]
+    if figures["memory_bytes"] is not None:
+        rows.append(("available", figures["memory_bytes"]))
+    print_table(["memory of a device", "bytes"], [(cause, size_text(size)) for cause, size in rows])
+
+
+def print_weights(figures: dict[str, Any]) -> None:
+    print_table(
+        ["largest weights", "axes", "bytes", "of a device"],
+        [
+            (row["path"], row["axes"], size_text(row["bytes"]), size_text(row["bytes_per_device"]))
+            for row in figures["weights"]
+        ],
+    )
+
+
+def print_collectives(rows: Sequence[dict[str, Any]], unit: str) -> None:
+    """Prints collectives with what a device receives in one unit: a step or a token."""
+    print_table(
+        ["collective", "over", "times", "MB each", f"MB received a {unit}", "for"],
+        [
+            (row["kind"], ",".join(row["mesh_axes"]), row["count"], f"{row['bytes'] / 1e6:,.2f}",
+             f"{row['received_bytes'] / 1e6:,.1f}", row["source"])
+            for row in rows[:MAX_COLLECTIVES]
+        ],
+    )  # fmt: skip
+
+
+def print_times(what: str, timing: Timing) -> None:
+    rows = [(name, f"{s:.4g}", f"{s / timing.step_s:.1%}") for name, s in timing.parts.items()]
+    print_table([f"time of a {what}", "s", "share"], rows)
+
+
+def print_unexpected(figures: dict[str, Any]) -> None:
+    for text in figures["surprises"]:
+        print(f"The compiled program differs from the layout: {text}.")
+
+
+def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
+    """Joins whether a plan fits, its other figures and its compile time."""
+    fits = {True: "fits", False: "does not fit", None: "memory"}[figures["fits"]]
+    parts = [f"{fits}: {size_text(figures['bytes_per_device'])} a device", *parts]
+    if figures["compile_s"] is not None:
+        parts.append(f"compiled in {figures['compile_s']:.0f} s")
+    return "; ".join(parts) + "."

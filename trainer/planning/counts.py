@@ -1,0 +1,209 @@
+"""Counts what a program costs one device, from its trace or as compiled."""
+
+import contextlib
+import dataclasses
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from configs.errors import RunError
+from layouts.cost.collectives import Collective
+from layouts.cost.interconnect import Slice
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
+from layouts.cost.step_time import (
+    PRODUCT_UTILISATION,
+    Timing,
+    add_up,
+    compute_s,
+    coordinates,
+    cycles_s,
+)
+from layouts.hlo.program import CompiledProgram
+from layouts.layout import Layout
+from layouts.mesh import uncached, use_mesh
+from trainer.run import Run
+
+GIB = 2**30
+TEMPORARIES = "activations and temporaries"
+READABLE = ("CPU", "TPU")  # platforms whose compiled text is understood
+Item = TypeVar("Item", bound=Hashable)
+
+
+class WorkCounts(NamedTuple):
+    """Counts the work of one device in a program, or in a part of one."""
+
+    flops: int
+    collectives: tuple[Collective, ...]
+    ops: tuple[OpCost, ...] = ()
+    """From the trace, where the compiler gives no cycles."""
+    cycles: Mapping[str, int] | None = None
+    """Cycles of products and of other work, as the TPU compiler estimates them."""
+    read_bytes: int = 0
+    """Bytes that must be read at least: weights, and for a token the cache."""
+
+    def without(self, part: "WorkCounts") -> "WorkCounts":
+        """Subtracts a part; what is read stays."""
+        cycles = None
+        if self.cycles is not None and part.cycles is not None:
+            cycles = {kind: count - part.cycles[kind] for kind, count in self.cycles.items()}
+        return self._replace(
+            flops=self.flops - part.flops,
+            collectives=subtract(self.collectives, part.collectives),
+            ops=subtract(self.ops, part.ops),
+            cycles=cycles,
+        )
+
+
+def subtract(items: Iterable[Item], removed: Iterable[Item]) -> tuple[Item, ...]:
+    return tuple((Counter(items) - Counter(removed)).elements())
+
+
+class MemoryUse(NamedTuple):
+    """Lists the memory that a program needs on one device."""
+
+    bytes_by_cause: Mapping[str, int]
+    needed_bytes: int
+    compiled_for: str | None = None
+    """CPU, TPU or GPU; None for an estimate from the trace."""
+    compile_s: float | None = None
+    out_of_memory: bool = False
+    """Whether the compiler gave up; everything but `needed_bytes` is then from the trace."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedProgram:
+    """Holds a traced program of a run with its mesh, before compilation."""
+
+    run: Run
+    layout: Layout
+    mesh: Mesh | AbstractMesh
+    program: Any  # of jax: what `trace` returns
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.mesh.shape)
+
+    @property
+    def platform(self) -> str | None:
+        return platform_of(self.mesh)
+
+    @property
+    def traits(self) -> CompilerTraits:
+        return CPU if self.platform == "CPU" else TPU
+
+    def device_coords(self, slice: Slice | None) -> np.ndarray | None:
+        """Returns where each device of the mesh stands on the torus of a slice."""
+        return None if slice is None else coordinates(slice, self.sizes, self.layout.order)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramPlan:
+    """Holds what the plans of training and of decoding have in common."""
+
+    mesh: Mapping[str, int]
+    slice: Slice | None
+    """None where the devices are those of this machine."""
+    device_coords: np.ndarray | None
+    """Where each device of the mesh stands on the torus."""
+    memory: MemoryUse
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.mesh.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Tells whether one device's memory is large enough; None where the size is unknown."""
+        if self.slice is None:
+            return None
+        needed_bytes, available_bytes = self.memory.needed_bytes, self.slice.chip.memory_bytes
+        return not self.memory.out_of_memory and needed_bytes <= available_bytes
+
+
+class Compilation(NamedTuple):
+    """Holds a compiled program, or how much memory the compiler would have needed."""
+
+    executable: Any
+    compiled_for: str | None
+    compile_s: float
+    needed_bytes: int | None = None
+    """Memory without the arguments, where a device has no room for the program."""
+
+    def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
+        """Returns the estimate from the trace with the memory that the compiler asks for."""
+        assert self.needed_bytes is not None
+        return estimate._replace(
+            needed_bytes=self.needed_bytes + argument_bytes,
+            compiled_for=self.compiled_for,
+            compile_s=self.compile_s,
+            out_of_memory=True,
+        )
+
+    def memory(self, bytes_by_cause: Mapping[str, int]) -> MemoryUse:
+        needed_bytes = sum(bytes_by_cause.values())
+        return MemoryUse(bytes_by_cause, needed_bytes, self.compiled_for, self.compile_s)
+
+
+def platform_of(mesh: Mesh | AbstractMesh) -> str | None:
+    """Returns CPU, TPU or GPU; None for a mesh without devices."""
+    return mesh.devices.flat[0].platform.upper() if isinstance(mesh, Mesh) else None
+
+
+def compile_for(program: Any, mesh: Mesh | AbstractMesh) -> Compilation:
+    """Compiles a traced program for the devices of a mesh, which may be absent TPUs."""
+    start, platform = time.perf_counter(), platform_of(mesh)
+    try:
+        cache = uncached() if platform == "TPU" else contextlib.nullcontext()
+        with use_mesh(mesh), cache:
+            executable = program.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
+        if needed is None:
+            raise RunError(f"the compiler fails on this program: {error}") from error
+        needed_bytes = round(float(needed[1]) * GIB)
+        return Compilation(None, platform, time.perf_counter() - start, needed_bytes)
+    return Compilation(executable, platform, time.perf_counter() - start)
+
+
+def count_compiled(step: TracedProgram, text: CompiledProgram, read_bytes: int = 0) -> WorkCounts:
+    """Counts the work in a compiled program's text."""
+    return WorkCounts(
+        flops=text.flops,
+        collectives=tuple(text.collectives(step.sizes)),
+        cycles=text.cycles if step.platform == "TPU" else None,
+        read_bytes=read_bytes,
+    )
+
+
+def time_on_slice(
+    slice: Slice, device_coords: np.ndarray, sizes: Mapping[str, int], counts: WorkCounts
+) -> Timing:
+    """Predicts seconds from the compiler's cycles, else from what such work usually takes.
+
+    Cycles include the time to read memory; a trace's products do not.
+    """
+    memory_s = 0.0
+    if counts.cycles is not None:
+        products_s, other_s = cycles_s(slice.chip, counts.cycles)
+    elif counts.ops:
+        products_s, other_s = compute_s(slice.chip, counts.ops)
+    else:
+        products_s, other_s = counts.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+        memory_s = counts.read_bytes / slice.chip.memory_bandwidth
+    timing = add_up(slice, device_coords, sizes, counts.collectives, products_s, other_s)
+    return dataclasses.replace(timing, memory_s=memory_s)
+
+
+def shard_bytes(tree: Any) -> int:
+    """Sums the bytes of arrays on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
