@@ -1,60 +1,67 @@
-"""Exchanges of data between the devices of a mesh, whoever found them: a model or a compiler."""
+"""Describes collectives, whether counted in a trace or read from a compiled program."""
 
 import dataclasses
+import functools
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-MODEL_FILE = re.compile(r"\b(?:models|trainer)/[\w/]+\.py$")
+CHECKOUT = Path(__file__).parents[2]
 
 
-def model_file(path: str) -> str:
-    """The part of a path that a user knows, where it is one of ours; else nothing.
+@functools.cache
+def checkout_file(path: str) -> str:
+    """Returns the part of a path that names code of this checkout; "" for layouts/ and libraries.
 
-    >>> model_file("/somewhere/models/moe/layer.py"), model_file("/somewhere/jax/moe.py")
+    A program from the compilation cache may name another checkout.
+
+    >>> checkout_file("/elsewhere/models/moe/layer.py"), checkout_file("/elsewhere/jax/moe.py")
     ('models/moe/layer.py', '')
     """
-    found = MODEL_FILE.search(path)
-    return found[0] if found else ""
+    parts = path.strip("/").split("/")
+    if "site-packages" in parts:
+        return ""
+    files = ("/".join(parts[i:]) for i in range(len(parts) - 1) if parts[i] != "layouts")
+    return next((file for file in files if (CHECKOUT / file).is_file()), "")
 
 
 class Collective(NamedTuple):
-    """Devices that exchange data, in groups along mesh axes."""
+    """One collective operation, over groups of devices along mesh axes."""
 
     kind: str
     mesh_axes: tuple[str, ...]
     group: int
     """Devices in each group."""
     bytes: int
-    """Of the whole tensor on one device: gathered, to be reduced, or exchanged."""
+    """Of the tensor on one device: after a gather, before a reduction, or exchanged."""
     times: int
-    """In a step: each turn of a loop counts."""
+    """In a step: each iteration of a loop counts."""
     source: str
     """The line of the model, and the equation, that causes it."""
     overlaps: bool = False
-    """Whether the device may compute meanwhile."""
+    """Whether the device computes meanwhile."""
 
     @property
     def received_bytes(self) -> float:
-        """What a device receives in a step, where data goes round in a ring."""
+        """Bytes that a device receives in a step, by ring algorithms."""
         share = 1.0 if self.kind == "collective-permute" else (self.group - 1) / self.group
         return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class UnexpectedTraffic:
-    """Traffic along a mesh axis that a compiler made more or less than the model asks for."""
+    """Traffic along a mesh axis that differs between the compiled program and the trace."""
 
     mesh_axis: str
     compiled_bytes: float
     expected_bytes: float
     sources: tuple[str, ...]
-    """What accounts for most of the difference."""
+    """The lines that account for most of the difference."""
 
     def __str__(self) -> str:
         more = "more" if self.compiled_bytes > self.expected_bytes else "less"
@@ -66,23 +73,23 @@ class UnexpectedTraffic:
 
 
 def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> dict[str, float]:
-    """Bytes that a device receives in a step along each mesh axis.
+    """Returns the bytes that a device receives in a step along each mesh axis.
 
-    Data that goes over several goes over the first whole, over the next in parts of it.
+    A collective over several axes sends all its data over the first, over the next a shard of it.
 
     >>> both = Collective("all-reduce", ("x", "y"), 8, 800, 1, "")
     >>> by_mesh_axis([both], {"x": 4, "y": 2}), both.received_bytes
     ({'x': 1200.0, 'y': 200.0}, 1400.0)
     """
-    found = dict.fromkeys(mesh, 0.0)
-    for own in collectives:
+    received = dict.fromkeys(mesh, 0.0)
+    for collective in collectives:
         shares, left = dict[str, float](), 1.0
-        for name in (name for name in mesh if name in own.mesh_axes):
+        for name in (name for name in mesh if name in collective.mesh_axes):
             shares[name] = left * (1 - 1 / mesh[name])
             left /= mesh[name]
         for name, share in shares.items():
-            found[name] += own.received_bytes * share / sum(shares.values())
-    return found
+            received[name] += collective.received_bytes * share / sum(shares.values())
+    return received
 
 
 def unexpected_traffic(
@@ -91,48 +98,55 @@ def unexpected_traffic(
     mesh: Mapping[str, int],
     tolerance: float = 0.1,
 ) -> list[UnexpectedTraffic]:
-    """Mesh axes whose traffic the compiler made another than the layout asks for."""
+    """Returns mesh axes whose compiled traffic differs from what the layout asks for."""
     compiled, expected = list(compiled), list(expected)
-    found, wanted = by_mesh_axis(compiled, mesh), by_mesh_axis(expected, mesh)
+    compiled_bytes = by_mesh_axis(compiled, mesh)
+    expected_bytes = by_mesh_axis(expected, mesh)
     return [
         UnexpectedTraffic(
-            name, found[name], wanted[name], tuple(differences(name, compiled, expected))
+            name,
+            compiled_bytes[name],
+            expected_bytes[name],
+            tuple(differences(name, compiled, expected)),
         )
         for name in mesh
-        if abs(found[name] - wanted[name]) > tolerance * wanted[name]
+        if abs(compiled_bytes[name] - expected_bytes[name]) > tolerance * expected_bytes[name]
     ]
 
 
 def differences(
     mesh_axis: str, compiled: Iterable[Collective], expected: Iterable[Collective], count: int = 3
 ) -> Iterator[str]:
-    """Lines of the model, and kinds, that differ the most along a mesh axis."""
+    """Yields the lines of the model, and kinds, that differ the most along a mesh axis."""
     lines: dict[str, Counter[str]] = {}
-    for own, sign in [*((c, 1) for c in compiled), *((c, -1) for c in expected)]:
-        if mesh_axis in own.mesh_axes:
-            place = own.source.split(" ")[0] + " (backward)" * own.source.endswith("(backward)")
-            lines.setdefault(place, Counter())[own.kind] += round(sign * own.received_bytes)
+    for collective, sign in [*((c, 1) for c in compiled), *((c, -1) for c in expected)]:
+        if mesh_axis in collective.mesh_axes:
+            source = collective.source
+            line = source.split(" ")[0] + " (backward)" * source.endswith("(backward)")
+            received_bytes = round(sign * collective.received_bytes)
+            lines.setdefault(line, Counter())[collective.kind] += received_bytes
     largest = sorted(lines.items(), key=lambda item: -abs(sum(item[1].values())))
-    for place, kinds in largest[:count]:
+    for line, kinds in largest[:count]:
         parts = (f"{size / 1e6:+,.1f} MB of {kind}" for kind, size in kinds.items() if size)
-        yield f"{place}: {', '.join(parts)}"
+        yield f"{line}: {', '.join(parts)}"
 
 
 def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
-    """The collectives that send the most first, those that are alike taken together."""
+    """Merges collectives that are alike, and sorts those that send the most first."""
 
-    def kind(own: Collective) -> tuple:
-        return own._replace(times=0)
+    def kind(collective: Collective) -> tuple:
+        return collective._replace(times=0)
 
-    joined = []
-    for _, alike in itertools.groupby(sorted(collectives, key=kind), key=kind):
-        same = list(alike)
-        joined.append(same[0]._replace(times=sum(own.times for own in same)))
-    return sorted(joined, key=lambda own: -own.received_bytes)
+    merged = []
+    for _, group in itertools.groupby(sorted(collectives, key=kind), key=kind):
+        alike = list(group)
+        merged.append(alike[0]._replace(times=sum(collective.times for collective in alike)))
+    return sorted(merged, key=lambda collective: -collective.received_bytes)
 
 
 def format_mesh(mesh: Mapping[str, int]) -> str:
-    """
+    """Formats the sizes of a mesh.
+
     >>> format_mesh({"x": 32, "y": 64})
     'x:32,y:64'
     """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-from layouts.cost.collectives import Collective, model_file
+from layouts.cost.collectives import Collective, checkout_file
 from layouts.cost.dataflow import VIEWS, Flow, local_bytes, local_size, places
 from layouts.cost.dot_axes import Letters
 from layouts.cost.peak_memory import peak_bytes
@@ -292,6 +292,6 @@ def sum_over(mesh_axis: str, out: Part) -> Sent:
 def origin(eqn: Any) -> str:
     """The line of the model that an equation stands for, and what it does."""
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
-    lines = (f"{model_file(frame.file_name)}:{frame.line_num}" for frame in frames)
+    lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
     line = next((line for line in lines if not line.startswith(":")), "")
     return f"{line} {eqn.primitive.name}".strip()

@@ -1,11 +1,11 @@
-"""One line of a compiled program, and its tables, as XLA prints them."""
+"""Parses the lines and tables of a compiled program, as XLA prints them."""
 
 import dataclasses
 import math
 import re
 from collections.abc import Iterator
 
-from layouts.cost.collectives import model_file
+from layouts.cost.collectives import checkout_file
 
 ITEM_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
 
@@ -22,22 +22,23 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of the result, without padding."""
+        """Bytes of the result, without padding."""
         return sum(count * bits // 8 for count, bits in shapes(self.shape))
 
     def attribute(self, name: str) -> str | None:
-        """The computation that an attribute such as `body` names."""
-        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
-        return found[1] if found else None
+        """Returns the computation that an attribute such as `body` names."""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return match[1] if match else None
 
 
 Computation = dict[str, Instruction]
 
 
-def instruction(line: str) -> Instruction | None:
-    """
-    >>> found = instruction("  %dot.1 = (f32[2]{0}, f32[]) dot(%a, %b), to_apply=%add")
-    >>> found.opcode, found.operands, found.bytes, found.attribute("to_apply")
+def parse_instruction(line: str) -> Instruction | None:
+    """Parses a line; None where it is no instruction.
+
+    >>> dot = parse_instruction("  %dot.1 = (f32[2]{0}, f32[]) dot(%a, %b), to_apply=%add")
+    >>> dot.opcode, dot.operands, dot.bytes, dot.attribute("to_apply")
     ('dot', ('a', 'b'), 12, 'add')
     """
     head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
@@ -53,17 +54,17 @@ def instruction(line: str) -> Instruction | None:
 
 
 def closing(text: str) -> int:
-    """Just behind the parenthesis that closes the first one."""
+    """Returns the index behind the parenthesis that closes the first one."""
     depth = 0
-    for found in re.finditer(r"[()]", text):
-        depth += 1 if found[0] == "(" else -1
+    for parenthesis in re.finditer(r"[()]", text):
+        depth += 1 if parenthesis[0] == "(" else -1
         if depth == 0:
-            return found.end()
+            return parenthesis.end()
     return len(text)
 
 
 def shapes(text: str) -> Iterator[tuple[int, int]]:
-    """Elements of each array in a printed shape, and bits of an element."""
+    """Yields the elements of each array in a printed shape, and the bits of an element."""
     for kind, sizes in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text):
         digits = re.search(r"\d+", kind)
         bits = ITEM_BITS.get(kind) or (int(digits[0]) if digits else 0)
@@ -74,29 +75,29 @@ def dims(text: str) -> list[int]:
     return [int(size) for size in text.split(",") if size]
 
 
-def sizes_of(name: str, inside: Computation) -> list[int]:
-    """Sizes of the axes of an instruction's first array."""
-    found = re.search(r"\[([\d,]*)\]", inside[name].shape)
-    return dims(found[1]) if found else []
+def sizes_of(name: str, computation: Computation) -> list[int]:
+    """Returns the sizes of the axes of an instruction's first array."""
+    sizes = re.search(r"\[([\d,]*)\]", computation[name].shape)
+    return dims(sizes[1]) if sizes else []
 
 
 def frames(text: str) -> dict[int, str]:
-    """The nearest line of models/ or trainer/ for each stack frame of the program."""
+    """Maps each stack frame of the program to the nearest line of this checkout's code."""
     tables = {
         name: dict(re.findall(r"^(\d+) (.*)$", block, re.MULTILINE))
         for name, block in re.findall(r"^(FileNames|FileLocations|StackFrames)\n((?:\d.*\n?)*)",
                                       text, re.MULTILINE)
     }  # fmt: skip
     files = tables.get("FileNames", {})
-    places: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for number, location in tables.get("FileLocations", {}).items():
-        found = re.search(r"file_name_id=(\d+).*?\bline=(\d+)", location)
-        if found and (file := model_file(files.get(found[1], "").strip('"'))):
-            places[number] = f"{file}:{found[2]}"
+        line = re.search(r"file_name_id=(\d+).*?\bline=(\d+)", location)
+        if line and (file := checkout_file(files.get(line[1], "").strip('"'))):
+            lines[number] = f"{file}:{line[2]}"
     nearest: dict[int, str] = {}
     for number, frame in tables.get("StackFrames", {}).items():  # a parent comes before its child
         location = re.search(r"file_location_id=(\d+)", frame)
         parent = re.search(r"parent_frame_id=(\d+)", frame)
         above = nearest.get(int(parent[1]) - 1, "") if parent else ""  # printed counting from 2
-        nearest[int(number)] = places.get(location[1], above) if location else above
+        nearest[int(number)] = lines.get(location[1], above) if location else above
     return nearest

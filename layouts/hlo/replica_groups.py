@@ -1,4 +1,4 @@
-"""Which devices exchange data with each other, in any of the ways in which XLA prints it."""
+"""Reads which devices exchange data with each other, in every form that XLA prints."""
 
 import math
 import re
@@ -9,16 +9,16 @@ import numpy as np
 from layouts.hlo.parser import Instruction, dims
 
 
-def over(own: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """The mesh axes along which the devices of a group differ, and the size of a group."""
-    group = first_group(own.rest, math.prod(mesh.values()))
-    places = np.array(np.unravel_index(group, tuple(mesh.values())))
-    axes = tuple(name for name, own in zip(mesh, places, strict=True) if len(np.unique(own)) > 1)
+def group_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """Returns the mesh axes along which the devices of a group differ, and the group size."""
+    group = first_group(instruction.rest, math.prod(mesh.values()))
+    indices = np.unravel_index(group, tuple(mesh.values()))
+    axes = tuple(name for name, i in zip(mesh, indices, strict=True) if len(np.unique(i)) > 1)
     return axes, len(group)
 
 
 def first_group(text: str, devices: int) -> np.ndarray:
-    """Device numbers of one group, in any of the ways in which groups are printed.
+    """Returns the device numbers of the first group.
 
     >>> first_group("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", 8)
     array([0, 2, 4, 6])
@@ -42,11 +42,11 @@ def first_group(text: str, devices: int) -> np.ndarray:
 
 
 def first_of_mesh(sizes: str, axes: str) -> np.ndarray:
-    """The group along axes of a mesh that the compiler made up."""
+    """Returns the first group along axes of a mesh that the compiler made up."""
     mesh = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
     numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-    wanted = re.findall(r"'(\w+)'", axes)
-    order = [i for i, name in enumerate(mesh) if name in wanted]
-    rest = [i for i, name in enumerate(mesh) if name not in wanted]
-    count = math.prod(numbers.shape[i] for i in order)
-    return numbers.transpose(rest + order).reshape(-1, count)[0]
+    group_names = re.findall(r"'(\w+)'", axes)
+    inner = [i for i, name in enumerate(mesh) if name in group_names]
+    outer = [i for i, name in enumerate(mesh) if name not in group_names]
+    count = math.prod(numbers.shape[i] for i in inner)
+    return numbers.transpose(outer + inner).reshape(-1, count)[0]
