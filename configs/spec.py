@@ -28,7 +28,6 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 T = TypeVar("T")
 

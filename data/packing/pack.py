@@ -1,10 +1,11 @@
 """Packs examples into rows of a fixed length, several to a row, and losing no token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from data.packing.best_fit import BestFit, BestFitOfPairs
 from data.vocab import EOS
 
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
@@ -15,37 +16,56 @@ _EXAMPLES_A_CHUNK = 16_384
 class Packed:
     """Finished rows; a segment is a piece of an example, numbered from 1, and 0 is padding.
 
-    pieces says where each example went: a line of (example, row, segment) for each piece.
+    pieces says where each example went: a line of (example, row, segment) for each piece.  Both
+    halves of a pair have the same segment number; only pairs have sources.
     """
 
     targets_BL: np.ndarray
     segments_BL: np.ndarray
     pieces: np.ndarray
+    sources_BM: np.ndarray | None = None
+    source_segments_BM: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.targets_BL)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Names what the cache keeps of a row."""
-        return {"targets": self.targets_BL, "segments": self.segments_BL}
+        arrays = {
+            "targets": self.targets_BL,
+            "segments": self.segments_BL,
+            "sources": self.sources_BM,
+            "source_segments": self.source_segments_BM,
+        }
+        return {name: array for name, array in arrays.items() if array is not None}
 
 
 def pack(
-    examples: Sequence[np.ndarray], length: int, *, packs: bool = True, dtype: type = np.uint16
+    targets: Sequence[np.ndarray],
+    length: int,
+    sources: Sequence[np.ndarray] | None = None,
+    source_length: int | None = None,
+    *,
+    packs: bool = True,
 ) -> Packed:
-    """Packs all examples at once; EOS is added to each."""
-    packer = Packer(length, packs=packs, dtype=dtype)
-    chunks = [packer.add(part) for part in chunked(examples)] + [packer.finish()]
+    """Packs all examples at once; EOS is added to each, of pairs to both halves."""
+    packer = Packer(length, source_length, packs=packs)
+    chunks = [slice(i, i + _EXAMPLES_A_CHUNK) for i in range(0, len(targets), _EXAMPLES_A_CHUNK)]
+    parts = [packer.add(targets[s], None if sources is None else sources[s]) for s in chunks]
+    return joined([*parts, packer.finish()])
+
+
+def joined(parts: Sequence[Packed]) -> Packed:
+    """Joins what a packer gave out, one part after another."""
+    arrays = [part.arrays() for part in parts]
+    whole = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
     return Packed(
-        np.concatenate([c.targets_BL for c in chunks]),
-        np.concatenate([c.segments_BL for c in chunks]),
-        np.concatenate([c.pieces for c in chunks]),
+        whole["targets"],
+        whole["segments"],
+        np.concatenate([part.pieces for part in parts]),
+        whole.get("sources"),
+        whole.get("source_segments"),
     )
-
-
-def chunked(examples: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
-    for start in range(0, len(examples), _EXAMPLES_A_CHUNK):
-        yield examples[start : start + _EXAMPLES_A_CHUNK]
 
 
 class Side:
@@ -73,7 +93,7 @@ class Side:
 
         rows, starts and segments say where each piece goes.
         """
-        tokens = _joined(examples, self._tokens.dtype)
+        tokens = _with_ends(examples, self._tokens.dtype)
         within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         places = np.repeat(rows * self.length + starts, sizes) + within
         self._tokens.reshape(-1)[places] = tokens
@@ -86,7 +106,7 @@ class Side:
         return out
 
 
-class Held:
+class BegunRows:
     """The rows that a packer has begun; they come out once closed, in the order of opening."""
 
     def __init__(self, *sides: Side):
@@ -125,23 +145,55 @@ class Packer:
 
     At most OPEN_ROWS rows are open, so that memory is bounded; then the fullest is closed.  Rows
     come out once they are closed, in the order in which they were opened.  An example that is
-    longer than a row is cut into pieces.
+    longer than a row is cut into pieces.  With a source_length the examples are pairs: a row has
+    room for both halves, and a pair of which one half is longer than a row is left out: it is
+    counted, but has no piece.
     """
 
-    def __init__(self, length: int, *, packs: bool = True, dtype: type = np.uint16):
-        self.length = length
-        self._fit = _BestFit(length, OPEN_ROWS if packs else 0)
-        self._held = Held(Side(length, dtype))
+    def __init__(
+        self,
+        length: int,
+        source_length: int | None = None,
+        *,
+        packs: bool = True,
+        dtype: type = np.uint16,
+        source_dtype: type = np.uint16,
+    ):
+        limit = OPEN_ROWS if packs else 0
+        sides = [Side(length, dtype)]
+        self._fit: BestFit | BestFitOfPairs
+        if source_length is None:
+            self._fit = BestFit(length, limit)
+        else:
+            sides.append(Side(source_length, source_dtype))
+            self._fit = BestFitOfPairs(length, source_length, limit)
+        self._begun = BegunRows(*sides)
         self._examples = 0
 
-    def add(self, examples: Sequence[np.ndarray]) -> Packed:
+    def fits(
+        self, targets: Sequence[np.ndarray], sources: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
+        """Tells which examples are no longer than a row."""
+        lengths = [side.length for side in self._begun.sides]
+        return np.all(_sizes_of_sides(targets, sources) <= lengths, axis=1)
+
+    def add(
+        self, targets: Sequence[np.ndarray], sources: Sequence[np.ndarray] | None = None
+    ) -> Packed:
         """Places some examples and returns the rows that are closed by now."""
-        example, sizes = _cut(sizes_of(examples), self.length)
-        rows, starts, segments = self._fit.place(sizes.tolist())
-        placed = np.stack([example + self._examples, rows, segments], axis=1)
-        at = self._held.add(self._fit.opened, placed)
-        self._held.sides[0].write(examples, sizes, at, starts, segments)
-        self._examples += len(examples)
+        if sources is None:
+            halves = [targets]
+            examples, sizes = _cut(_sizes_of(targets), self._begun.sides[0].length)
+        else:
+            examples = np.flatnonzero(self.fits(targets, sources))
+            halves = [[half[i] for i in examples.tolist()] for half in (targets, sources)]
+            sizes = _sizes_of_sides(*halves)
+        rows, starts, segments = self._fit.place(sizes)
+        pieces = np.stack([examples + self._examples, rows, segments], axis=1)
+        rows_begun = self._begun.add(self._fit.opened, pieces)
+        for i, (side, half) in enumerate(zip(self._begun.sides, halves, strict=True)):
+            side.write(half, sizes[:, i], rows_begun, starts[:, i], segments)
+        self._examples += len(targets)
         return self._take(self._fit.open_rows())
 
     def finish(self) -> Packed:
@@ -149,101 +201,38 @@ class Packer:
         return self._take([])
 
     def _take(self, open_rows: list[int]) -> Packed:
-        (targets_BL, segments_BL), pieces = self._held.take(open_rows)
-        return Packed(targets_BL, segments_BL, pieces)
-
-
-class _BestFit:
-    """Chooses rows for pieces by size; a bit set of the free spaces finds the tightest at once."""
-
-    def __init__(self, length: int, limit: int):
-        self._length = length
-        self._limit = limit
-        self._by_space: list[list[int]] = [[] for _ in range(length + 1)]
-        self._spaces = 0  # bit s: some open row has s places free
-        self._open = 0
-        self._last_segment: dict[int, int] = {}
-        self.opened = 0
-
-    def open_rows(self) -> list[int]:
-        return list(self._last_segment)
-
-    def place(self, sizes: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns row, first place and segment number of each piece."""
-        rows, starts, segments = [], [], []
-        for size in sizes:
-            row, space = self._take_row(size)
-            segment = self._last_segment.get(row, 0) + 1
-            rows.append(row)
-            starts.append(self._length - space)
-            segments.append(segment)
-            if space > size and self._limit:
-                self._last_segment[row] = segment
-                self._put_back(row, space - size)
-            else:
-                self._last_segment.pop(row, None)
-        return np.array(rows, np.int64), np.array(starts, np.int64), np.array(segments, np.int64)
-
-    def _take_row(self, size: int) -> tuple[int, int]:
-        fitting = self._spaces >> size
-        if not fitting:
-            self.opened += 1
-            return self.opened - 1, self._length
-        space = size + (fitting & -fitting).bit_length() - 1
-        return self._pop(space), space
-
-    def _put_back(self, row: int, space: int) -> None:
-        if self._open == self._limit:
-            fullest = (self._spaces & -self._spaces).bit_length() - 1
-            del self._last_segment[self._pop(fullest)]
-        self._by_space[space].append(row)
-        self._spaces |= 1 << space
-        self._open += 1
-
-    def _pop(self, space: int) -> int:
-        rows = self._by_space[space]
-        row = rows.pop()
-        if not rows:
-            self._spaces ^= 1 << space
-        self._open -= 1
-        return row
+        (targets_BL, segments_BL, *of_sources), pieces = self._begun.take(open_rows)
+        return Packed(targets_BL, segments_BL, pieces, *of_sources)
 
 
 def _cut(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts sizes into pieces of at most length; returns each piece's example and size."""
+    """Cuts sizes into pieces of at most length; returns examples, and sizes in a column."""
     counts = -(-sizes // length)
-    example = np.repeat(np.arange(len(sizes)), counts)
-    pieces = np.full(len(example), length, np.int64)
+    examples = np.repeat(np.arange(len(sizes)), counts)
+    pieces = np.full((len(examples), 1), length, np.int64)
     last = np.cumsum(counts) - 1
-    pieces[last] = sizes - (counts - 1) * length
-    return example, pieces
+    pieces[last, 0] = sizes - (counts - 1) * length
+    return examples, pieces
 
 
-def sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:
+def _sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the length of each example with its EOS."""
     return np.fromiter((len(e) + 1 for e in examples), np.int64, len(examples))
 
 
-def _joined(examples: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    sizes = sizes_of(examples)
+def _sizes_of_sides(*sides: Sequence[np.ndarray] | None) -> np.ndarray:
+    """Returns the lengths of examples with their EOS, a column for each side that there is."""
+    return np.stack([_sizes_of(side) for side in sides if side is not None], axis=1)
+
+
+def _with_ends(examples: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    sizes = _sizes_of(examples)
     tokens = np.full(int(sizes.sum()), EOS, dtype)
     if len(examples):
         is_text = np.ones(len(tokens), bool)
         is_text[np.cumsum(sizes) - 1] = False
         tokens[is_text] = np.concatenate(examples)
     return tokens
-
-
-def unpack(packed: Packed) -> list[np.ndarray]:
-    """Returns the examples again, each with its EOS, in their order: the inverse of `pack`."""
-    order = np.argsort(packed.pieces[:, 0], kind="stable")
-    examples: list[list[np.ndarray]] = []
-    for example, row, segment in packed.pieces[order]:
-        tokens = packed.targets_BL[row][packed.segments_BL[row] == segment]
-        if example == len(examples):
-            examples.append([])
-        examples[example].append(tokens)
-    return [np.concatenate(pieces) for pieces in examples]
 
 
 def positions(segments_BL: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ import numpy as np
 
 from data.mixture import Mix
 from data.packing import pack
-from data.packing.pairs import PackedPairs, PairPacker, joined_pairs
 from data.packing.rows import Counts, Rows, RowsOfPart, chunks, read_rows
 from data.sources.pairs import Pair, tagged
 from data.vocab import Vocab
@@ -84,7 +83,8 @@ class PairRows(Rows):
         ):
             parts.append(packed)
             counts += more
-        joined = joined_pairs(parts)
+        joined = pack.joined(parts)
+        assert joined.sources_BM is not None and joined.source_segments_BM is not None
         return cls(
             joined.targets_BL,
             joined.segments_BL,
@@ -104,16 +104,16 @@ def packed_pairs(
     *,
     packs: bool,
     tag: str | None = None,
-) -> Iterator[tuple[PackedPairs, Counts]]:
+) -> Iterator[tuple[pack.Packed, Counts]]:
     """Encodes and packs pairs chunk by chunk, each source with the tag in front."""
-    packer = PairPacker(
-        source_length, length, packs=packs, source_dtype=source_vocab.dtype, dtype=vocab.dtype
+    packer = pack.Packer(
+        length, source_length, packs=packs, dtype=vocab.dtype, source_dtype=source_vocab.dtype
     )
     for chunk in chunks(pairs):
         sources = source_vocab.encode([tagged(pair.source, tag) for pair in chunk])
         targets = vocab.encode([pair.target for pair in chunk])
-        kept = np.flatnonzero(packer.fits(sources, targets))
-        packed = packer.add(sources, targets)
+        kept = np.flatnonzero(packer.fits(targets, sources))
+        packed = packer.add(targets, sources)
         yield (
             packed,
             dataclasses.replace(

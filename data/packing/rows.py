@@ -36,11 +36,6 @@ class Counts:
     source_tokens: int = 0
     left_out: int = 0  # pairs that are longer than a row; no other number counts them
 
-    @property
-    def words_and_ends(self) -> int:
-        """Counts words and one end of sentence a line: per-word perplexity divides by this."""
-        return self.words + self.lines
-
     def __add__(self, other: "Counts") -> "Counts":
         a, b = dataclasses.asdict(self), dataclasses.asdict(other)
         return Counts(**{name: a[name] + b[name] for name in a})
@@ -151,12 +146,8 @@ class Rows:
         for packed, more in packed_lines(lines, vocab, length, word_list, packs=packs):
             parts.append(packed)
             counts += more
-        return cls(
-            np.concatenate([p.targets_BL for p in parts]),
-            np.concatenate([p.segments_BL for p in parts]),
-            counts,
-            np.concatenate([p.pieces for p in parts]),
-        )
+        joined = pack.joined(parts)
+        return cls(joined.targets_BL, joined.segments_BL, counts, joined.pieces)
 
 
 def read_rows(row_ids: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:

@@ -43,8 +43,8 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     """Meshloom's own training step on packed rows, as `meshloom train` runs it."""
     import jax
 
+    from data.packing.pack import pack
     from data.packing.pair_rows import PairRows
-    from data.packing.pairs import pack_pairs
     from data.packing.rows import NO_ROW, Counts
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
@@ -72,7 +72,8 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     )
     # Packing adds the END that the sentences have.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
-    packed = pack_pairs(sources, targets, LENGTH, LENGTH)
+    packed = pack(targets, LENGTH, sources, LENGTH)
+    assert packed.sources_BM is not None and packed.source_segments_BM is not None
     rows = PairRows(
         packed.targets_BL,
         packed.segments_BL,

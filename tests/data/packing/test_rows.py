@@ -23,7 +23,7 @@ def test_counts_are_of_the_raw_text(vocab):
     rows = Rows.from_lines(LINES, vocab, 16)
     assert rows.counts.lines == 4
     assert rows.counts.words == 3 + 0 + 2 + 24
-    assert rows.counts.words_and_ends == 33
+    assert rows.counts.words + rows.counts.lines == 33
     assert rows.counts.bytes == len(("\n".join(LINES) + "\n").encode())
     assert rows.counts.tokens == sum(len(ids) + 1 for ids in vocab.encode(LINES))
     assert rows.counts.tokens == (rows.segments_BL > 0).sum()
@@ -68,11 +68,11 @@ def test_word_list_changes_words_but_not_their_count(vocab, tmp_path):
     assert plain.counts.tokens != listed.counts.tokens
 
 
-def test_lm1b_held_out_shard_has_159658_words_and_ends():
+def test_lm1b_held_out_shard_has_159658_words_with_ends_of_lines():
     path = SHARED / "lm1b_heldout" / "news.en.heldout-00000-of-00050.gz"
     if not path.exists():
         pytest.skip(
             f"{path} is not here; set MESHLOOM_SHARED_DATA to the folder above lm1b_heldout"
         )
     counts = Counts.of(list(read_lines(str(path))))
-    assert (counts.words, counts.lines, counts.words_and_ends) == (153_583, 6_075, 159_658)
+    assert (counts.words, counts.lines) == (153_583, 6_075)

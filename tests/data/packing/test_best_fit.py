@@ -1,4 +1,4 @@
-"""Packing of pairs: both halves stay together, and no pair is lost but those that do not fit."""
+"""Best fit of pairs: both halves stay together, and no pair is lost but those that do not fit."""
 
 import dataclasses
 
@@ -8,11 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.packing import pack
-from data.packing.pairs import PairPacker, joined_pairs, pack_pairs, unpack_pairs
 from data.vocab import EOS
 
 halves = st.lists(st.integers(2, 60_000), max_size=20).map(lambda x: np.array(x, np.uint16))
 pairs_of = st.lists(st.tuples(halves, halves), max_size=60)
+
+
+def pack_pairs(sources, targets, source_length, length, *, packs=True):
+    return pack.pack(targets, length, sources, source_length, packs=packs)
+
+
+def unpack_pairs(packed):
+    """The packed pairs by their numbers, each half with its EOS."""
+    return {
+        pair: (
+            packed.sources_BM[row][packed.source_segments_BM[row] == segment],
+            packed.targets_BL[row][packed.segments_BL[row] == segment],
+        )
+        for pair, row, segment in packed.pieces.tolist()
+    }
 
 
 def sides(pairs):
@@ -65,9 +79,10 @@ def test_rows_are_well_filled():
 
 def test_chunks_do_not_change_what_is_in_the_rows():
     sources, targets = sides(random_pairs(3000))
-    packer = PairPacker(32, 48)
-    parts = [packer.add(sources[i : i + 700], targets[i : i + 700]) for i in range(0, 3000, 700)]
-    chunked, whole = joined_pairs([*parts, packer.finish()]), pack_pairs(sources, targets, 32, 48)
+    packer = pack.Packer(48, 32)
+    parts = [packer.add(targets[i : i + 700], sources[i : i + 700]) for i in range(0, 3000, 700)]
+    chunked = pack.joined([*parts, packer.finish()])
+    whole = pack_pairs(sources, targets, 32, 48)
     assert pairs_by_row(chunked) == pairs_by_row(whole)
 
 
@@ -77,7 +92,7 @@ def pairs_by_row(packed):
 
 
 def test_open_rows_are_bounded():
-    packer = PairPacker(100, 100)
+    packer = pack.Packer(100, 100)
     halves = [np.full(59, 5, np.uint16)] * 2000
     packer.add(halves, halves)
     assert len(packer.finish()) == pack.OPEN_ROWS
