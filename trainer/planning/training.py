@@ -54,7 +54,7 @@ class TracedStep(TracedProgram):
         """Bytes of the arguments on one device, without padding."""
         return {
             "parameters": shard_bytes(self.state["params"]),
-            "optimizer slots": shard_bytes(self.state["slots"]),
+            "optimizer state": shard_bytes(self.state["slots"]),
             "inputs": shard_bytes(self.batch) + shard_bytes(self.state["step"]),
         }
 

@@ -12,7 +12,8 @@ from layouts.mesh import make_mesh
 from models.spec import Moe
 from models.transformer import Transformer
 from tests.toys import ROOT, optax_promotion
-from trainer.planning.training import StepCounts, TracedStep, compile_step, trace_step
+from trainer.planning.counts import Compilation, compile_for
+from trainer.planning.training import StepCounts, TracedStep, count_step, trace_step
 from trainer.run import Run
 
 # Deep, as compilers have ways of their own to look up embeddings, once a step.
@@ -42,6 +43,12 @@ def traced_toy(name: str) -> TracedStep:
 
 
 @functools.cache
-def compiled_toy(name: str) -> StepCounts:
+def compilation_of_toy(name: str) -> Compilation:
+    step = traced_toy(name)
     with optax_promotion():
-        return compile_step(traced_toy(name))
+        return compile_for(step.program, step.mesh)
+
+
+@functools.cache
+def compiled_toy(name: str) -> StepCounts:
+    return count_step(traced_toy(name), compilation_of_toy(name))

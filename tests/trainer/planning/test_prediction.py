@@ -50,7 +50,7 @@ def test_memory_products_and_traffic_are_told() -> None:
     assert sent == pytest.approx(by_mesh_axis(step.cost.collectives, step.sizes), rel=0.2)
     assert found.timing is not None and found.timing.products_s > 0 and found.timing.other_s > 0
     first, second = own.told.split("\n")
-    assert first.startswith("The step: ") and "optimizer slots" in first
+    assert first.startswith("The step: ") and "optimizer state" in first
     assert f"{found.executed_flops / 1e6:.3g} MFLOPs" in first and "By its trace" not in first
     assert f"{found.step_s:.3g} s a step" in second and "GFLOP/s" in second
 
