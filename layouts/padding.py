@@ -18,8 +18,8 @@ from layouts.layout import Layout, num_shards, parse_rules
 Array = jax.Array
 
 
-def fitted(layout: Layout, **sizes: int) -> Layout:
-    """The layout for axes of these sizes, by letter; itself where no rule pads."""
+def with_padding(layout: Layout, **sizes: int) -> Layout:
+    """Returns the layout for axes of these sizes, by letter; itself where no rule pads."""
     if not padded_axes(layout):
         return layout
     if not isinstance(layout, Padded):
@@ -29,24 +29,24 @@ def fitted(layout: Layout, **sizes: int) -> Layout:
     return layout.with_sizes(**sizes)
 
 
-def even(layout: Layout) -> Layout:
-    """The layout that pads nothing: what could be padded is whole on every device."""
+def without_padding(layout: Layout) -> Layout:
+    """Returns the layout without the rules that pad: their axes are whole on every device."""
     axes = padded_axes(layout)
     return layout.without(*axes) if axes else layout
 
 
 def padded_axes(layout: Layout) -> set[str]:
-    """The axes of the rules that pad."""
+    """Returns the axes of the rules that pad."""
     rules = (*parse_rules(layout.rules), *parse_rules(layout.param_rules))
     return {rule.axis for rule in rules if rule.pads}
 
 
-def with_empty_rows(
+def pad_batch(
     layout: Layout, batch: dict[str, Array], groups: Mapping[str, int]
 ) -> tuple[Layout, dict[str, Array]]:
-    """A batch whose rows divide, and the layout that knows how many of them it had.
+    """Adds empty rows to a batch until its rows divide; the layout then knows the original number.
 
-    As do the groups, where the tokens of an array come in groups of so many.
+    Groups divide as well, where the tokens of an array come in groups of so many.
     """
     if not isinstance(layout, Padded) or not layout.pads("B"):
         return layout, batch
@@ -93,8 +93,8 @@ class Padded(Layout):
             for letter, size in zip(axes, shape, strict=True)
         )
 
-    def held(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a tensor with its padding."""
+    def padded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a tensor with its padding."""
         return tuple(
             -(-size // self.size_multiple(letter)) * self.size_multiple(letter)
             for letter, size in zip(axes, shape, strict=True)
@@ -108,7 +108,7 @@ class Padded(Layout):
                 axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True
             )
         )
-        return resized(x, self.held(axes, whole), place)
+        return resized(x, self.padded_shape(axes, whole), place)
 
     def random(
         self,
@@ -119,20 +119,20 @@ class Padded(Layout):
         *,
         stored: bool = False,
     ) -> Array:
-        """Random numbers, and zeros in the padding, which `shape` has unless they are stored.
+        """Draws random numbers, and zeros in the padding, which `shape` has unless they are stored.
 
         More along the first axis leaves the bits before them as they are, so only another axis that
         is padded is drawn whole.
         """
         true, held = self.unpadded_shape(axes, shape), shape
         if stored:
-            true, held = shape, self.held(axes, shape)
+            true, held = shape, self.padded_shape(axes, shape)
         place, drawn_shape = self.place(axes, stored=stored), (*held[:1], *true[1:])
-        even = tuple(
+        places = tuple(
             entry if size == own else None
             for entry, size, own in zip(place, drawn_shape, held, strict=True)
         )
-        drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*even))
+        drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*places))
         return filled(resized(drawn, held, place), true, place, 0)
 
     def mask_padding(self, x: Array, axes: str, letter: str, fill: float) -> Array:
@@ -142,19 +142,19 @@ class Padded(Layout):
 
 
 def resized(x: Array, shape: tuple[int, ...], place: jax.P) -> Array:
-    """x with zeros behind, or cut, along the axes whose sizes differ; then placed so."""
+    """Pads x with zeros, or cuts it, along the axes whose sizes differ; then places it so."""
     if x.shape == shape:
         return jax.sharding.reshard(x, place)
     changes = [old != new for old, new in zip(x.shape, shape, strict=True)]
     whole = jax.P(*(None if c else entry for c, entry in zip(changes, place, strict=True)))
     kept = tuple(min(old, new) for old, new in zip(x.shape, shape, strict=True))
     x = jax.lax.slice(jax.sharding.reshard(x, whole), (0,) * x.ndim, kept)
-    behind = [(0, new - own, 0) for own, new in zip(kept, shape, strict=True)]
-    return jax.sharding.reshard(jax.lax.pad(x, jnp.zeros((), x.dtype), behind), place)
+    padding = [(0, new - own, 0) for own, new in zip(kept, shape, strict=True)]
+    return jax.sharding.reshard(jax.lax.pad(x, jnp.zeros((), x.dtype), padding), place)
 
 
 def filled(x: Array, true: tuple[int, ...], place: jax.P, fill: float) -> Array:
-    """x, and `fill` beyond its true shape."""
+    """Writes `fill` beyond the unpadded shape of x."""
     inside = [
         jax.lax.broadcasted_iota(jnp.int32, x.shape, axis, out_sharding=place) < size
         for axis, size in enumerate(true)

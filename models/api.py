@@ -1,4 +1,4 @@
-"""What a model is to the trainer and to decoding."""
+"""The interface of a model to the trainer and to decoding."""
 
 from typing import Any, Protocol
 
@@ -6,88 +6,93 @@ import jax
 
 from configs.spec import Count, abstract_spec
 from layouts.layout import Layout
-from models.loss import Criterion, Sums
+from models.loss import Criterion, LossSums
 
 Array = jax.Array
 Params = dict  # a tree of weights whose paths tell their axes
-Cache = dict[str, Any]  # what decoding remembers of the tokens so far
+Cache = dict[str, Any]  # keys, values and positions of the tokens so far
 Batch = dict[str, Array]
 """inputs_BL, targets_BL, segments_BL, positions_BL; with a source side also its inputs_BM,
 segments_BM, positions_BM."""
 
 
 class Step(Protocol):
-    """Feeds tokens to a model that remembers those before."""
+    """Feeds tokens to a model with a cache of those before."""
 
     def __call__(
-        self, cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
+        self,
+        cache: Cache,
+        tokens_BL: Array,
+        positions_BL: Array,
+        mask_BLM: Array,
+        cache_index: Array,
     ) -> tuple[Cache, Array]:
-        """The cache with these tokens at its places from `place` on, and the logits after each.
+        """Writes tokens to the cache from slot `cache_index` on; returns the logits after each.
 
-        A token stands at its position in the text and sees the places of the cache that seen_BLM
-        says; it must see its own.
+        positions_BL are positions in the text.  mask_BLM says which slots of the cache a token
+        sees; its own must be among them.
         """
 
 
 @abstract_spec
 class ModelSpec:
-    """Settings of some architecture.  A run file names the one it wants."""
+    """Holds the settings of an architecture; a run file names one of its kinds."""
 
     vocab: Count
     """Rows of the embedding: at least as many as the task's vocabulary has tokens."""
 
     @property
-    def most_places(self) -> int | None:
-        """The longest row that the model can read, where there is such a limit."""
+    def max_length(self) -> int | None:
+        """Returns the length of the longest row that the model can read; None is no limit."""
         return None
 
     @property
-    def source_rows(self) -> int | None:
-        """Rows of the source's own embedding, where it has one."""
+    def source_vocab_size(self) -> int | None:
+        """Returns the rows of the source's own embedding, where it has one."""
         return None
 
     @property
     def groups(self) -> dict[str, int]:
-        """Arrays of a batch whose tokens come in groups of a size of their own."""
+        """Names the arrays of a batch whose tokens come in groups of a size of their own."""
         return {}
 
     @property
-    def reads_source(self) -> bool:
-        """Whether there is a source side, as in translation."""
+    def has_encoder(self) -> bool:
+        """Tells whether there is a source side, as in translation."""
         return False
 
     def model(self, layout: Layout) -> "Model":
-        """The model under a layout."""
+        """Builds the model for a layout."""
         raise NotImplementedError
 
 
-class Decodes(Protocol):
-    """What decoding needs of a model.  Frozen and hashable, as all models."""
+class Decodable(Protocol):
+    """A model as decoding sees it.  Frozen and hashable, as all models."""
 
     @property
     def layout(self) -> Layout: ...
 
     def start(
-        self, params: Any, source: Batch | None, batch_sequences: int, places: int
+        self, params: Any, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:
-        """Reads the sources, where there are any, and makes an empty cache with so many places."""
+        """Encodes the sources, where there are any, and makes an empty cache of so many slots."""
 
 
-class Model(Decodes, Protocol):
+class Model(Decodable, Protocol):
     """A frozen, hashable description of a network: static settings and a layout, no weights."""
 
     def init(self, key: Array) -> Params:
-        """New weights, placed as the layout says."""
+        """Draws new weights, placed as the layout says."""
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
-    ) -> Sums:
-        """Sums over the targets of a batch.  With a key, dropout is on."""
+    ) -> LossSums:
+        """Sums the loss over the targets of a batch.  With a key, dropout is on."""
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
-        """Negative log-likelihood of each target, 0 where there is none."""
+        """Returns the negative log-likelihood of each target, 0 where there is none."""
 
 
 def step_layout(layout: Layout) -> Layout:
-    """The layout of decoding: texts are whole along their length, single tokens cannot be split."""
+    """Returns the layout of decoding, which splits no text along its length."""
     return layout.without("length", "memory", "beam", "new_tokens", "candidates")

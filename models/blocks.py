@@ -1,12 +1,14 @@
 """The parts around attention: norm, feed-forward, and the residual block that joins them."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
 from models.api import Cache
-from models.attention import Attention, SourceAttention, View
+from models.attention import Attention, AttentionContext, CrossAttention
 from models.dropout import dropout
 from models.feed_forward import Mlp
 from models.initializers import Weights
@@ -44,15 +46,15 @@ class Block(nnx.Module):
         weights: Weights,
         *,
         kind: BlockKind = "dense",
-        reads_source: bool,
+        cross_attention: bool,
     ):
         self.spec = spec
         self.layout = layout
         self.attention_norm = Norm(layout, weights)
         self.attention = Attention(spec, layout, weights)
-        if reads_source:
+        if cross_attention:
             self.source_norm = Norm(layout, weights)
-            self.source_attention = SourceAttention(spec, layout, weights)
+            self.source_attention = CrossAttention(spec, layout, weights)
         self.mlp_norm = Norm(layout, weights)
         self.mlp = (
             Mlp(spec, layout, weights) if kind == "dense" else MoeLayer(spec, layout, weights)
@@ -61,37 +63,44 @@ class Block(nnx.Module):
     def __call__(
         self,
         x_BLD: Array,
-        view: View,
-        source: View | None = None,
+        context: AttentionContext,
+        source_context: AttentionContext | None = None,
         cache: Cache | None = None,
         key: Array | None = None,
     ) -> tuple[Array, Cache | None, Load | None]:
-        """The row after this block, the cache with it, and how experts were loaded."""
+        """Returns the row after this block, the cache with it, and the load of its experts."""
         keys: list[Array | None] = [None] * 4
         source_keys: list[Array | None] = [None] * 2
         if key is not None:
             keys = list(jax.random.split(key, 4))
             source_keys = list(jax.random.split(jax.random.fold_in(key, 4)))
-        y_BLD, cache = self.attention(self.attention_norm(x_BLD), view, cache, keys[0])
+        y_BLD, cache = self.attention(self.attention_norm(x_BLD), context, cache, keys[0])
         x_BLD = x_BLD + self.drop(y_BLD, keys[1])
-        if source is not None:
+        if source_context is not None:
             y_BLD, cache = self.source_attention(
-                self.source_norm(x_BLD), source, cache, source_keys[0]
+                self.source_norm(x_BLD), source_context, cache, source_keys[0]
             )
             x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
         x_norm_BLD, load = self.mlp_norm(x_BLD), None
         if isinstance(self.mlp, MoeLayer):
-            y_BLD, load = self.mlp(x_norm_BLD, view.real_BL, keys[2])
+            y_BLD, load = self.mlp(x_norm_BLD, context.is_token_BL, keys[2])
         else:
             y_BLD = self.mlp(x_norm_BLD, keys[2])
         return x_BLD + self.drop(y_BLD, keys[3]), cache, load
+
+    def init_cache(self, sizes: Mapping[str, int], memory_BMD: Array | None) -> Cache:
+        """Makes the caches of all attentions, for rows of these sizes, by letter."""
+        cache = self.attention.init_cache(sizes, memory_BMD)
+        if memory_BMD is None:
+            return cache
+        return {**cache, **self.source_attention.init_cache(sizes, memory_BMD)}
 
     def drop(self, y_BLD: Array, key: Array | None) -> Array:
         return dropout(self.layout, key, self.spec.dropout, y_BLD, "BLD")
 
 
 class Blocks(nnx.Module):
-    """One turn of a pattern of several blocks, called as one block."""
+    """One repeat of a pattern of several blocks, called as one block."""
 
     def __init__(
         self,
@@ -100,28 +109,37 @@ class Blocks(nnx.Module):
         weights: Weights,
         pattern: tuple[BlockKind, ...],
         *,
-        reads_source: bool,
+        cross_attention: bool,
     ):
         self.names = tuple(f"block{i}" for i in range(len(pattern)))
         for name, kind in zip(self.names, pattern, strict=True):
-            setattr(self, name, Block(spec, layout, weights, kind=kind, reads_source=reads_source))
+            setattr(
+                self, name, Block(spec, layout, weights, kind=kind, cross_attention=cross_attention)
+            )
 
     def each(self) -> dict[str, Block]:
+        """Returns the blocks by name, in order."""
         return {name: getattr(self, name) for name in self.names}
+
+    def init_cache(self, sizes: Mapping[str, int], memory_BMD: Array | None) -> Cache:
+        """Makes the caches of all blocks, by name."""
+        return {name: block.init_cache(sizes, memory_BMD) for name, block in self.each().items()}
 
     def __call__(
         self,
         x_BLD: Array,
-        view: View,
-        source: View | None = None,
+        context: AttentionContext,
+        source_context: AttentionContext | None = None,
         cache: Cache | None = None,
         key: Array | None = None,
     ) -> tuple[Array, Cache | None, dict[str, Load | None]]:
-        """The row after all blocks; caches and loads by the name of each block."""
+        """Returns the row after all blocks; caches and loads by the name of each block."""
         caches: Cache = {}
         loads: dict[str, Load | None] = {}
         for index, (name, block) in enumerate(self.each().items()):
-            own_key = None if key is None else jax.random.fold_in(key, index)
-            own = None if cache is None else cache[name]
-            x_BLD, caches[name], loads[name] = block(x_BLD, view, source, own, own_key)
+            block_key = None if key is None else jax.random.fold_in(key, index)
+            block_cache = None if cache is None else cache[name]
+            x_BLD, caches[name], loads[name] = block(
+                x_BLD, context, source_context, block_cache, block_key
+            )
         return x_BLD, caches if cache is not None else None, loads

@@ -12,8 +12,8 @@ Array = jax.Array
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
-def activated(spec: TransformerSpec, h: Array, gate: Array | None) -> Array:
-    """The hidden layer after its activation, which is the gate's where there is one."""
+def activate_hidden(spec: TransformerSpec, h: Array, gate: Array | None) -> Array:
+    """Applies the activation, to the gate where there is one."""
     activate = ACTIVATIONS[spec.activation]
     return activate(h) if gate is None else activate(gate) * h
 
@@ -34,6 +34,6 @@ class Mlp(nnx.Module):
         h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
         if self.spec.gated:
             gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
-        h_BLF = activated(self.spec, h_BLF, gate_BLF)
+        h_BLF = activate_hidden(self.spec, h_BLF, gate_BLF)
         h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
         return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...])

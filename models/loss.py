@@ -13,7 +13,7 @@ from layouts.layout import Layout
 Array = jax.Array
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """Sums over tokens; divided once, after all microbatches and devices are added."""
 
     objective: Array  # what is minimised: smoothed cross entropy and z-loss
@@ -22,14 +22,14 @@ class Sums(NamedTuple):
     tokens: Array
     loads: Any = ()  # of the experts, by stack; sums as well
 
-    def __add__(self, other: object) -> "Sums":
-        assert isinstance(other, Sums)
+    def __add__(self, other: object) -> "LossSums":
+        assert isinstance(other, LossSums)
         return jax.tree.map(jnp.add, self, other)
 
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """What the loss is made of.  Hashable: part of the jit key."""
+    """Holds the settings of the loss.  Hashable: part of the jit key."""
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
@@ -45,10 +45,10 @@ def softmax_loss(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
-) -> Sums:
-    """Sums of the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
+) -> LossSums:
+    """Sums the loss over the counted tokens of softmax(x softmax_VD^T) against the targets.
 
-    With label smoothing e the target's share is 1 - e, and e is spread evenly over all tokens;
+    With label smoothing e the target's probability is 1 - e, and e is spread over all tokens;
     z-loss adds z * (log sum exp)^2 (Mesh-TensorFlow's softmax_cross_entropy_with_logits).
     """
     return _in_slices(layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)[0]
@@ -57,11 +57,13 @@ def softmax_loss(
 def token_losses(
     layout: Layout, x_BLD: Array, softmax_VD: Array, targets_BL: Array, counted_BL: Array
 ) -> Array:
-    """Negative log-likelihood of each counted target; 0 elsewhere."""
+    """Returns the negative log-likelihood of each counted target; 0 elsewhere."""
     logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=jnp.float32)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
-    gold_BL1 = layout.take_last(logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV")
-    loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - gold_BL1
+    target_logit_BL1 = layout.take_last(
+        logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV"
+    )
+    loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - target_logit_BL1
     loss_BL = layout.reshard(loss_BL1[:, :, 0], "BL")
     return jnp.where(counted_BL, loss_BL, 0)
 
@@ -74,8 +76,8 @@ def _with_gradients(
     softmax_VD: Array,
     targets_BL: Array,
     counted_BL: Array,
-) -> tuple[Sums, tuple[Array, Array]]:
-    """The sums, and the objective's gradients by x and by the softmax weights."""
+) -> tuple[LossSums, tuple[Array, Array]]:
+    """Returns the sums, and the objective's gradients by x and by the softmax weights."""
     sums, dx_BLD, dsoftmax_DV = _in_slices(
         layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, gradients=True
     )
@@ -87,7 +89,7 @@ def _scale_gradients(
     criterion: Criterion,
     chunks: int,
     gradients: tuple[Array, Array],
-    cotangent: Sums,
+    cotangent: LossSums,
 ) -> tuple[Array, Array, None, None]:
     dx_BLD, dsoftmax_VD = (g * cotangent.objective.astype(g.dtype) for g in gradients)
     return dx_BLD, dsoftmax_VD, None, None
@@ -106,8 +108,8 @@ def _in_slices(
     counted_BL: Array,
     *,
     gradients: bool = False,
-) -> tuple[Sums, Any, Any]:
-    """The sums and, where they are wanted, both gradients, adding up slices of the rows.
+) -> tuple[LossSums, Any, Any]:
+    """Adds up the sums and, on request, both gradients over slices of the rows.
 
     The slices run one after the other, so that the logits of one slice are all that exists.
     """
@@ -116,7 +118,7 @@ def _in_slices(
     whole = [layout.reshard(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
     step = x_BLD.shape[1] // count
 
-    def part(index: Array | int) -> tuple[tuple[Sums, Array | None], Array | None]:
+    def part(index: Array | int) -> tuple[tuple[LossSums, Array | None], Array | None]:
         x, targets, counted = (
             jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in whole
         )
@@ -134,11 +136,11 @@ def _in_slices(
         (sums, dsoftmax_DV), dx_BLD = part(0)
         return sums, dx_BLD, dsoftmax_DV
 
-    def add(total: tuple[Sums, Array | None], index: Array) -> tuple[Any, Array | None]:
-        own, dx = part(index)
-        return jax.tree.map(jnp.add, total, own), dx
+    def add(total: tuple[LossSums, Array | None], index: Array) -> tuple[Any, Array | None]:
+        sums, dx = part(index)
+        return jax.tree.map(jnp.add, total, sums), dx
 
-    none, zero_DV = Sums(*(jnp.zeros(()) for _ in range(4))), None
+    none, zero_DV = LossSums(*(jnp.zeros(()) for _ in range(4))), None
     if gradients:
         empty_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
         zero_DV = layout.reshard(empty_DV, "DV", stored=True)
@@ -157,8 +159,8 @@ def _forward(
     x_BLD: Array,
     targets_BL: Array,
     counted_BL: Array,
-) -> tuple[Sums, Array]:
-    """The sums of one slice and the objective's gradient by its logits."""
+) -> tuple[LossSums, Array]:
+    """Returns the sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
     logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=jnp.float32)
     logits_BLV = layout.mask_padding(logits_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
@@ -170,23 +172,23 @@ def _forward(
     exp_BLV = jnp.exp(logits_BLV - top_BL1)
     sum_BL1 = jnp.sum(exp_BLV, axis=-1, keepdims=True)
     log_z_BL1 = jnp.log(sum_BL1) + top_BL1
-    gold_BL1 = layout.take_last(logits_BLV, target_BL1, axes)
-    loss_BL1 = log_z_BL1 - gold_BL1
+    target_logit_BL1 = layout.take_last(logits_BLV, target_BL1, axes)
+    loss_BL1 = log_z_BL1 - target_logit_BL1
     objective_BL1 = loss_BL1 + criterion.z_loss * jnp.square(log_z_BL1)
     smooth = criterion.label_smoothing
     if smooth:
         total_BL1 = jnp.sum(layout.mask_padding(logits_BLV, axes, "V", 0), axis=-1, keepdims=True)
-        objective_BL1 += smooth * (gold_BL1 - total_BL1 / vocab)
-    sums = Sums(
+        objective_BL1 += smooth * (target_logit_BL1 - total_BL1 / vocab)
+    sums = LossSums(
         objective=jnp.sum(objective_BL1 * counted_BL1),
         loss=jnp.sum(loss_BL1 * counted_BL1),
-        correct=jnp.sum(jnp.where(gold_BL1 >= top_BL1, counted_BL1, 0)),
+        correct=jnp.sum(jnp.where(target_logit_BL1 >= top_BL1, counted_BL1, 0)),
         tokens=jnp.sum(counted_BL1),
     )
 
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
     hit_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
-    wanted_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / vocab
-    wanted_BLV = layout.mask_padding(wanted_BLV, axes, "V", 0)
-    dlogits_BLV = exp_BLV * pull_BL1 - wanted_BLV * counted_BL1
+    target_probs_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / vocab
+    target_probs_BLV = layout.mask_padding(target_probs_BLV, axes, "V", 0)
+    dlogits_BLV = exp_BLV * pull_BL1 - target_probs_BLV * counted_BL1
     return sums, dlogits_BLV * criterion.logit_scale

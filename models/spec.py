@@ -120,7 +120,7 @@ class TransformerSpec(ModelSpec):
                     f"Transformer.{name} = {layers} is no multiple of the pattern {pattern}.  "
                     f"Legal: {name} {legal}, or another pattern."
                 )
-        mixed = "moe" in self.pattern or (self.reads_source and "moe" in self.pattern_of_encoder)
+        mixed = "moe" in self.pattern or (self.has_encoder and "moe" in self.pattern_of_encoder)
         if mixed and self.moe is None:
             raise UserError(
                 "Transformer.pattern has moe layers: set Transformer.moe = @Moe() and Moe.experts."
@@ -142,23 +142,23 @@ class TransformerSpec(ModelSpec):
         return self.encoder_pattern or self.pattern
 
     @property
-    def most_places(self) -> int | None:
+    def max_length(self) -> int | None:
         return self.length if self.positions == "learned" else None
 
     @property
-    def source_rows(self) -> int | None:
+    def source_vocab_size(self) -> int | None:
         return self.source_vocab
 
     @property
     def groups(self) -> dict[str, int]:
         size = None if self.moe is None else self.moe.group_tokens
         patterns = {"targets_BL": self.pattern}
-        if self.reads_source:
+        if self.has_encoder:
             patterns["inputs_BM"] = self.pattern_of_encoder
         return {name: size for name, pattern in patterns.items() if size and "moe" in pattern}
 
     @property
-    def reads_source(self) -> bool:
+    def has_encoder(self) -> bool:
         return self.encoder_layers > 0
 
     @property

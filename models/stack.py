@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.api import Cache
-from models.attention import View
+from models.attention import AttentionContext
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
 from models.positions import RelativeBias
 from models.spec import BlockKind, TransformerSpec
 
 Array = jax.Array
-Stepper = Callable[[Array, Any, View, View | None], tuple[Array, Any]]
-Views = tuple[View, View | None]
-# A Load with a leading axis for the turns, or several by block; None where there are no experts.
+Stepper = Callable[[Array, Any, AttentionContext, AttentionContext | None], tuple[Array, Any]]
+Contexts = tuple[AttentionContext, AttentionContext | None]
+Runner = Callable[[Array, Any, Contexts], tuple[Array, Any]]
+# A Load with a leading axis for the repeats, or several by block; None where there are no experts.
 Loads = Any
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
     "full": None,
@@ -28,9 +28,9 @@ REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
 
 
 class Stack(nnx.Module):
-    """All layers, as turns of a pattern of blocks.
+    """All layers, as repeats of a pattern of blocks.
 
-    Each weight has a leading axis N, one for each turn, whatever way the layers are run.
+    Each weight has a leading axis N, the repeats, however the layers are run.
     """
 
     def __init__(
@@ -42,102 +42,102 @@ class Stack(nnx.Module):
         pattern: tuple[BlockKind, ...],
         *,
         causal: bool = True,
-        reads_source: bool = False,
+        cross_attention: bool = False,
     ):
         self.spec = spec
         self.layout = layout
-        self.turns = layers // len(pattern)
+        self.repeats = layers // len(pattern)
         self.causal = causal
-        stacked = weights.with_sizes(N=self.turns).stacked("N")
+        stacked = weights.with_sizes(N=self.repeats).stacked("N")
         self.layers_N: Block | Blocks
         if len(pattern) == 1:
             kind = pattern[0]
-            self.layers_N = Block(spec, layout, stacked, kind=kind, reads_source=reads_source)
+            self.layers_N = Block(spec, layout, stacked, kind=kind, cross_attention=cross_attention)
         else:
-            self.layers_N = Blocks(spec, layout, stacked, pattern, reads_source=reads_source)
+            self.layers_N = Blocks(spec, layout, stacked, pattern, cross_attention=cross_attention)
         shares_bias = spec.positions == "relative" and spec.shares_bias
         self.bias = RelativeBias(spec, layout, weights) if shares_bias else None
         self.norm = Norm(layout, weights)
 
     def __call__(
-        self, x_BLD: Array, view: View, source: View | None = None, key: Array | None = None
+        self,
+        x_BLD: Array,
+        context: AttentionContext,
+        source_context: AttentionContext | None = None,
+        key: Array | None = None,
     ) -> tuple[Array, Loads]:
-        """Whole rows, from first to last layer; and how experts were loaded, turn by turn."""
-        view = self.biased(view)
+        """Runs whole rows through all layers; returns them normed, and the loads of the experts."""
+        context = self.with_shared_bias(context)
         graph, weights = nnx.split(self.layers_N)
 
-        def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, Loads]:
-            weights, index = own
+        def layer(x_BLD: Array, numbered: tuple[Any, Any]) -> tuple[Array, Loads]:
+            weights, index = numbered
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
             layer_key = None if key is None else jax.random.fold_in(key, index)
-            x_BLD, _, load = block(x_BLD, view, source, key=layer_key)
+            x_BLD, _, load = block(x_BLD, context, source_context, key=layer_key)
             return x_BLD, load
 
         if self.spec.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.spec.remat])
         if self.spec.scan:
-            x_BLD, loads = jax.lax.scan(layer, x_BLD, (weights, jnp.arange(self.turns)))
+            x_BLD, loads = jax.lax.scan(layer, x_BLD, (weights, jnp.arange(self.repeats)))
         else:
             each = []
-            for index, own in enumerate(self.layout.unstack(weights)):
-                x_BLD, load = layer(x_BLD, (own, index))
+            for index, layer_weights in enumerate(self.layout.unstack(weights)):
+                x_BLD, load = layer(x_BLD, (layer_weights, index))
                 each.append(load)
-            loads = jax.tree.map(lambda *turns: jnp.stack(turns), *each)
+            loads = jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
         return self.norm(x_BLD), loads
 
-    def biased(self, view: View) -> View:
-        """The view with the relative bias that all layers share, where they do."""
+    def with_shared_bias(self, context: AttentionContext) -> AttentionContext:
+        """Adds the relative bias that all layers share, where they do."""
         if self.bias is None:
-            return view
-        assert view.behind is not None
-        return dataclasses.replace(view, bias=self.bias(view.behind, self.causal))
+            return context
+        assert context.relative_positions is not None
+        return dataclasses.replace(context, bias=self.bias(context.relative_positions, self.causal))
 
-    def start(
-        self, batch_sequences: int, places: int, memory_BMD: Array | None
+    def start_decoding(
+        self, batch_sequences: int, cache_length: int, memory_BMD: Array | None
     ) -> tuple[Stepper, Any]:
-        """A function that runs rows through cached layers, and their caches, empty as yet.
+        """Returns a function that runs rows through all layers with caches, and the caches.
 
-        What can be done with the weights and the source beforehand is done here, once.
+        Work on the weights and the source alone is done here, once.
         """
         graph, stored = nnx.split(self.layers_N)
         weights = self.spec.precision.to_compute(stored)
-        sizes = {"B": batch_sequences, "M": places, **self.spec.sizes}
-        empty_BJMK = jnp.zeros([sizes[letter] for letter in "BJMK"], self.spec.precision.compute)
-        empty_BJMK = self.layout.reshard(empty_BJMK, "BJMK")
+        sizes = {"B": batch_sequences, "M": cache_length, **self.spec.sizes}
 
-        def empty(block: Block | Blocks) -> Cache:
-            if isinstance(block, Blocks):
-                return {name: empty(own) for name, own in block.each().items()}
-            cache = {"keys_BJMK": empty_BJMK, "values_BJMK": empty_BJMK}
-            if memory_BMD is None:
-                return cache
-            k_BJMK, v_BJMK = block.source_attention.remember(memory_BMD)
-            return {**cache, "source_keys_BJMK": k_BJMK, "source_values_BJMK": v_BJMK}
-
-        def run_scanned(x_BLD: Array, caches: Any, views: Views) -> tuple[Array, Any]:
-            def layer(x_BLD: Array, own: tuple[Any, Any]) -> tuple[Array, Any]:
-                return nnx.merge(graph, own[0])(x_BLD, *views, own[1])[:2]
+        def run_scanned(x_BLD: Array, caches: Any, contexts: Contexts) -> tuple[Array, Any]:
+            def layer(x_BLD: Array, stored: tuple[Any, Any]) -> tuple[Array, Any]:
+                weights, cache = stored
+                return nnx.merge(graph, weights)(x_BLD, *contexts, cache)[:2]
 
             return jax.lax.scan(layer, x_BLD, (weights, caches))
 
-        def run_in_a_row(x_BLD: Array, caches: Any, views: Views) -> tuple[Array, Any]:
-            filled = []
+        def run_unrolled(x_BLD: Array, caches: Any, contexts: Contexts) -> tuple[Array, Any]:
+            updated = []
             for block, cache in zip(blocks, caches, strict=True):
-                x_BLD, cache, _ = block(x_BLD, *views, cache)
-                filled.append(cache)
-            return x_BLD, filled
+                x_BLD, cache, _ = block(x_BLD, *contexts, cache)
+                updated.append(cache)
+            return x_BLD, updated
 
         if self.spec.scan:
-            run, caches = (
-                run_scanned,
-                jax.lax.map(lambda own: empty(nnx.merge(graph, own)), weights),
+            run: Runner = run_scanned
+            caches: Any = jax.lax.map(
+                lambda weights: nnx.merge(graph, weights).init_cache(sizes, memory_BMD), weights
             )
         else:
-            blocks = [nnx.merge(graph, own) for own in self.layout.unstack(weights)]
-            run, caches = run_in_a_row, [empty(block) for block in blocks]
+            blocks = [nnx.merge(graph, weights) for weights in self.layout.unstack(weights)]
+            run = run_unrolled
+            caches = [block.init_cache(sizes, memory_BMD) for block in blocks]
 
-        def step(x_BLD: Array, caches: Any, view: View, source: View | None) -> tuple[Array, Any]:
-            x_BLD, caches = run(x_BLD, caches, (self.biased(view), source))
+        def step(
+            x_BLD: Array,
+            caches: Any,
+            context: AttentionContext,
+            source_context: AttentionContext | None,
+        ) -> tuple[Array, Any]:
+            x_BLD, caches = run(x_BLD, caches, (self.with_shared_bias(context), source_context))
             return self.norm(x_BLD), caches
 
         return step, caches

@@ -8,12 +8,12 @@ from flax import nnx
 
 from configs.spec import spec
 from layouts.layout import Layout
-from layouts.padding import fitted, with_empty_rows
+from layouts.padding import pad_batch, with_padding
 from models.api import Batch, Cache, Model, Params, Step, step_layout
-from models.attention import View, packed_view, source_view
+from models.attention import AttentionContext, cross_context, packed_context
 from models.dropout import dropout
 from models.initializers import Weights
-from models.loss import Criterion, Sums, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, softmax_loss, token_losses
 from models.moe.routing import Load, Router
 from models.positions import sinusoids
 from models.spec import TransformerSpec
@@ -36,49 +36,49 @@ class Network(nnx.Module):
             self.positions_LD = weights.normal("LD", fan_in="D")
         if spec.source_vocab is not None:
             self.source_embed_VD = weights.with_sizes(V=spec.source_vocab).normal("VD", fan_in="D")
-        if spec.reads_source:
+        if spec.has_encoder:
             self.encoder = Stack(
                 spec, layout, weights, spec.encoder_layers, spec.pattern_of_encoder, causal=False
             )
         self.decoder = Stack(
-            spec, layout, weights, spec.layers, spec.pattern, reads_source=spec.reads_source
+            spec, layout, weights, spec.layers, spec.pattern, cross_attention=spec.has_encoder
         )
 
     def __call__(self, batch: Batch, key: Array | None = None) -> tuple[Array, dict[str, Loads]]:
-        """The last layer's normed output for every target, and the loads of each stack."""
+        """Returns the last layer's normed output for every target, and the loads of each stack."""
         segments_BL, source, loads = batch["segments_BL"], None, dict[str, Loads]()
-        if self.spec.reads_source:
-            key, source_key = split(key)
+        if self.spec.has_encoder:
+            key, source_key = split_key(key)
             memory_BMD, loads["encoder"] = self.encode(batch, source_key)
-            source = source_view(self.layout, segments_BL, batch["segments_BM"], memory_BMD)
-        view = packed_view(self.layout, batch["positions_BL"], segments_BL)
+            source = cross_context(self.layout, segments_BL, batch["segments_BM"], memory_BMD)
+        context = packed_context(self.layout, batch["positions_BL"], segments_BL)
         x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
-        key, input_key = split(key)
+        key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        x_BLD, loads["decoder"] = self.decoder(x_BLD, view, source, key)
+        x_BLD, loads["decoder"] = self.decoder(x_BLD, context, source, key)
         return x_BLD, loads
 
     def encode(
-        self, batch: Batch, key: Array | None = None, *, drops: bool = True
+        self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Loads]:
-        """The source as the decoder sees it, and the loads of the encoder.
+        """Encodes the sources; returns also the loads of the encoder.
 
-        Where experts must drop nothing, what becomes of a source follows from itself alone.
+        Without dropped tokens, the encoding of a source depends on that source alone.
         """
         tokens_BL, segments_BL, positions_BL = (
             self.layout.reshard(batch[name], "BL") for name in SOURCE_ARRAYS
         )
         table = self.embed_VD if self.spec.source_vocab is None else self.source_embed_VD
         x_BLD = self.embed(table[...], tokens_BL, positions_BL)
-        key, input_key = split(key)
+        key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        view = packed_view(self.layout, positions_BL, segments_BL, causal=False)
-        view = view if drops else dataclasses.replace(view, real_BL=None)
-        x_BLD, loads = self.encoder(x_BLD, view, key=key)
+        context = packed_context(self.layout, positions_BL, segments_BL, causal=False)
+        context = context if drop_tokens else dataclasses.replace(context, is_token_BL=None)
+        x_BLD, loads = self.encoder(x_BLD, context, key=key)
         return self.layout.reshard(x_BLD, "BMD"), loads
 
     def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
-        """Embeddings of tokens and places, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
+        """Embeds tokens and positions, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
         take, spec = self.layout.take, self.spec
         x_BLD = take(table_VD, tokens_BL, "BLD")
         if spec.positions == "learned":
@@ -93,8 +93,8 @@ class Network(nnx.Module):
         return weights_VD[...].astype(self.spec.precision.compute)
 
 
-def balance(router: Router, loads: dict[str, Loads]) -> Array:
-    """What the routers add to the loss of a token, over all layers."""
+def router_loss(router: Router, loads: dict[str, Loads]) -> Array:
+    """Sums what the routers of all layers add to the loss of a token."""
     terms = [
         jnp.sum((router.aux_loss * load.aux + router.z_loss * load.z) / jnp.maximum(load.tokens, 1))
         for load in jax.tree.leaves(loads, is_leaf=lambda x: isinstance(x, Load))
@@ -102,8 +102,8 @@ def balance(router: Router, loads: dict[str, Loads]) -> Array:
     return sum(terms[1:], terms[0])
 
 
-def split(key: Array | None) -> tuple[Array | None, Array | None]:
-    """Two keys of one, or none of none."""
+def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
+    """Splits a key in two; None gives None twice."""
     if key is None:
         return None, None
     first, second = jax.random.split(key)
@@ -126,7 +126,7 @@ class TransformerModel:
     layout: Layout
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", fitted(self.layout, **self.spec.sizes))
+        object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))
 
     def build(self, key: Array) -> Network:
         spec = self.spec
@@ -137,19 +137,19 @@ class TransformerModel:
         return nnx.to_pure_dict(nnx.split(self.build(key))[1])
 
     def network(self, params: Params) -> Network:
-        """The network with these weights."""
+        """Returns the network with these weights."""
         abstract = jax.eval_shape(lambda: self.build(jax.random.key(0)))
         return nnx.merge(nnx.split(abstract)[0], params)
 
-    def filled_up(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
-        """The network with these weights, and the batch with empty rows where it needs them."""
-        layout, batch = with_empty_rows(self.layout, batch, self.spec.groups)
+    def pad_rows(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
+        """Returns the network with these weights, and the batch with empty rows if needed."""
+        layout, batch = pad_batch(self.layout, batch, self.spec.groups)
         return dataclasses.replace(self, layout=layout).network(params), batch
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
-    ) -> Sums:
-        network, batch = self.filled_up(params, batch)
+    ) -> LossSums:
+        network, batch = self.pad_rows(params, batch)
         x_BLD, loads = network(batch, key)
         sums = softmax_loss(
             network.layout,
@@ -163,50 +163,54 @@ class TransformerModel:
         if self.spec.moe is None:
             return sums
         # Sums are divided by the tokens later on, the routers' means are not.
-        wanted = balance(self.spec.moe.router, loads) * sums.tokens
-        return sums._replace(objective=sums.objective + wanted, loads=loads)
+        added = router_loss(self.spec.moe.router, loads) * sums.tokens
+        return sums._replace(objective=sums.objective + added, loads=loads)
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
         rows = batch["targets_BL"].shape[0]
-        network, batch = self.filled_up(params, batch)
+        network, batch = self.pad_rows(params, batch)
         layout, x_BLD = network.layout, network(batch)[0] * self.spec.logit_scale
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
         losses_BL = token_losses(layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
         return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
     def start(
-        self, params: Params, source: Batch | None, batch_sequences: int, places: int
+        self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:
         layout = step_layout(self.layout)
         network = dataclasses.replace(self, layout=layout).network(params)
         weights_VD, memory_BMD = network.output_weights(), None
-        positions_BM = layout.reshard(jnp.zeros((batch_sequences, places), jnp.int32), "BM")
+        positions_BM = layout.reshard(jnp.zeros((batch_sequences, cache_length), jnp.int32), "BM")
         cache: Cache = {"positions_BM": positions_BM}
         if source is not None:
-            memory_BMD, _ = network.encode(source, drops=False)
+            memory_BMD, _ = network.encode(source, drop_tokens=False)
             cache["source_segments_BM"] = layout.reshard(source["segments_BM"], "BM")
-        run, cache["layers"] = network.decoder.start(batch_sequences, places, memory_BMD)
+        run, cache["layers"] = network.decoder.start_decoding(
+            batch_sequences, cache_length, memory_BMD
+        )
 
         def step(
-            cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
+            cache: Cache, tokens_BL: Array, positions_BL: Array, mask_BLM: Array, cache_index: Array
         ) -> tuple[Cache, Array]:
             tokens_BL, positions_BL = (
                 layout.reshard(tokens_BL, "BL"),
                 layout.reshard(positions_BL, "BL"),
             )
             positions_BM = jax.lax.dynamic_update_slice_in_dim(
-                cache["positions_BM"], positions_BL, place, axis=1
+                cache["positions_BM"], positions_BL, cache_index, axis=1
             )
-            behind_BLM = layout.broadcast_like(positions_BL, "BL", "BLM") - layout.broadcast_like(
+            relative_BLM = layout.broadcast_like(positions_BL, "BL", "BLM") - layout.broadcast_like(
                 positions_BM, "BM", "BLM"
             )
-            view = View(seen_BLM, True, positions_BL, behind_BLM, place=place)
+            context = AttentionContext(
+                mask_BLM, True, positions_BL, relative_BLM, cache_index=cache_index
+            )
             source = None
             if memory_BMD is not None:
                 one_BL = jnp.ones_like(tokens_BL)
-                source = source_view(layout, one_BL, cache["source_segments_BM"])
+                source = cross_context(layout, one_BL, cache["source_segments_BM"])
             x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
-            x_BLD, layers = run(x_BLD, cache["layers"], view, source)
+            x_BLD, layers = run(x_BLD, cache["layers"], context, source)
             logits_BLV = layout.einsum(
                 "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=jnp.float32
             )

@@ -68,12 +68,12 @@ def check_run(run: Run) -> None:
 def check_sides(run: Run) -> None:
     """Refuses a model and a task of which only one has a source side."""
     kind = type(run.task).__name__
-    if run.model.reads_source and not run.task.has_source:
+    if run.model.has_encoder and not run.task.has_source:
         raise UserError(
             f"Run.task = @{kind}(): the model has an encoder (Transformer.encoder_layers), and the "
             "task has no sources.  Take @Translation(), or encoder_layers = 0."
         )
-    if run.task.has_source and not run.model.reads_source:
+    if run.task.has_source and not run.model.has_encoder:
         raise UserError(
             f"Run.task = @{kind}(): the model has no encoder to read sources.  "
             "Set Transformer.encoder_layers."
@@ -83,7 +83,7 @@ def check_sides(run: Run) -> None:
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows for it."""
     sides = [("vocab", vocabs.target, run.model.vocab)]
-    own = run.model.source_rows
+    own = run.model.source_vocab_size
     if vocabs.source is not None:
         sides.append(("source_vocab", vocabs.source, own or run.model.vocab))
     for name, vocab, rows in sides:
@@ -102,7 +102,7 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
 
 def check_length(run: Run) -> None:
     """Refuses rows that are longer than the model can read."""
-    most = run.model.most_places
+    most = run.model.max_length
     for name, length in run.task.row_lengths.items():
         if most is not None and length > most:
             raise UserError(

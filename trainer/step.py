@@ -12,9 +12,9 @@ from flax import traverse_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from layouts.mesh import use_mesh
-from layouts.padding import even
+from layouts.padding import without_padding
 from models.api import Batch, Model, Params
-from models.loss import Criterion, Sums
+from models.loss import Criterion, LossSums
 from trainer.optimizers.optimizer import Adafactor, AdamW
 
 Array = jax.Array
@@ -47,7 +47,7 @@ class Program:
     def even(self) -> "Program":
         """The same without padding: what could be padded is whole on every device."""
         model: Any = self.model
-        layout = even(model.layout)
+        layout = without_padding(model.layout)
         if layout == model.layout:
             return self
         return dataclasses.replace(self, model=dataclasses.replace(model, layout=layout))
@@ -132,10 +132,10 @@ def train_step(program: Program, state: State, batch: Batch) -> tuple[State, Met
 
 def add_microbatches(
     program: Program, params: Params, batch: Batch, key: Array
-) -> tuple[Params, Sums]:
+) -> tuple[Params, LossSums]:
     """Gradients and sums of the whole batch; memory does not grow with the microbatches."""
 
-    def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, Sums]:
+    def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
         sums = program.model.loss(params, batch, program.criterion, key)
         return sums.objective, sums
 
@@ -143,7 +143,7 @@ def add_microbatches(
     if program.microbatches == 1:
         return gradient(params, batch, key)
 
-    def add(total: tuple[Params, Sums], own: tuple[Batch, Array]) -> tuple[Any, None]:
+    def add(total: tuple[Params, LossSums], own: tuple[Batch, Array]) -> tuple[Any, None]:
         batch, index = own
         part = gradient(params, batch, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, part), None
@@ -157,6 +157,6 @@ def add_microbatches(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def evaluate_step(model: Model, criterion: Criterion, params: Params, batch: Batch) -> Sums:
-    """Sums over one batch, without dropout."""
+def evaluate_step(model: Model, criterion: Criterion, params: Params, batch: Batch) -> LossSums:
+    """Returns the sums over one batch, without dropout."""
     return model.loss(params, batch, criterion)

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import END, Asked, Found
+from models.decoding.generate import END, DecodeInputs, DecodeOutput
 from models.decoding.sampling import without_early_end
 
 Array = jax.Array
 
 
 class Beams(NamedTuple):
-    """The hypotheses that go on, and the best of those that ended."""
+    """Holds the hypotheses that go on, and the best of those that ended."""
 
     tokens_BWT: Array
     score_BW: Array  # log-probability
-    ended: Found
+    ended: DecodeOutput
     count_B: Array  # how many have ended
 
 
@@ -37,34 +37,34 @@ class Beam:
     """The length is (5 + n) / 6 (Wu et al. 2016, equation 14), or the plain number of tokens n."""
     flat: bool = True
 
-    def start(self, layout: Layout, asked: Asked, new_tokens: int) -> Beams:
-        rows = asked.lengths_B.shape[0]
+    def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Beams:
+        rows = inputs.prompt_lengths_B.shape[0]
         tokens_BWT = layout.reshard(jnp.zeros((rows, self.width, new_tokens), jnp.int32), "BWT")
         nothing_BW = layout.reshard(jnp.full((rows, self.width), -jnp.inf), "BW")
         first_BW = layout.iota("BW", nothing_BW.shape, "W") == 0  # at first all are the same
         count_B = layout.reshard(jnp.zeros((rows,), jnp.int32), "B")
-        ended = Found(tokens_BWT, nothing_BW, nothing_BW)
+        ended = DecodeOutput(tokens_BWT, nothing_BW, nothing_BW)
         return Beams(tokens_BWT, jnp.where(first_BW, 0.0, nothing_BW), ended, count_B)
 
     def advance(
-        self, layout: Layout, state: Beams, logits_BWV: Array, asked: Asked, step: Array
+        self, layout: Layout, state: Beams, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Beams, Array, Array]:
-        logits_BWV = without_early_end(layout, logits_BWV, asked, step)
+        logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
         tokens_BUT, score_BU, parent_BU = self.continuations(layout, state, logits_BWV, step)
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
-        ends_BU = (token_BU == END) | (step + 1 >= asked.most_B)[:, None]
+        ends_BU = (token_BU == END) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
         # An END counts where it is among the best `width`.  The best of the others go on.
         rank_BU = layout.iota("BU", score_BU.shape, "U")
-        done_B1 = self.done(state, asked, step)[:, None]
+        done_B1 = self.done(state, inputs, step)[:, None]
         stops_BU = ends_BU & (rank_BU < self.width) & (score_BU > -jnp.inf) & ~done_B1
         final_BU = jnp.where(stops_BU, score_BU / self.divisor(step + 1), -jnp.inf)
         next_BW, at_BW = layout.top_k(jnp.where(ends_BU, -jnp.inf, score_BU), self.width, "BU")
         beams = Beams(
             layout.take_along_axis(tokens_BUT, at_BW, "BWT"),
             next_BW,
-            best(layout, state.ended, Found(tokens_BUT, final_BU, score_BU)),
+            merge_best(layout, state.ended, DecodeOutput(tokens_BUT, final_BU, score_BU)),
             state.count_B + jnp.sum(stops_BU, axis=1),
         )
         return (
@@ -76,7 +76,7 @@ class Beam:
     def continuations(
         self, layout: Layout, state: Beams, logits_BWV: Array, step: Array
     ) -> tuple[Array, Array, Array]:
-        """The best texts that are one token longer, twice the beam's width, and whom they follow.
+        """Returns the best texts one token longer, twice the beam's width, and their parents.
 
         Twice, because at most one continuation of each hypothesis is its END.
         """
@@ -95,19 +95,19 @@ class Beam:
         return jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT), score_BU, parent_BU
 
     def divisor(self, tokens: Array) -> Array:
-        """What the log-probability of a text with so many tokens is divided by."""
+        """Returns what the log-probability of a text with so many tokens is divided by."""
         length = (5 + tokens) / 6 if self.penalty == "gnmt" else tokens.astype(jnp.float32)
         return length**self.alpha
 
-    def done(self, state: Beams, asked: Asked, step: Array) -> Array:
-        return (state.count_B >= self.width) | (step >= asked.most_B)
+    def done(self, state: Beams, inputs: DecodeInputs, step: Array) -> Array:
+        return (state.count_B >= self.width) | (step >= inputs.max_new_tokens_B)
 
-    def found(self, layout: Layout, state: Beams) -> Found:
+    def output(self, layout: Layout, state: Beams) -> DecodeOutput:
         return state.ended
 
 
-def best(layout: Layout, kept: Found, more: Found) -> Found:
-    """As many texts as were kept: the best of these and some more, in order."""
+def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> DecodeOutput:
+    """Merges two lists of texts; keeps as many as the first has, the best, in order."""
 
     def joined(old: Array, new: Array, axes: str) -> Array:
         return jnp.concatenate([layout.reshard(old, axes), layout.reshard(new, axes)], axis=1)
@@ -115,7 +115,7 @@ def best(layout: Layout, kept: Found, more: Found) -> Found:
     score_BU = joined(kept.score_BW, more.score_BW, "BU")
     score_BW, at_BW = layout.top_k(score_BU, kept.score_BW.shape[1], "BU")
     log_probability_BU = joined(kept.log_probability_BW, more.log_probability_BW, "BU")
-    return Found(
+    return DecodeOutput(
         layout.take_along_axis(joined(kept.tokens_BWT, more.tokens_BWT, "BUT"), at_BW, "BUT"),
         score_BW,
         layout.take_along_axis(log_probability_BU, at_BW, "BU"),

@@ -9,31 +9,35 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.api import Batch, Cache, Decodes, Params, Step
+from models.api import Batch, Cache, Decodable, Params, Step
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-    """Decodes with the mean of the members' probabilities.  Its params are a tuple of theirs."""
+    """Decodable with the mean of the members' probabilities.  Its params are a tuple of theirs."""
 
-    model: Decodes
+    model: Decodable
 
     @property
     def layout(self) -> Layout:
         return self.model.layout
 
     def start(
-        self, params: tuple[Params, ...], source: Batch | None, batch_sequences: int, places: int
+        self,
+        params: tuple[Params, ...],
+        source: Batch | None,
+        batch_sequences: int,
+        cache_length: int,
     ) -> tuple[Step, Cache]:
-        started = [self.model.start(own, source, batch_sequences, places) for own in params]
+        started = [self.model.start(own, source, batch_sequences, cache_length) for own in params]
 
         def step(
-            cache: Cache, tokens_BL: Array, positions_BL: Array, seen_BLM: Array, place: Array
+            cache: Cache, tokens_BL: Array, positions_BL: Array, mask_BLM: Array, cache_index: Array
         ) -> tuple[Cache, Array]:
             fed = [
-                feed(own, tokens_BL, positions_BL, seen_BLM, place)
+                feed(own, tokens_BL, positions_BL, mask_BLM, cache_index)
                 for (feed, _), own in zip(started, cache["members"], strict=True)
             ]
             total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in fed))
@@ -42,6 +46,6 @@ class Ensemble:
         return step, {"members": [cache for _, cache in started]}
 
 
-def together(model: Decodes, params: Sequence[Params]) -> tuple[Decodes, Any]:
+def as_ensemble(model: Decodable, params: Sequence[Params]) -> tuple[Decodable, Any]:
     """The model with its weights, or several weights of it as an ensemble."""
     return (model, params[0]) if len(params) == 1 else (Ensemble(model), tuple(params))

@@ -8,30 +8,30 @@ import jax.numpy as jnp
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
-from models.api import Batch, Cache, Decodes, Step, step_layout
+from models.api import Batch, Cache, Decodable, Step, step_layout
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids that every vocabulary of `data.vocab` has
 NEW_TOKENS = "new_tokens"  # the scope of the loop over them, for who reads the program
 
 
-class Asked(NamedTuple):
-    """What is to be decoded, by sentence."""
+class DecodeInputs(NamedTuple):
+    """Holds what to decode, by sentence."""
 
     prompts_BL: Array
-    """What each text begins with, filled up at the end with anything."""
-    lengths_B: Array
-    """How many tokens of the prompt count, at least 0."""
+    """The beginning of each text, padded at the end with anything."""
+    prompt_lengths_B: Array
+    """Tokens of the prompt, without padding; may be 0."""
     seeds_B: Array
     """The seed of a sentence's random choices."""
-    most_B: Array
+    max_new_tokens_B: Array
     """New tokens after which a text is cut, END counted."""
-    least_B: Array | None = None
+    min_new_tokens_B: Array | None = None
     """New tokens before which no text ends, END counted."""
 
 
-class Found(NamedTuple):
-    """Texts by sentence, the best first: new tokens, with END and then zeros where a text ended."""
+class DecodeOutput(NamedTuple):
+    """Holds texts by sentence, the best first: new tokens, then END and zeros where one ended."""
 
     tokens_BWT: Array
     score_BW: Array
@@ -49,106 +49,113 @@ class Search(Protocol):
 
     @property
     def flat(self) -> bool:
-        """Whether all hypotheses of a sentence share one cache."""
+        """Tells whether all hypotheses of a sentence share one cache."""
 
-    def start(self, layout: Layout, asked: Asked, new_tokens: int) -> Any:
-        """The state before the first token."""
+    def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Any:
+        """Returns the state before the first token."""
 
     def advance(
-        self, layout: Layout, state: Any, logits_BWV: Array, asked: Asked, step: Array
+        self, layout: Layout, state: Any, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Any, Array, Array | None]:
-        """The state after one more token, the tokens, and whom each hypothesis continues."""
+        """Adds one token; returns the state, the tokens and the parent of each hypothesis."""
 
-    def done(self, state: Any, asked: Asked, step: Array) -> Array:
-        """Which sentences need no further token."""
+    def done(self, state: Any, inputs: DecodeInputs, step: Array) -> Array:
+        """Tells which sentences need no further token."""
 
-    def found(self, layout: Layout, state: Any) -> Found: ...
+    def output(self, layout: Layout, state: Any) -> DecodeOutput: ...
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def generate(
-    model: Decodes,
+    model: Decodable,
     search: Search,
     new_tokens: int,
     params: Any,
     source: Batch | None,
-    asked: Asked,
-) -> Found:
+    inputs: DecodeInputs,
+) -> DecodeOutput:
     """Continues each prompt, or translates each source, with at most so many new tokens.
 
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
     layout = step_layout(model.layout)
-    rows, prompt = asked.prompts_BL.shape
-    buffer = buffer_of(layout, search, rows, prompt, new_tokens)
-    feed, cache = model.start(params, source, rows, buffer.places)
-    last_B, cache, seen_BM = read_prompt(layout, feed, cache, asked, buffer.places)
-    cache, seen_BWM = buffer.expand(cache), spread(layout, seen_BM, search.width, "BWM")
-    last_BW = spread(layout, last_B, search.width, "BW")
-    state = search.start(layout, asked, new_tokens)
+    rows, prompt = inputs.prompts_BL.shape
+    hypotheses = hypothesis_cache(layout, search, rows, prompt, new_tokens)
+    model_step, cache = model.start(params, source, rows, hypotheses.cache_length)
+    last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)
+    cache, mask_BWM = hypotheses.expand(cache), repeat(layout, mask_BM, search.width, "BWM")
+    last_BW = repeat(layout, last_B, search.width, "BW")
+    state = search.start(layout, inputs, new_tokens)
 
-    def goes_on(carry: tuple) -> Array:
+    def unfinished(carry: tuple) -> Array:
         step, state = carry[0], carry[1]
-        return (step < new_tokens) & ~jnp.all(search.done(state, asked, step))
+        return (step < new_tokens) & ~jnp.all(search.done(state, inputs, step))
 
     def extend(carry: tuple[Array, Any, Cache, Array, Array]) -> tuple:
-        step, state, cache, seen_BWM, last_BW = carry
-        position_BW = spread(layout, asked.lengths_B + step, search.width, "BW")
-        cache, seen_BWM, logits_BWV = buffer.feed(feed, cache, seen_BWM, last_BW, position_BW, step)
-        state, last_BW, parents_BW = search.advance(layout, state, logits_BWV, asked, step)
+        step, state, cache, mask_BWM, last_BW = carry
+        position_BW = repeat(layout, inputs.prompt_lengths_B + step, search.width, "BW")
+        cache, mask_BWM, logits_BWV = hypotheses.step(
+            model_step, cache, mask_BWM, last_BW, position_BW, step
+        )
+        state, last_BW, parents_BW = search.advance(layout, state, logits_BWV, inputs, step)
         if parents_BW is not None:
-            cache, seen_BWM = buffer.follow(cache, seen_BWM, parents_BW)
-        return step + 1, state, cache, seen_BWM, last_BW
+            cache, mask_BWM = hypotheses.reorder(cache, mask_BWM, parents_BW)
+        return step + 1, state, cache, mask_BWM, last_BW
 
-    start = (jnp.zeros((), jnp.int32), state, cache, seen_BWM, last_BW)
+    start = (jnp.zeros((), jnp.int32), state, cache, mask_BWM, last_BW)
     with jax.named_scope(NEW_TOKENS):
-        _, state, *_ = jax.lax.while_loop(goes_on, extend, start)
-    return search.found(layout, state)
+        _, state, *_ = jax.lax.while_loop(unfinished, extend, start)
+    return search.output(layout, state)
 
 
-def cache_of(
-    model: Decodes, search: Search, new_tokens: int, params: Any, source: Batch | None, asked: Asked
+def initial_cache(
+    model: Decodable,
+    search: Search,
+    new_tokens: int,
+    params: Any,
+    source: Batch | None,
+    inputs: DecodeInputs,
 ) -> Cache:
-    """The cache that `generate` keeps through its steps, as it is before the first token."""
+    """Returns the cache of `generate` before the first new token."""
     layout = step_layout(model.layout)
-    rows, prompt = asked.prompts_BL.shape
-    buffer = buffer_of(layout, search, rows, prompt, new_tokens)
-    return buffer.expand(model.start(params, source, rows, buffer.places)[1])
+    rows, prompt = inputs.prompts_BL.shape
+    hypotheses = hypothesis_cache(layout, search, rows, prompt, new_tokens)
+    return hypotheses.expand(model.start(params, source, rows, hypotheses.cache_length)[1])
 
 
-def read_prompt(
-    layout: Layout, feed: Step, cache: Cache, asked: Asked, places: int
+def prefill(
+    layout: Layout, model_step: Step, cache: Cache, inputs: DecodeInputs, cache_length: int
 ) -> tuple[Array, Cache, Array]:
     """Feeds BEGIN and all prompts but for their last token, which is returned.
 
-    Also returned are the cache and which of its places hold a token of the sentence.
+    Also returned are the cache and which of its slots hold a token of the sentence.
     """
-    rows, prompt = asked.prompts_BL.shape
+    rows, prompt = inputs.prompts_BL.shape
     begin_Bl = layout.reshard(jnp.full((rows, 1), BEGIN, jnp.int32), "Bl")
-    tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(asked.prompts_BL, "Bl")], axis=1)
-    last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == asked.lengths_B[:, None]
+    tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(inputs.prompts_BL, "Bl")], axis=1)
+    last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == inputs.prompt_lengths_B[:, None]
     last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1)
-    place_Bm = layout.iota("Bm", (rows, places), "m")
-    seen_Bm = place_Bm < asked.lengths_B[:, None]
+    slot_Bm = layout.iota("Bm", (rows, cache_length), "m")
+    mask_Bm = slot_Bm < inputs.prompt_lengths_B[:, None]
     if prompt:
         position_Bl = layout.iota("Bl", (rows, prompt), "l")
-        seen_Blm = (place_Bm[:, None, :] <= position_Bl[:, :, None]) & seen_Bm[:, None, :]
-        own_Blm = place_Bm[:, None, :] == position_Bl[:, :, None]
+        mask_Blm = (slot_Bm[:, None, :] <= position_Bl[:, :, None]) & mask_Bm[:, None, :]
+        own_Blm = slot_Bm[:, None, :] == position_Bl[:, :, None]
         start = jnp.zeros((), jnp.int32)
-        cache, _ = feed(cache, tokens_Bl[:, :prompt], position_Bl, seen_Blm | own_Blm, start)
-    return last_B, cache, seen_Bm
+        cache, _ = model_step(cache, tokens_Bl[:, :prompt], position_Bl, mask_Blm | own_Blm, start)
+    return last_B, cache, mask_Bm
 
 
-def spread(layout: Layout, x: Array, width: int, axes: str) -> Array:
-    """The same for each hypothesis, which become the second axis."""
+def repeat(layout: Layout, x: Array, width: int, axes: str) -> Array:
+    """Repeats x for each hypothesis; they become the second axis."""
     shape = (x.shape[0], width, *x.shape[1:])
     return jax.lax.broadcast_in_dim(
         x, shape, (0, *range(2, len(shape))), out_sharding=layout.place(axes)
     )
 
 
-class Flat:
-    """One cache for all hypotheses of a sentence, a place for each at each step.
+class SharedCache:
+    """One cache for all hypotheses of a sentence, with a slot for each at each step.
 
     Each sees its own ancestors; when they change, the mask is rearranged and not the cache.  GShard
     (Lepikhin et al. 2020), appendix A.1.
@@ -156,57 +163,57 @@ class Flat:
 
     def __init__(self, layout: Layout, rows: int, width: int, prompt: int, new_tokens: int):
         self.layout, self.rows, self.width, self.prompt = layout, rows, width, prompt
-        self.places = prompt + width * new_tokens
+        self.cache_length = prompt + width * new_tokens
 
     def expand(self, cache: Cache) -> Cache:
         return cache
 
-    def feed(
-        self, feed: Step, cache: Cache, seen_BWM: Array, last_BW: Array, position_BW: Array,
+    def step(
+        self, model_step: Step, cache: Cache, mask_BWM: Array, last_BW: Array, position_BW: Array,
         step: Array,
     ) -> tuple[Cache, Array, Array]:  # fmt: skip
-        place = self.prompt + step * self.width
-        shape = (self.rows, self.width, self.places)
-        place_BWM, own_BWM = (self.layout.iota("BWM", shape, letter) for letter in "MW")
-        seen_BWM = seen_BWM | (place_BWM == place + own_BWM)
-        cache, logits_BWV = feed(cache, last_BW, position_BW, seen_BWM, place)
-        return cache, seen_BWM, logits_BWV
+        cache_index = self.prompt + step * self.width
+        shape = (self.rows, self.width, self.cache_length)
+        slot_BWM, hypothesis_BWM = (self.layout.iota("BWM", shape, letter) for letter in "MW")
+        mask_BWM = mask_BWM | (slot_BWM == cache_index + hypothesis_BWM)
+        cache, logits_BWV = model_step(cache, last_BW, position_BW, mask_BWM, cache_index)
+        return cache, mask_BWM, logits_BWV
 
-    def follow(self, cache: Cache, seen_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
-        return cache, self.layout.take_along_axis(seen_BWM, parents_BW, "BWM")
+    def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
+        return cache, self.layout.take_along_axis(mask_BWM, parents_BW, "BWM")
 
 
-class Apart:
+class SeparateCaches:
     """A cache for each hypothesis, which moves when a hypothesis continues another."""
 
     def __init__(self, layout: Layout, rows: int, width: int, prompt: int, new_tokens: int):
         self.layout, self.rows, self.width, self.prompt = layout, rows, width, prompt
-        self.places = prompt + new_tokens
+        self.cache_length = prompt + new_tokens
 
     def expand(self, cache: Cache) -> Cache:
         return self._by_name(
-            cache, lambda x, axes: self._merged(spread(self.layout, x, self.width, "BW" + axes[1:]))
+            cache, lambda x, axes: self._merge(repeat(self.layout, x, self.width, "BW" + axes[1:]))
         )
 
-    def feed(
-        self, feed: Step, cache: Cache, seen_BWM: Array, last_BW: Array, position_BW: Array,
+    def step(
+        self, model_step: Step, cache: Cache, mask_BWM: Array, last_BW: Array, position_BW: Array,
         step: Array,
     ) -> tuple[Cache, Array, Array]:  # fmt: skip
-        place = self.prompt + step
-        shape = (self.rows, self.width, self.places)
-        seen_BWM = seen_BWM | (self.layout.iota("BWM", shape, "M") == place)
-        last, position, seen = (
-            jnp.expand_dims(self._merged(x), 1) for x in (last_BW, position_BW, seen_BWM)
+        cache_index = self.prompt + step
+        shape = (self.rows, self.width, self.cache_length)
+        mask_BWM = mask_BWM | (self.layout.iota("BWM", shape, "M") == cache_index)
+        last, position, mask = (
+            jnp.expand_dims(self._merge(x), 1) for x in (last_BW, position_BW, mask_BWM)
         )
-        cache, logits_BLV = feed(cache, last, position, seen, place)
-        return cache, seen_BWM, self._apart(logits_BLV[:, 0], "BWV")
+        cache, logits_BLV = model_step(cache, last, position, mask, cache_index)
+        return cache, mask_BWM, self._split(logits_BLV[:, 0], "BWV")
 
-    def follow(self, cache: Cache, seen_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
+    def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
         def moved(x: Array, axes: str) -> Array:
             axes = "BW" + axes[1:]
-            return self._merged(self.layout.take_along_axis(self._apart(x, axes), parents_BW, axes))
+            return self._merge(self.layout.take_along_axis(self._split(x, axes), parents_BW, axes))
 
-        return self._by_name(cache, moved, but="source"), seen_BWM
+        return self._by_name(cache, moved, but="source"), mask_BWM
 
     def _by_name(self, cache: Cache, change: Any, but: str = "-") -> Cache:
         """Changes the arrays of a cache, given their letters; stacked layers one after another."""
@@ -222,20 +229,22 @@ class Apart:
 
         return jax.tree.map_with_path(changed, cache)
 
-    def _merged(self, x: Array) -> Array:
-        """Hypotheses as rows of their own."""
-        places = jax.typeof(x).sharding.spec
+    def _merge(self, x: Array) -> Array:
+        """Merges hypotheses into rows."""
+        place = jax.typeof(x).sharding.spec
         shape = (x.shape[0] * x.shape[1], *x.shape[2:])
-        return jax.lax.reshape(x, shape, out_sharding=jax.P(places[0], *places[2:]))
+        return jax.lax.reshape(x, shape, out_sharding=jax.P(place[0], *place[2:]))
 
-    def _apart(self, x: Array, axes: str) -> Array:
-        """Rows as hypotheses of their sentences."""
+    def _split(self, x: Array, axes: str) -> Array:
+        """Splits rows into the hypotheses of their sentences."""
         shape = (self.rows, self.width, *x.shape[1:])
         return self.layout.reshape(x, shape, axes)
 
 
-def buffer_of(
+def hypothesis_cache(
     layout: Layout, search: Search, rows: int, prompt: int, new_tokens: int
-) -> Flat | Apart:
-    """The places of the cache that a search needs."""
-    return (Flat if search.flat else Apart)(layout, rows, search.width, prompt, new_tokens)
+) -> SharedCache | SeparateCaches:
+    """Returns the cache arrangement that a search asks for."""
+    return (SharedCache if search.flat else SeparateCaches)(
+        layout, rows, search.width, prompt, new_tokens
+    )

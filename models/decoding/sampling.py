@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import END, Asked, Found
+from models.decoding.generate import END, DecodeInputs, DecodeOutput
 
 Array = jax.Array
 
 
-class Texts(NamedTuple):
-    """How far the texts are."""
+class Samples(NamedTuple):
+    """Holds the texts so far."""
 
     tokens_BWT: Array
     score_BW: Array
-    ended_BW: Array
+    finished_BW: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,43 +31,45 @@ class Sampling:
     """Samples a sentence."""
     flat: bool = True
 
-    def start(self, layout: Layout, asked: Asked, new_tokens: int) -> Texts:
-        rows = asked.lengths_B.shape[0]
+    def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Samples:
+        rows = inputs.prompt_lengths_B.shape[0]
         tokens_BWT = jnp.zeros((rows, self.width, new_tokens), jnp.int32)
-        score_BW, ended_BW = jnp.zeros((rows, self.width)), jnp.zeros((rows, self.width), bool)
-        return Texts(
+        score_BW, finished_BW = jnp.zeros((rows, self.width)), jnp.zeros((rows, self.width), bool)
+        return Samples(
             layout.reshard(tokens_BWT, "BWT"),
             layout.reshard(score_BW, "BW"),
-            layout.reshard(ended_BW, "BW"),
+            layout.reshard(finished_BW, "BW"),
         )
 
     def advance(
-        self, layout: Layout, state: Texts, logits_BWV: Array, asked: Asked, step: Array
-    ) -> tuple[Texts, Array, None]:
-        logits_BWV = without_early_end(layout, logits_BWV, asked, step)
-        token_BW, gain_BW = self.choose(layout, logits_BWV, asked.seeds_B, step)
-        token_BW = jnp.where(state.ended_BW, 0, token_BW)
+        self, layout: Layout, state: Samples, logits_BWV: Array, inputs: DecodeInputs, step: Array
+    ) -> tuple[Samples, Array, None]:
+        logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
+        token_BW, gain_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
+        token_BW = jnp.where(state.finished_BW, 0, token_BW)
         here_BWT = layout.iota("BWT", state.tokens_BWT.shape, "T") == step
-        most_B1 = asked.most_B[:, None]
-        state = Texts(
+        max_new_tokens_B1 = inputs.max_new_tokens_B[:, None]
+        state = Samples(
             jnp.where(here_BWT, token_BW[:, :, None], state.tokens_BWT),
-            state.score_BW + jnp.where(state.ended_BW, 0, gain_BW),
-            state.ended_BW | (token_BW == END) | (step + 1 >= most_B1),
+            state.score_BW + jnp.where(state.finished_BW, 0, gain_BW),
+            state.finished_BW | (token_BW == END) | (step + 1 >= max_new_tokens_B1),
         )
         return state, token_BW, None
 
-    def done(self, state: Texts, asked: Asked, step: Array) -> Array:
-        return jnp.all(state.ended_BW, axis=1)
+    def done(self, state: Samples, inputs: DecodeInputs, step: Array) -> Array:
+        return jnp.all(state.finished_BW, axis=1)
 
-    def found(self, layout: Layout, state: Texts) -> Found:
-        """The likeliest first."""
+    def output(self, layout: Layout, state: Samples) -> DecodeOutput:
+        """Sorts the texts, the likeliest first."""
         score_BW, order_BW = layout.top_k(state.score_BW, self.width, "BW")
-        return Found(layout.take_along_axis(state.tokens_BWT, order_BW, "BWT"), score_BW, score_BW)
+        return DecodeOutput(
+            layout.take_along_axis(state.tokens_BWT, order_BW, "BWT"), score_BW, score_BW
+        )
 
     def choose(
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
     ) -> tuple[Array, Array]:
-        """The next tokens and their log-probabilities under the model."""
+        """Chooses the next tokens; returns also their log-probabilities under the model."""
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         best_BWU, index_BWU = self.candidates(layout, logits_BWV)
         at_BW1 = jnp.zeros_like(index_BWU[:, :, :1])
@@ -84,7 +86,7 @@ class Sampling:
         return token_BW, logit_BW - log_z_BW
 
     def candidates(self, layout: Layout, logits_BWV: Array) -> tuple[Array, Array]:
-        """Tokens to choose from: logits and ids, the likeliest first where that matters.
+        """Returns logits and ids to choose from, the likeliest first where that matters.
 
         The whole vocabulary is gathered only to draw from all of it, or for top_p alone.
         """
@@ -99,24 +101,26 @@ class Sampling:
         return logits_BWv, layout.iota("BWv", logits_BWv.shape, "v")
 
 
-def without_early_end(layout: Layout, logits_BWV: Array, asked: Asked, step: Array) -> Array:
-    """No END before its time."""
-    if asked.least_B is None:
+def without_early_end(
+    layout: Layout, logits_BWV: Array, inputs: DecodeInputs, step: Array
+) -> Array:
+    """Masks END before the minimum number of tokens."""
+    if inputs.min_new_tokens_B is None:
         return logits_BWV
     is_end_BWV = layout.iota("BWV", logits_BWV.shape, "V") == END
-    early_B11 = layout.broadcast_like(step + 1 < asked.least_B, "B", "BWV")
+    early_B11 = layout.broadcast_like(step + 1 < inputs.min_new_tokens_B, "B", "BWV")
     return jnp.where(is_end_BWV & early_B11, -jnp.inf, logits_BWV)
 
 
 def nucleus(layout: Layout, sorted_BWU: Array, top_p: float) -> Array:
-    """Minus infinity for what lies outside the likeliest p of the mass; the first always stays."""
+    """Masks what lies outside the likeliest p of the mass; the first always stays."""
     share_BWU = jax.nn.softmax(sorted_BWU, axis=-1)
     before_BWU = cumulative(layout, share_BWU) - share_BWU
     return jnp.where(before_BWU < top_p, sorted_BWU, -jnp.inf)
 
 
 def cumulative(layout: Layout, x_BWU: Array) -> Array:
-    """Running sums along the last axis, which is whole."""
+    """Returns running sums along the last axis, which is whole."""
     summed = jax.sharding.auto_axes(
         lambda x: jnp.cumsum(x, axis=-1), out_sharding=layout.place("BWU")
     )
@@ -124,7 +128,7 @@ def cumulative(layout: Layout, x_BWU: Array) -> Array:
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, shape: tuple[int, ...]) -> Array:
-    """Noise whose argmax, added to logits, is a sample.  Each sentence has a key of its own."""
+    """Draws noise whose argmax, added to logits, is a sample, by a key for each sentence."""
 
     def noise(seed: Array) -> Array:
         return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), step), shape[1:])

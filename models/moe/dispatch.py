@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout, num_shards
-from models.moe.routing import Routing, places
+from models.moe.routing import Routing, buffer_positions
 
 Array = jax.Array
 BLOCK = 128  # tokens of one expert that a grouped product takes at a time, where there are more
@@ -44,7 +44,7 @@ def by_einsum(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -
     combine_GSeC = einsum("GSIe,GSIC->GSeC", weights_GSIe, place_GSIC)
 
     x_GeCD = einsum("GSeC,GSD->GeCD", sent_GSeC, x_GSD)
-    y_GeCD = there_and_back(experts, x_GeCD)
+    y_GeCD = exchange_with_experts(experts, x_GeCD)
     return einsum("GSeC,GeCD->GSD", combine_GSeC, y_GeCD)
 
 
@@ -54,12 +54,12 @@ def by_gather(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -
     slots = experts.count * capacity
     slot_GSI = routing.expert_GSI * capacity + routing.place_GSI
     slot_GSI = jnp.where(routing.kept_GSI, slot_GSI, slots)
-    x_GCD, back = spread(layout, x_GSD, slot_GSI, slots)
+    x_GCD, back = to_slots(layout, x_GSD, slot_GSI, slots)
     shape = (groups, experts.count, capacity, d_model)
     x_GeCD = layout.reshape(x_GCD, shape, "GeCD")
-    y_GeCD = there_and_back(experts, x_GeCD)
+    y_GeCD = exchange_with_experts(experts, x_GeCD)
     y_GCD = layout.reshape(y_GeCD, x_GCD.shape, "GCD")
-    return collected(layout, y_GCD, slot_GSI, back, routing.gate_GSI)
+    return combine(layout, y_GCD, slot_GSI, back, routing.gate_GSI)
 
 
 def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -> Array:
@@ -83,50 +83,50 @@ def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) ->
     size = min(BLOCK, tokens * choices)
     blocks = -(-tokens * choices // size) + experts.count
     slots = blocks * size
-    place_GSI = places(layout, expert_GSI, kept_GSI, experts.count)
+    place_GSI = buffer_positions(layout, expert_GSI, kept_GSI, experts.count)
     shape = (*expert_GSI.shape, experts.count)
     chosen_GSIe = layout.iota("GSIe", shape, "e") == expert_GSI[..., None]
     chosen_GSIe &= kept_GSI[..., None]
-    wanted_Ge = -(-jnp.sum(chosen_GSIe, axis=(1, 2)) // size)  # in blocks
-    ends_Ge = jnp.cumsum(wanted_Ge, axis=-1)
-    first_Ge = ends_Ge - wanted_Ge
+    blocks_Ge = -(-jnp.sum(chosen_GSIe, axis=(1, 2)) // size)  # in blocks
+    ends_Ge = jnp.cumsum(blocks_Ge, axis=-1)
+    first_Ge = ends_Ge - blocks_Ge
     first_GSI = jnp.sum(jnp.where(chosen_GSIe, first_Ge[:, None, None], 0), axis=-1)
     slot_GSI = jnp.where(kept_GSI, first_GSI * size + place_GSI, slots)
     block_Gle = layout.iota("Gle", (devices, blocks, experts.count), "l")
     expert_Gl = jnp.sum(block_Gle >= ends_Ge[:, None], axis=-1)
     expert_Gl = jnp.minimum(expert_Gl, experts.count - 1)
 
-    x_GCD, back = spread(layout, own_GSD, slot_GSI, slots)
+    x_GCD, back = to_slots(layout, own_GSD, slot_GSI, slots)
     shape = (devices, blocks, size, x_GSD.shape[-1])
     x_Glcd = layout.reshape(x_GCD, shape, "Glcd")
     y_Glcd = experts.run_blocks(x_Glcd, expert_Gl)
     y_GCD = layout.reshape(y_Glcd, x_GCD.shape, "GCD")
-    y_GSD = collected(layout, y_GCD, slot_GSI, back, gate_GSI)
+    y_GSD = combine(layout, y_GCD, slot_GSI, back, gate_GSI)
     return layout.reshape(y_GSD, x_GSD.shape, "GSD")
 
 
 KINDS = {"einsum": by_einsum, "gather": by_gather, "dropless": dropless}
 
 
-def there_and_back(experts: Experts, x_GeCD: Array) -> Array:
-    """From the groups' devices to the experts' (one all-to-all), through them, and back."""
+def exchange_with_experts(experts: Experts, x_GeCD: Array) -> Array:
+    """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
     layout = experts.layout
     x_EGCD = layout.einsum("GECD->EGCD", layout.reshard(x_GeCD, "GECD"))
     y_GECD = layout.einsum("EGCD->GECD", experts.run(x_EGCD))
     return layout.reshard(y_GECD, "GeCD")
 
 
-def spread(layout: Layout, x_GSD: Array, slot_GSI: Array, slots: int) -> tuple[Array, Array]:
-    """Tokens at their places, zeros at the empty ones; and which choice stands at each place.
+def to_slots(layout: Layout, x_GSD: Array, slot_GSI: Array, slots: int) -> tuple[Array, Array]:
+    """Copies tokens to their slots, zeros to empty ones; returns also the choice at each slot.
 
     Choices are counted through: choice i of token s is s x I + i.
     """
-    here_GC = occupants(layout, slot_GSI, slots)
-    return _spread(layout, x_GSD, slot_GSI, here_GC), here_GC
+    here_GC = choice_at_slot(layout, slot_GSI, slots)
+    return _to_slots(layout, x_GSD, slot_GSI, here_GC), here_GC
 
 
-def occupants(layout: Layout, slot_GSI: Array, slots: int) -> Array:
-    """The choice that stands at each place; as many as there are choices where none does."""
+def choice_at_slot(layout: Layout, slot_GSI: Array, slots: int) -> Array:
+    """Returns the choice at each slot; at empty slots, the number of choices."""
 
     def own(slot_GSI: Array) -> Array:
         groups = slot_GSI.shape[0]
@@ -143,36 +143,36 @@ def occupants(layout: Layout, slot_GSI: Array, slots: int) -> Array:
 
 
 def rows(layout: Layout, x_GSD: Array, index_GC: Array) -> Array:
-    """The rows of each group at these indices, zeros where an index is beyond the last."""
+    """Gathers rows of each group by index, zeros where an index is beyond the last."""
     inside_GC1 = (index_GC < x_GSD.shape[1])[:, :, None]
     return jnp.where(inside_GC1, layout.take_along_axis(x_GSD, index_GC, "GSD"), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spread(layout: Layout, x_GSD: Array, slot_GSI: Array, here_GC: Array) -> Array:
+def _to_slots(layout: Layout, x_GSD: Array, slot_GSI: Array, here_GC: Array) -> Array:
     return rows(layout, x_GSD, here_GC // slot_GSI.shape[-1])
 
 
-def _spread_forward(
+def _to_slots_forward(
     layout: Layout, x_GSD: Array, slot_GSI: Array, here_GC: Array
 ) -> tuple[Array, Array]:
-    return _spread(layout, x_GSD, slot_GSI, here_GC), slot_GSI
+    return _to_slots(layout, x_GSD, slot_GSI, here_GC), slot_GSI
 
 
-def _spread_backward(layout: Layout, slot_GSI: Array, dx_GCD: Array) -> tuple:
-    """What a gather would scatter is gathered: each token knows its places."""
+def _to_slots_backward(layout: Layout, slot_GSI: Array, dx_GCD: Array) -> tuple:
+    """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
     choices = range(slot_GSI.shape[-1])
     return sum(rows(layout, dx_GCD, slot_GSI[:, :, i]) for i in choices), None, None
 
 
-_spread.defvjp(_spread_forward, _spread_backward)
+_to_slots.defvjp(_to_slots_forward, _to_slots_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def collected(
+def combine(
     layout: Layout, y_GCD: Array, slot_GSI: Array, here_GC: Array, gate_GSI: Array
 ) -> Array:
-    """The sum of what stands at each token's places, times its gates."""
+    """Sums what is at each token's slots, times its gates."""
     parts = [
         gate_GSI[:, :, i, None].astype(y_GCD.dtype) * rows(layout, y_GCD, slot_GSI[:, :, i])
         for i in range(slot_GSI.shape[-1])
@@ -180,15 +180,15 @@ def collected(
     return sum(parts[1:], parts[0])
 
 
-def _collected_forward(
+def _combine_forward(
     layout: Layout, y_GCD: Array, slot_GSI: Array, here_GC: Array, gate_GSI: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    kept = (y_GCD, slot_GSI, here_GC, gate_GSI)
-    return collected(layout, *kept), kept
+    residuals = (y_GCD, slot_GSI, here_GC, gate_GSI)
+    return combine(layout, *residuals), residuals
 
 
-def _collected_backward(layout: Layout, kept: tuple[Array, ...], dy_GSD: Array) -> tuple:
-    y_GCD, slot_GSI, here_GC, gate_GSI = kept
+def _combine_backward(layout: Layout, residuals: tuple[Array, ...], dy_GSD: Array) -> tuple:
+    y_GCD, slot_GSI, here_GC, gate_GSI = residuals
     groups, tokens, choices = gate_GSI.shape
     gate_GS = layout.reshape(gate_GSI, (groups, tokens * choices), "GS")
     gate_GC = rows(layout, gate_GS[..., None], here_GC).astype(dy_GSD.dtype)
@@ -200,4 +200,4 @@ def _collected_backward(layout: Layout, kept: tuple[Array, ...], dy_GSD: Array) 
     return dy_GCD, None, None, jnp.stack(dgates, axis=-1)
 
 
-collected.defvjp(_collected_forward, _collected_backward)
+combine.defvjp(_combine_forward, _combine_backward)

@@ -37,9 +37,9 @@ def _product_forward(
 
 
 def _product_backward(
-    layout: Layout, equation: str, kept: tuple[Array, ...], dy: Array
+    layout: Layout, equation: str, residuals: tuple[Array, ...], dy: Array
 ) -> tuple[Array, Array, None]:
-    x, weights, expert_Gl = kept
+    x, weights, expert_Gl = residuals
     (x_axes, weight_axes), out_axes = _terms(equation)
     turned_axes = weight_axes[0] + weight_axes[:0:-1]
     turned = layout.reshard(jnp.swapaxes(weights, 1, 2), turned_axes)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.dropout import dropout
-from models.feed_forward import activated
+from models.feed_forward import activate_hidden
 from models.initializers import Weights
 from models.moe.dispatch import KINDS
 from models.moe.grouped_matmul import grouped_product
@@ -34,11 +34,11 @@ class MoeLayer(nnx.Module):
         self.wo_EFD = weights.normal("EFD", fan_in="F")
 
     def __call__(
-        self, x_BLD: Array, real_BL: Array | None, key: Array | None = None
+        self, x_BLD: Array, is_token_BL: Array | None, key: Array | None = None
     ) -> tuple[Array, Load]:
-        """What the experts make of each token, and how they were loaded.
+        """Runs each token through its experts; returns also the load of the experts.
 
-        Without real_BL nothing is dropped, so that no token depends on another: for decoding.
+        Without is_token_BL, as in decoding, nothing is dropped, so no token depends on another.
         """
         router, layout = self.moe.router, self.layout
         route_key, jitter_key, dropout_key = (
@@ -46,32 +46,34 @@ class MoeLayer(nnx.Module):
         )
         batch, length, d_model = x_BLD.shape
         (rows,), tokens = layout.unpadded_shape("B", (batch,)), length
-        if real_BL is not None and self.moe.group_tokens is not None:
+        if is_token_BL is not None and self.moe.group_tokens is not None:
             tokens = math.gcd(rows * length, self.moe.group_tokens)
         shape = (batch * length // tokens, tokens)
         x_GSD = self.regrouped(x_BLD, (*shape, d_model), "BlD", "GSD")
         capacity = tokens
-        if real_BL is None:
-            real_GS = layout.iota("GS", shape, "G") >= 0
+        if is_token_BL is None:
+            is_token_GS = layout.iota("GS", shape, "G") >= 0
         else:
-            real_GS = self.regrouped(real_BL, shape, "Bl", "GS")
+            is_token_GS = self.regrouped(is_token_BL, shape, "Bl", "GS")
             if self.moe.dispatch != "dropless":
                 training = key is not None
                 capacity = router.capacity(tokens, self.moe.experts, training=training)
         logits_GSe = self.logits(x_GSD, jitter_key)
         gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
-        routing = router.route(layout, gates_GSe, real_GS, capacity, route_key)
+        routing = router.route(layout, gates_GSe, is_token_GS, capacity, route_key)
         experts = Experts(self, layout.with_sizes(G=rows * length // tokens), dropout_key)
         y_GSD = KINDS[self.moe.dispatch](experts, x_GSD, routing, capacity)
         y_BlD = self.regrouped(y_GSD, x_BLD.shape, "GSD", "BlD")
-        return layout.reshard(y_BlD, "BLD"), loaded(layout, logits_GSe, gates_GSe, routing, real_GS)
+        return layout.reshard(y_BlD, "BLD"), load_of(
+            layout, logits_GSe, gates_GSe, routing, is_token_GS
+        )
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
-        """Rows as groups, or back; a group is a part of a row, or some rows."""
+        """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
         return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
 
     def logits(self, x_GSD: Array, key: Array | None) -> Array:
-        """What the router says, in float32."""
+        """Returns the router's logits, in float32."""
         rate, wide_GSD = self.moe.router.jitter, x_GSD.astype(jnp.float32)
         if key is not None and rate:
             drawn_GSD = self.layout.random(jax.random.uniform, key, "GSD", x_GSD.shape)
@@ -92,7 +94,7 @@ class Experts:
         h_EGCF = einsum("EGCD,EDF->EGCF", x_EGCD, own.wi_EDF[...])
         if own.spec.gated:
             gate_EGCF = einsum("EGCD,EDF->EGCF", x_EGCD, own.wg_EDF[...])
-        h_EGCF = activated(own.spec, h_EGCF, gate_EGCF)
+        h_EGCF = activate_hidden(own.spec, h_EGCF, gate_EGCF)
         h_EGCF = dropout(self.layout, self.key, own.spec.dropout, h_EGCF, "EGCF")
         return einsum("EGCF,EFD->EGCD", h_EGCF, own.wo_EFD[...])
 
@@ -104,21 +106,20 @@ class Experts:
             return grouped_product(layout, "Glcd,edF->GlcF", x_Glcd, weights_edF, expert_Gl)
 
         gate_GlcF = into(own.wg_EDF[...]) if own.spec.gated else None
-        h_GlcF = activated(own.spec, into(own.wi_EDF[...]), gate_GlcF)
+        h_GlcF = activate_hidden(own.spec, into(own.wi_EDF[...]), gate_GlcF)
         h_GlcF = dropout(layout, self.key, own.spec.dropout, h_GlcF, "GlcF")
         wo_eFd = layout.reshard(own.wo_EFD[...], "eFd")
         return grouped_product(layout, "GlcF,eFd->Glcd", h_GlcF, wo_eFd, expert_Gl)
 
 
-def loaded(
-    layout: Layout, logits_GSe: Array, gates_GSe: Array, routing: Routing, real_GS: Array
+def load_of(
+    layout: Layout, logits_GSe: Array, gates_GSe: Array, routing: Routing, is_token_GS: Array
 ) -> Load:
-    """What a router did with the real tokens."""
-
+    """Sums what a router did with the tokens, padding left out."""
     shape = (*routing.expert_GSI.shape, gates_GSe.shape[-1])
     here_GSIe = layout.iota("GSIe", shape, "e") == routing.expert_GSI[..., None]
     kept_GSI = routing.kept_GSI.astype(jnp.float32)
-    count_GS = real_GS.astype(jnp.float32)
+    count_GS = is_token_GS.astype(jnp.float32)
     count_GS1 = count_GS[:, :, None]
     tokens_G1 = jnp.sum(count_GS1, axis=1)
     first_GSe = jnp.where(here_GSIe[:, :, 0], count_GS1, 0)
@@ -133,7 +134,7 @@ def loaded(
         z=jnp.sum(jnp.square(log_z_GS) * count_GS),
         entropy=jnp.sum(entropy_GS * count_GS),
         kept_e=layout.einsum("GSIe->e", jnp.where(here_GSIe, kept_GSI[..., None], 0)),
-        wanted_I=layout.einsum("GSI->I", routing.wanted_GSI.astype(jnp.float32)),
+        chosen_I=layout.einsum("GSI->I", routing.chosen_GSI.astype(jnp.float32)),
         kept_I=layout.einsum("GSI->I", kept_GSI),
         tokens=jnp.sum(tokens_G1),
     )

@@ -22,12 +22,12 @@ class Routing(NamedTuple):
     """Where in the expert's buffer the token stands."""
     kept_GSI: Array
     """Whether the token goes there: chosen, and not beyond the capacity."""
-    wanted_GSI: Array
+    chosen_GSI: Array
     """Whether it was chosen, whatever the capacity."""
 
 
 class Load(NamedTuple):
-    """What a router did, as sums over tokens, so that microbatches and devices add up."""
+    """Sums over tokens of what a router did; microbatches and devices add up."""
 
     aux: Array
     """The auxiliary loss of each group, times its tokens."""
@@ -37,7 +37,7 @@ class Load(NamedTuple):
     """Of the gates, in nats."""
     kept_e: Array
     """Choices of each expert that found a place."""
-    wanted_I: Array
+    chosen_I: Array
     """First, second, ... choices."""
     kept_I: Array
     """Of these, the ones that found a place."""
@@ -46,7 +46,7 @@ class Load(NamedTuple):
 
 @abstract_spec
 class Router:
-    """What all routers share.  Gates are a softmax over the experts, in float32."""
+    """Holds what all routers share.  Gates are a softmax over the experts, in float32."""
 
     capacity_factor: Positive = 1.0
     """Places of an expert over its even share of the choices, in training."""
@@ -62,24 +62,24 @@ class Router:
 
     @property
     def choices(self) -> int:
-        """Experts of a token."""
+        """Returns the number of experts of a token."""
         raise NotImplementedError
 
     @property
     def causal(self) -> bool:
-        """Whether a token's experts follow from itself and the tokens before it."""
+        """Tells whether a token's experts depend on no later token."""
         return True
 
     def capacity(self, group_tokens: int, experts: int, *, training: bool) -> int:
-        """Places that each expert has for one group of tokens."""
+        """Returns the slots that each expert has for one group of tokens."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
-        places = math.ceil(factor * self.choices * group_tokens / experts)
-        return min(group_tokens, max(self.least_capacity, places))
+        slots = math.ceil(factor * self.choices * group_tokens / experts)
+        return min(group_tokens, max(self.least_capacity, slots))
 
     def route(
-        self, layout: Layout, gates_GSe: Array, real_GS: Array, capacity: int, key: Array | None
+        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
     ) -> Routing:
-        """The experts of each real token.  A key makes it random, where the router is."""
+        """Chooses the experts of each token but padding.  With a key, a router may be random."""
         raise NotImplementedError
 
 
@@ -97,19 +97,19 @@ class Top2(Router):
         return 2
 
     def route(
-        self, layout: Layout, gates_GSe: Array, real_GS: Array, capacity: int, key: Array | None
+        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
     ) -> Routing:
         gate_GSI, expert_GSI = layout.top_k(gates_GSe, 2, "GSe")
         gate_GSI /= jnp.sum(gate_GSI, axis=-1, keepdims=True)
-        wanted_GSI = jnp.broadcast_to(real_GS[:, :, None], gate_GSI.shape)
-        place_GSI = places(layout, expert_GSI, wanted_GSI, gates_GSe.shape[-1])
+        chosen_GSI = jnp.broadcast_to(is_token_GS[:, :, None], gate_GSI.shape)
+        place_GSI = buffer_positions(layout, expert_GSI, chosen_GSI, gates_GSe.shape[-1])
         if key is not None and self.random_second:
-            drawn_GS = layout.random(jax.random.uniform, key, "GS", real_GS.shape)
+            drawn_GS = layout.random(jax.random.uniform, key, "GS", is_token_GS.shape)
             sent_GS = 2 * gate_GSI[:, :, 1] > drawn_GS
             # One that is not sent keeps its place (algorithm 1, line 22).
             first_GSI = layout.iota("GSI", gate_GSI.shape, "I") == 0
-            wanted_GSI &= first_GSI | sent_GS[:, :, None]
-        return limited(expert_GSI, gate_GSI, place_GSI, wanted_GSI, capacity)
+            chosen_GSI &= first_GSI | sent_GS[:, :, None]
+        return drop_overflow(expert_GSI, gate_GSI, place_GSI, chosen_GSI, capacity)
 
 
 @spec
@@ -125,14 +125,14 @@ class TopK(Router):
         return self.k
 
     def route(
-        self, layout: Layout, gates_GSe: Array, real_GS: Array, capacity: int, key: Array | None
+        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
     ) -> Routing:
         gate_GSI, expert_GSI = layout.top_k(gates_GSe, self.k, "GSe")
         if self.normalises:
             gate_GSI /= jnp.sum(gate_GSI, axis=-1, keepdims=True)
-        wanted_GSI = jnp.broadcast_to(real_GS[:, :, None], gate_GSI.shape)
-        place_GSI = places(layout, expert_GSI, wanted_GSI, gates_GSe.shape[-1])
-        return limited(expert_GSI, gate_GSI, place_GSI, wanted_GSI, capacity)
+        chosen_GSI = jnp.broadcast_to(is_token_GS[:, :, None], gate_GSI.shape)
+        place_GSI = buffer_positions(layout, expert_GSI, chosen_GSI, gates_GSe.shape[-1])
+        return drop_overflow(expert_GSI, gate_GSI, place_GSI, chosen_GSI, capacity)
 
 
 @spec
@@ -155,10 +155,10 @@ class ExpertChoice(Router):
         return False
 
     def route(
-        self, layout: Layout, gates_GSe: Array, real_GS: Array, capacity: int, key: Array | None
+        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
     ) -> Routing:
-        real_GS1 = real_GS[:, :, None]
-        gates_GeS = layout.einsum("GSe->GeS", jnp.where(real_GS1, gates_GSe, -1.0))
+        is_token_GS1 = is_token_GS[:, :, None]
+        gates_GeS = layout.einsum("GSe->GeS", jnp.where(is_token_GS1, gates_GSe, -1.0))
         _, token_GeC = layout.top_k(gates_GeS, capacity, "GeS")
         shape = (*token_GeC.shape, gates_GSe.shape[1])
         here_GeCS = layout.iota("GeCS", shape, "S") == token_GeC[..., None]
@@ -167,25 +167,25 @@ class ExpertChoice(Router):
         place_GSe = layout.einsum("GeS->GSe", jnp.sum(place_GeCS, axis=2))
         expert_GSe = layout.iota("GSe", gates_GSe.shape, "e")
         # Each expert is one choice.
-        return limited(expert_GSe, gates_GSe, place_GSe, taken_GSe & real_GS1, capacity)
+        return drop_overflow(expert_GSe, gates_GSe, place_GSe, taken_GSe & is_token_GS1, capacity)
 
 
-def limited(
-    expert_GSI: Array, gate_GSI: Array, place_GSI: Array, wanted_GSI: Array, capacity: int
+def drop_overflow(
+    expert_GSI: Array, gate_GSI: Array, place_GSI: Array, chosen_GSI: Array, capacity: int
 ) -> Routing:
-    """The routing in which what lies beyond the capacity goes nowhere."""
-    kept_GSI = wanted_GSI & (place_GSI < capacity)
-    return Routing(expert_GSI, jnp.where(kept_GSI, gate_GSI, 0), place_GSI, kept_GSI, wanted_GSI)
+    """Drops the choices that lie beyond the capacity."""
+    kept_GSI = chosen_GSI & (place_GSI < capacity)
+    return Routing(expert_GSI, jnp.where(kept_GSI, gate_GSI, 0), place_GSI, kept_GSI, chosen_GSI)
 
 
-def places(layout: Layout, expert_GSI: Array, wanted_GSI: Array, experts: int) -> Array:
-    """The place of each choice in its expert's buffer: all first choices, then all second ones.
+def buffer_positions(layout: Layout, expert_GSI: Array, chosen_GSI: Array, experts: int) -> Array:
+    """Returns the position of each choice in its expert's buffer: first choices, then second ones.
 
-    Within one choice tokens stand in their order.
+    Within one choice tokens keep their order.
     """
     shape = (*expert_GSI.shape, experts)
     chosen_GSIe = layout.iota("GSIe", shape, "e") == expert_GSI[..., None]
-    chosen_GSIe = (chosen_GSIe & wanted_GSI[..., None]).astype(jnp.int32)
+    chosen_GSIe = (chosen_GSIe & chosen_GSI[..., None]).astype(jnp.int32)
     so_far_GSIe = jnp.cumsum(chosen_GSIe, axis=1)
     totals_G1Ie = so_far_GSIe[:, -1:]
     before_G1Ie = jnp.cumsum(totals_G1Ie, axis=2) - totals_G1Ie

@@ -61,13 +61,13 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
         graph, params = nnx.split((MoeLayer if moe else Mlp)(spec, layout, weights))
         keys = jax.random.split(jax.random.key(1))
         x_BLD, dy_BLD = (jax.random.normal(key, (ROWS, LENGTH, D_MODEL)) for key in keys)
-        real_BL = jnp.ones((ROWS, LENGTH), bool)
+        is_token_BL = jnp.ones((ROWS, LENGTH), bool)
 
     def objective(params: object, x_BLD: jax.Array, key: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, params)
         if isinstance(layer, Mlp):
             return jnp.vdot(layer(x_BLD), dy_BLD)
-        y_BLD, load = layer(x_BLD, real_BL, key)
+        y_BLD, load = layer(x_BLD, is_token_BL, key)
         return jnp.vdot(y_BLD, dy_BLD) + load.aux
 
     gradient = jax.jit(jax.grad(objective, argnums=(0, 1)))

@@ -11,7 +11,7 @@ from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
 from models.decoding.beam import Beam
-from models.decoding.ensemble import together
+from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from scripts.commands.common import (
@@ -87,7 +87,7 @@ def decoder_of(members: Sequence[Trained], wishes: Wishes, batch_sequences: int 
     trained = members[0]
     search = wishes.search(trained.run.task)
     check_search(wishes.options(), search)
-    model, params = together(trained.model, [member.params for member in members])
+    model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
     return Decoder(model, params, trained.mesh, search, rows)
 
@@ -100,7 +100,7 @@ def continuations(
     with trained_models(model_dir, (), ()) as models, Bar("decode") as bar:
         trained = models.open(None)
         run, options = trained.run, wishes.options()
-        places = run.model.most_places
+        places = run.model.max_length
         requests = requests_of(prompts, run.task, trained.vocabs, options, places, tell)
         decoder = decoder_of([trained], wishes, batch_sequences)
         return texts_of(decoder, requests, trained.vocabs, options, bar.update)
@@ -131,7 +131,7 @@ def decode_file(
                 f"--nbest={nbest}: the search keeps {decoder.search.width} texts a line.  "
                 "Widen it with --beam or --samples."
             )
-        places = run.model.most_places
+        places = run.model.max_length
         requests = requests_of(lines, run.task, trained.vocabs, options, places, tell)
 
         def decoded(left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:

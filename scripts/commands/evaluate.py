@@ -135,7 +135,7 @@ def translations(
     decoder = decoder_of([trained], wishes, None)
     with Bar("translate") as bar:
         return translate(
-            decoder, parts, task, trained.vocabs, wishes.options(), trained.run.model.most_places,
+            decoder, parts, task, trained.vocabs, wishes.options(), trained.run.model.max_length,
             say=tell, report=bar.update, **metrics,
         )  # fmt: skip
 

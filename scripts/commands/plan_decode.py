@@ -95,7 +95,7 @@ def padded_lengths(
     else:
         source, prompt = 0, task.length // 2 if prompt_tokens is None else prompt_tokens
         new = max_tokens or task.length // 2
-    positions = run.model.most_places
+    positions = run.model.max_length
     if positions is not None and max_tokens is None:
         new = max(1, min(new, positions - 1 - prompt))
     if positions is not None and prompt + 1 + new > positions:

@@ -63,7 +63,7 @@ def translator(
     if not run.bleu_sentences or not task.has_source:
         return None
     parts = subset(held_out(task, "validation"), run.bleu_sentences)
-    model, places = run.model.model(layout), run.model.most_places
+    model, places = run.model.model(layout), run.model.max_length
     rows = rounded(BLEU_BATCH, batch_shards(layout, mesh.shape))
 
     def translated(params: Params) -> Quality:

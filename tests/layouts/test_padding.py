@@ -10,20 +10,20 @@ import pytest
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from layouts.padding import even, fitted, with_empty_rows
+from layouts.padding import pad_batch, with_padding, without_padding
 from models.dropout import random_bytes
 from tests.toys import WHOLE
 
 RULES = "batch:data+;heads:model+;vocab:model+;experts:data+"
-PADDED = fitted(Layout(mesh="data:4,model:2", rules=RULES), B=6, G=9, J=3, V=23, E=6, D=10)
+PADDED = with_padding(Layout(mesh="data:4,model:2", rules=RULES), B=6, G=9, J=3, V=23, E=6, D=10)
 MESH = make_mesh(PADDED)
 
 
 def test_a_layout_without_plus_stays_what_it_is() -> None:
     layout = Layout(mesh="data:4,model:2", rules="batch:data;heads:model?")
-    assert fitted(layout, B=6) is layout and even(layout) is layout
+    assert with_padding(layout, B=6) is layout and without_padding(layout) is layout
     assert not layout.pads("B") and PADDED.pads("B") and PADDED.pads("G") and PADDED.pads("J")
-    assert even(PADDED).place("BJV") == jax.P(None, None, None)
+    assert without_padding(PADDED).place("BJV") == jax.P(None, None, None)
 
 
 def test_uppercase_axes_are_padded_with_zeros_and_lowercase_ones_cut_again() -> None:
@@ -91,7 +91,7 @@ def test_empty_rows_fill_up_devices_and_groups(
     """Rows of 8 tokens over 4 devices: groups of 12 are a row and a half."""
     batch = {"inputs_BL": jnp.ones((rows, 8)), "inputs_BM": jnp.ones((rows, 2))}
     groups = {} if group_tokens is None else {"inputs_BL": group_tokens}
-    filled_up = functools.partial(with_empty_rows, PADDED, groups=groups)
+    filled_up = functools.partial(pad_batch, PADDED, groups=groups)
     with jax.set_mesh(MESH):
         found = jax.eval_shape(lambda batch: filled_up(batch)[1], batch)
     assert {x.shape for x in found.values()} == {(held, 8), (held, 2)}

@@ -32,7 +32,7 @@ def counted(name: str) -> tuple[Transformer, int]:
 @pytest.mark.parametrize("billions", LANGUAGE)
 def test_mesh_tensorflow_language_models_have_their_published_sizes(billions: str) -> None:
     spec, found = counted(f"mtf_lm_{billions}b")
-    assert spec.vocab == 32_768 and not spec.reads_source
+    assert spec.vocab == 32_768 and not spec.has_encoder
     assert f"{found / 1e9:.2f}" == billions
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from models.api import Batch, Params
-from models.attention import packed_view, source_view
+from models.attention import cross_context, packed_context
 from models.initializers import Precision
-from models.loss import Criterion, Sums
+from models.loss import Criterion, LossSums
 from models.moe.routing import Top2
 from models.spec import Moe
 from models.transformer import Transformer, TransformerModel
@@ -62,11 +62,11 @@ def losses(spec: Transformer, batch: Batch) -> np.ndarray:
 
 def sums_and_gradients(
     spec: Transformer, batch: Batch, criterion: Criterion = PLAIN
-) -> tuple[Sums, Params]:
+) -> tuple[LossSums, Params]:
     model = TransformerModel(spec, WHOLE)
     mesh, placed = on_mesh(WHOLE, batch)
 
-    def objective(params: Params, batch: Batch) -> tuple[jax.Array, Sums]:
+    def objective(params: Params, batch: Batch) -> tuple[jax.Array, LossSums]:
         sums = model.loss(params, batch, criterion, jax.random.key(3))
         return sums.objective, sums
 
@@ -91,7 +91,7 @@ def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> No
         params = randomised(model)
 
         def output(x_BLD: jax.Array, params: dict, place: jax.Array) -> jax.Array:
-            view = packed_view(WHOLE, batch["positions_BL"], batch["segments_BL"])
+            view = packed_context(WHOLE, batch["positions_BL"], batch["segments_BL"])
             y_BLD = model.network(params).decoder(x_BLD, view)[0]
             return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
 
@@ -144,8 +144,8 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
         @jax.jit
         @jax.grad
         def gradient(memory_BMD: jax.Array, place: jax.Array) -> jax.Array:
-            source = source_view(WHOLE, batch["segments_BL"], batch["segments_BM"], memory_BMD)
-            view = packed_view(WHOLE, batch["positions_BL"], batch["segments_BL"])
+            source = cross_context(WHOLE, batch["segments_BL"], batch["segments_BM"], memory_BMD)
+            view = packed_context(WHOLE, batch["positions_BL"], batch["segments_BL"])
             x_BLD = jax.random.normal(jax.random.key(1), (1, 8, 10))
             y_BLD = network.decoder(x_BLD, view, source)
             return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
@@ -207,7 +207,7 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
     places = np.tile(np.arange(8, dtype=np.int32), (4, 1))
     batch |= {"inputs_BL": tokens, "positions_BL": places, "segments_BL": np.ones_like(tokens)}
     mesh, placed = on_mesh(WHOLE, batch)
-    source = placed if spec.reads_source else None
+    source = placed if spec.has_encoder else None
     seen = np.tril(np.ones((8, 8), bool))[None].repeat(4, axis=0)
 
     def teacher_forced(params: Params, batch: Batch) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from models.api import Batch, Cache, Params
-from models.loss import Criterion, Sums, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, softmax_loss, token_losses
 
 VOCAB, WIDTH, LENGTH = 64, 16, 24
 
@@ -31,7 +31,7 @@ class Bigram:
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
-    ) -> Sums:
+    ) -> LossSums:
         x_BLD = self.layout.take(params["embed_VD"], batch["inputs_BL"], "BLD")
         counted_BL = batch["segments_BL"] > 0
         return softmax_loss(

@@ -11,7 +11,7 @@ COUNTS = Load(
     z=np.array(40.0),
     entropy=np.array(5.0),
     kept_e=np.array([6.0, 6.0, 4.0, 0.0]),
-    wanted_I=np.array([10.0, 10.0]),
+    chosen_I=np.array([10.0, 10.0]),
     kept_I=np.array([10.0, 6.0]),
     tokens=np.array(10.0),
 )

@@ -16,7 +16,7 @@ from configs.load import load
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
-from models.loss import Criterion, Sums
+from models.loss import Criterion, LossSums
 from models.moe.routing import Top2
 from models.transformer import Transformer, TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
@@ -79,7 +79,7 @@ class Noted(TransformerModel):
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
-    ) -> Sums:
+    ) -> LossSums:
         TRACED.append(str(self.layout))
         return super().loss(params, batch, criterion, key)
 

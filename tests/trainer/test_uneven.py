@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.decoding.generate import Asked, generate
+from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.loss import Criterion
 from models.moe.routing import Top2
@@ -193,11 +193,11 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         with jax.set_mesh(disk.mesh):
             rows = place(where, batch(DENSE, 9), DENSE.rows, 1)
             losses_BL = np.asarray(token_losses(model, params, rows))
-            asked = Asked(
+            asked = DecodeInputs(
                 prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),
-                lengths_B=put(np.zeros(4, np.int32), "B"),
+                prompt_lengths_B=put(np.zeros(4, np.int32), "B"),
                 seeds_B=put(np.arange(4, dtype=np.uint32), "B"),
-                most_B=put(np.full(4, 4, np.int32), "B"),
+                max_new_tokens_B=put(np.full(4, 4, np.int32), "B"),
             )
             texts = generate(model, Sampling(width=2), 4, params, None, asked)
         return losses_BL, *map(np.asarray, texts)

@@ -132,15 +132,15 @@ def weights_of(spec: Transformer) -> Iterator[Weight]:
     for stack, layers in (("encoder", spec.encoder_layers), ("decoder", spec.layers)):
         yield Weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
         yield Weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
-        for path, name, axes in layer_weights(spec, reads_source=stack == "decoder"):
+        for path, name, axes in layer_weights(spec, cross_attention=stack == "decoder"):
             names = tuple(f"{stack}.block.{layer}.{name}.weight" for layer in range(layers))
             yield Weight(f"{stack}/layers_N/{path}", names, axes)
 
 
-def layer_weights(spec: Transformer, *, reads_source: bool) -> Iterator[tuple[str, str, str]]:
+def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple[str, str, str]]:
     """The weights of a layer: path here, name in T5 and T5's axes."""
     parts = [("attention", "attention_norm", "SelfAttention", ATTENTION)]
-    if reads_source:
+    if cross_attention:
         parts.append(("source_attention", "source_norm", "EncDecAttention", ATTENTION))
     parts.append(("mlp", "mlp_norm", "DenseReluDense", GATED_MLP if spec.gated else MLP))
     for place, (part, norm, theirs, weights) in enumerate(parts):

@@ -10,8 +10,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from data.vocab import EOS
-from models.api import Decodes
-from models.decoding.generate import Asked, Found, Search, generate
+from models.api import Decodable
+from models.decoding.generate import DecodeInputs, DecodeOutput, Search, generate
 
 SHORTEST = 16
 Ids = Sequence[int] | np.ndarray
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 class Decoder:
     """A model with weights and a way to search."""
 
-    model: Decodes
+    model: Decodable
     params: Any
     mesh: Mesh
     search: Search
@@ -73,13 +73,13 @@ class Decoder:
         filled = [*batch, *[Request([], 1)] * (self.batch_sequences - len(batch))]
         prompts = [request.prompt for request in filled]
         least = max(request.least for request in filled)
-        least_B = np.array([request.least for request in filled], np.int32)
-        asked = Asked(
+        min_new_tokens_B = np.array([request.least for request in filled], np.int32)
+        asked = DecodeInputs(
             prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
-            lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
+            prompt_lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
             seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
-            most_B=self._put(np.array([r.most for r in filled], np.int32), "B"),
-            least_B=self._put(least_B, "B") if least > 1 else None,
+            max_new_tokens_B=self._put(np.array([r.most for r in filled], np.int32), "B"),
+            min_new_tokens_B=self._put(min_new_tokens_B, "B") if least > 1 else None,
         )
         with jax.set_mesh(self.mesh):
             found = generate(
@@ -114,7 +114,7 @@ class Decoder:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
 
 
-def fetched(found: Found) -> list[np.ndarray]:
+def fetched(found: DecodeOutput) -> list[np.ndarray]:
     """The whole arrays, on every host of the run."""
     if jax.process_count() > 1:
         found = multihost_utils.process_allgather(found, tiled=True)

@@ -46,16 +46,16 @@ class Hypothesis(NamedTuple):
 
 
 def continuing(
-    prompts: Sequence[str], vocabs: Vocabs, options: Options, most_places: int | None, most: int
+    prompts: Sequence[str], vocabs: Vocabs, options: Options, max_length: int | None, most: int
 ) -> list[Request]:
     """Requests to go on with each prompt."""
     most = options.max_tokens or most
     requests = []
     for line, prompt in enumerate(vocabs.target.encode(prompts)):
-        if most_places is not None and len(prompt) + 1 + most > most_places:
+        if max_length is not None and len(prompt) + 1 + most > max_length:
             raise UserError(
                 f"line {line + 1}: {len(prompt)} prompt tokens and {most} new ones do not fit in "
-                f"the model's {most_places} learned positions.  Shorten it, or lower --max_tokens."
+                f"the model's {max_length} learned positions.  Shorten it, or lower --max_tokens."
             )
         requests.append(Request(prompt, most, seed_of(options, line), options.min_tokens + 1))
     return requests
@@ -66,7 +66,7 @@ def translating(
     task: Task,
     vocabs: Vocabs,
     options: Options,
-    most_places: int | None,
+    max_length: int | None,
     say: Say,
 ) -> list[Request]:
     """Requests to translate each line; lines longer than the task's rows are cut and counted."""
@@ -79,8 +79,8 @@ def translating(
             ids, cut = ids[: source_length - 1], cut + 1
         source = [*map(int, ids), EOS]
         most = options.max_tokens or int(len(source) * options.length_factor) + options.length_extra
-        if most_places is not None:
-            most = min(most, most_places - 1 - len(prefix))
+        if max_length is not None:
+            most = min(most, max_length - 1 - len(prefix))
         least = min(options.min_tokens + 1, most)
         requests.append(Request(prefix, most, seed_of(options, line), least, source))
     if cut:
@@ -156,10 +156,10 @@ def requests_of(
     task: Task,
     vocabs: Vocabs,
     options: Options,
-    most_places: int | None,
+    max_length: int | None,
     say: Say,
 ) -> list[Request]:
     """What the lines ask of a model of this task."""
     if task.has_source:
-        return translating(lines, task, vocabs, options, most_places, say)
-    return continuing(lines, vocabs, options, most_places, task.length // 2)
+        return translating(lines, task, vocabs, options, max_length, say)
+    return continuing(lines, vocabs, options, max_length, task.length // 2)

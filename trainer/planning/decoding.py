@@ -21,7 +21,7 @@ from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, use_mesh
-from models.decoding.generate import NEW_TOKENS, Asked, Search, cache_of, generate
+from models.decoding.generate import NEW_TOKENS, DecodeInputs, Search, generate, initial_cache
 from trainer.planning.counts import (
     READABLE,
     TEMPORARIES,
@@ -146,16 +146,16 @@ def trace_decode(
     if shape.source_tokens:
         names = ("inputs_BM", "segments_BM", "positions_BM")
         source = {name: array("BM", rows, shape.source_tokens) for name in names}
-    requests = Asked(
+    requests = DecodeInputs(
         prompts_BL=array("Bl", rows, shape.prompt_tokens),
-        lengths_B=array("B", rows),
+        prompt_lengths_B=array("B", rows),
         seeds_B=array("B", rows, dtype=np.uint32),
-        most_B=array("B", rows),
+        max_new_tokens_B=array("B", rows),
     )
     params = abstract_params(model, mesh)
     static = (model, shape.search, shape.new_tokens)
     with use_mesh(mesh):
-        cache = jax.eval_shape(functools.partial(cache_of, *static), params, source, requests)
+        cache = jax.eval_shape(functools.partial(initial_cache, *static), params, source, requests)
         trace = generate.trace(*static, params, source, requests)
     jaxpr = trace.jaxpr.jaxpr
     needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))

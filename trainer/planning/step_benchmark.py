@@ -50,7 +50,7 @@ class StepBenchmark:
 def random_batch(run: Run) -> dict[str, np.ndarray]:
     """Makes rows of one full segment each."""
     rng, rows = np.random.default_rng(0), run.batch_sequences
-    vocab = min(run.model.vocab, run.model.source_rows or run.model.vocab)
+    vocab = min(run.model.vocab, run.model.source_vocab_size or run.model.vocab)
 
     def array(name: str, length: int) -> np.ndarray:
         if name.startswith("segments"):

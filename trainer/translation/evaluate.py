@@ -62,7 +62,7 @@ def translate(
     task: Task,
     vocabs: Vocabs,
     options: Options,
-    most_places: int | None,
+    max_length: int | None,
     *,
     say: Say,
     tokenize: str | None = None,
@@ -81,7 +81,7 @@ def translate(
         def shown(done: int, _: int, before: int = before) -> None:
             report(before + done, total)
 
-        requests = requests_of(part.sources, task, vocabs, own, most_places, say_whose)
+        requests = requests_of(part.sources, task, vocabs, own, max_length, say_whose)
         found.append((part, texts_of(decoder, requests, vocabs, own, shown)))
         before += len(part.sources)
     if len(found) > 1:

@@ -16,7 +16,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.decoding.beam import Beam
-from models.decoding.generate import END, Asked, Found, Search, generate
+from models.decoding.generate import END, DecodeInputs, DecodeOutput, Search, generate
 from models.decoding.sampling import Sampling
 from models.spec import Moe
 from models.transformer import Transformer, TransformerModel
@@ -53,7 +53,7 @@ def decoded(
     rows: tuple[int, ...] = tuple(range(8)),
     least: int | None = None,
     most: tuple[int, ...] = (NEW,) * 8,
-) -> Found:
+) -> DecodeOutput:
     """What some of the rows get."""
     model = TransformerModel(spec, layout)
     mesh = make_mesh(layout)
@@ -72,17 +72,17 @@ def decoded(
             weights(spec),
             shapes,
         )
-        asked = Asked(
+        inputs = DecodeInputs(
             prompts_BL=put(prompts, "Bl"),
-            lengths_B=put(lengths, "B"),
+            prompt_lengths_B=put(lengths, "B"),
             seeds_B=put(np.arange(8, dtype=np.uint32), "B"),
-            most_B=put(np.array(most, np.int32), "B"),
-            least_B=None if least is None else put(np.full(8, least, np.int32), "B"),
+            max_new_tokens_B=put(np.array(most, np.int32), "B"),
+            min_new_tokens_B=None if least is None else put(np.full(8, least, np.int32), "B"),
         )
         source = {name: put(array, letters_of(name)) for name, array in sources().items()}
-        given = source if spec.reads_source else None
-        found = generate(model, search, NEW, params, given, asked)
-    return Found(*map(np.asarray, found))
+        given = source if spec.has_encoder else None
+        found = generate(model, search, NEW, params, given, inputs)
+    return DecodeOutput(*map(np.asarray, found))
 
 
 def sources() -> Batch:
@@ -196,11 +196,11 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
     }
     with jax.set_mesh(make_mesh(WHOLE)):
         params = jax.tree.map(jnp.asarray, weights(spec))
-        asked = Asked(
+        inputs = DecodeInputs(
             jnp.zeros((2, 0), jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.uint32),
             jnp.full(2, 3),
         )  # fmt: skip
-        found = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), asked)
+        found = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), inputs)
         for row in range(2):
             inputs = np.array([[0, *text, 0, 0][:3] for text in all_texts], np.int32)
             batch = {

@@ -13,7 +13,7 @@ from flax import nnx
 from configs.errors import UserError
 from layouts.mesh import make_mesh
 from models.initializers import Weights
-from models.loss import Criterion, Sums
+from models.loss import Criterion, LossSums
 from models.moe.grouped_matmul import in_turn, ragged
 from models.moe.layer import MoeLayer
 from models.moe.routing import ExpertChoice, Load, Router, Top2, TopK
@@ -36,18 +36,18 @@ def kind(router: Router) -> str:
     return type(router).__name__
 
 
-def load_of(sums: Sums) -> Load:
+def load_of(sums: LossSums) -> Load:
     """That of the only layer; its fields have a leading axis."""
     return sums.loads["decoder"]
 
 
 def trained_on(
     spec: Transformer, batch: dict[str, Any] = ROWS, key: jax.Array | None = KEY
-) -> tuple[Sums, Any]:
+) -> tuple[LossSums, Any]:
     """Sums and gradients under random weights."""
     model = spec.model(WHOLE)
 
-    def objective(params: Any) -> tuple[jax.Array, Sums]:
+    def objective(params: Any) -> tuple[jax.Array, LossSums]:
         sums = model.loss(params, batch, Criterion(), key)
         return sums.objective, sums
 
@@ -58,7 +58,7 @@ def trained_on(
     return sums, gradients
 
 
-def assert_equal(found: tuple[Sums, Any], wanted: tuple[Sums, Any]) -> None:
+def assert_equal(found: tuple[LossSums, Any], wanted: tuple[LossSums, Any]) -> None:
     for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         scale = max(float(jnp.abs(theirs).max()), 1.0)
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-6 * scale)
@@ -71,7 +71,7 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
     own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
     wanted = trained_on(moe(own))
     load = load_of(wanted[0])
-    assert (float(load.kept_I.sum()) < float(load.wanted_I.sum())) == (factor < 1)
+    assert (float(load.kept_I.sum()) < float(load.chosen_I.sum())) == (factor < 1)
     assert_equal(trained_on(moe(own, "gather")), wanted)
     if factor > 1:
         assert_equal(trained_on(moe(own, "dropless")), wanted)
@@ -80,7 +80,7 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
 def test_dropless_drops_nothing() -> None:
     own = Top2(capacity_factor=0.1, least_capacity=1)
     load = load_of(trained_on(moe(own, "dropless"))[0])
-    assert float(load.kept_I.sum()) == float(load.wanted_I.sum())
+    assert float(load.kept_I.sum()) == float(load.chosen_I.sum())
 
 
 @pytest.mark.parametrize("way", [in_turn, ragged], ids=lambda way: way.__name__)
@@ -120,12 +120,12 @@ def test_padding_takes_no_place(router: Router) -> None:
     for array in padded.values():
         array[::2] = 0
 
-    def made(factor: float, tokens: int, rows: dict[str, Any]) -> tuple[Sums, Any]:
+    def made(factor: float, tokens: int, rows: dict[str, Any]) -> tuple[LossSums, Any]:
         own = dataclasses.replace(router, capacity_factor=factor, least_capacity=1)
         return trained_on(moe(own, group_tokens=tokens), rows)
 
     alone, beside = made(1.0, 8, ROWS), made(0.5, 16, padded)  # as many places
-    assert float(load_of(alone[0]).kept_I.sum()) < float(load_of(alone[0]).wanted_I.sum())
+    assert float(load_of(alone[0]).kept_I.sum()) < float(load_of(alone[0]).chosen_I.sum())
     for mine, other in zip(load_of(beside[0]), load_of(alone[0]), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5)
     np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)
@@ -137,7 +137,7 @@ def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
     own = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
     rng = np.random.default_rng(0)
     x_BLD = rng.normal(size=(4, 8, 10)).astype(np.float32)
-    real_BL = np.ones((4, 8), bool)
+    is_token_BL = np.ones((4, 8), bool)
 
     spec = toy(pattern=("moe",), moe=own, dropout=0.5)
 
@@ -145,8 +145,8 @@ def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
     def outputs(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), jnp.float32)
         layer = MoeLayer(spec, WHOLE, weights)
-        drawn = jax.lax.map(lambda key: layer(x_BLD, real_BL, key)[0], keys)
-        return layer(x_BLD, real_BL, None)[0], drawn
+        drawn = jax.lax.map(lambda key: layer(x_BLD, is_token_BL, key)[0], keys)
+        return layer(x_BLD, is_token_BL, None)[0], drawn
 
     with jax.set_mesh(make_mesh(WHOLE)):
         plain, drawn = outputs(jax.random.split(KEY, 256))

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts.mesh import make_mesh
-from models.moe.layer import loaded
+from models.moe.layer import load_of
 from models.moe.routing import ExpertChoice, Load, Router, Routing, Top2, TopK
 from tests.toys import WHOLE
 
 
-def algorithm_1(gates_SE: np.ndarray, real_S: np.ndarray, capacity: int, drawn_S: np.ndarray):
+def algorithm_1(gates_SE: np.ndarray, is_token_S: np.ndarray, capacity: int, drawn_S: np.ndarray):
     """Lepikhin et al. 2020, algorithm 1: combine weights, places and the auxiliary loss."""
     tokens, experts = gates_SE.shape
     count_E, weight_SE, place_SE = np.zeros(experts, int), np.zeros_like(gates_SE), {}
-    real = [s for s in range(tokens) if real_S[s]]
+    real = [s for s in range(tokens) if is_token_S[s]]
     first = {s: int(np.argmax(gates_SE[s])) for s in real}
     second = {
         s: int(np.argmax(np.where(np.arange(experts) == first[s], -1, gates_SE[s]))) for s in real
@@ -30,7 +30,7 @@ def algorithm_1(gates_SE: np.ndarray, real_S: np.ndarray, capacity: int, drawn_S
             weight_SE[s, first[s]] = g1 / (g1 + g2)
             place_SE[s, first[s]] = int(count_E[first[s]])
         count_E[first[s]] += 1
-    mean_E = gates_SE[real_S].mean(axis=0) if real else np.zeros(experts)
+    mean_E = gates_SE[is_token_S].mean(axis=0) if real else np.zeros(experts)
     aux = np.mean(count_E / max(len(real), 1) * mean_E)
     for s in real:
         g1, g2 = gates_SE[s, first[s]], gates_SE[s, second[s]]
@@ -67,24 +67,28 @@ def routed_and_loaded(
     router: Router,
     fixed_capacity: int | None,
     logits_SE: jax.Array,
-    real_S: jax.Array,
+    is_token_S: jax.Array,
     capacity: int | jax.Array,
     key: jax.Array | None,
 ) -> tuple[jax.Array, Routing, Load]:
-    logits_GSe, real_GS = logits_SE[None], real_S[None]
+    logits_GSe, is_token_GS = logits_SE[None], is_token_S[None]
     gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
-    routing = router.route(WHOLE, gates_GSe, real_GS, fixed_capacity or capacity, key)
-    return gates_GSe, routing, loaded(WHOLE, logits_GSe, gates_GSe, routing, real_GS)
+    routing = router.route(WHOLE, gates_GSe, is_token_GS, fixed_capacity or capacity, key)
+    return gates_GSe, routing, load_of(WHOLE, logits_GSe, gates_GSe, routing, is_token_GS)
 
 
 def routed(
-    router: Router, logits_SE: np.ndarray, real_S: np.ndarray, capacity: int, key: jax.Array | None
+    router: Router,
+    logits_SE: np.ndarray,
+    is_token_S: np.ndarray,
+    capacity: int,
+    key: jax.Array | None,
 ) -> tuple[np.ndarray, Routing, Load]:
     """Gates and routing of one group, axis G taken away, and its load."""
     fixed = capacity if isinstance(router, ExpertChoice) else None
     with jax.set_mesh(make_mesh(WHOLE)):
         gates, routing, load = jax.device_get(
-            routed_and_loaded(router, fixed, logits_SE, real_S, capacity, key)
+            routed_and_loaded(router, fixed, logits_SE, is_token_S, capacity, key)
         )
     return gates[0], Routing(*(field[0] for field in routing)), load
 
@@ -102,18 +106,18 @@ def dense(routing: Routing, experts: int) -> tuple[np.ndarray, dict[tuple[int, i
 @settings(max_examples=2000, deadline=None)
 @given(cases(), st.booleans())
 def test_top_2_is_algorithm_1(case, random: bool) -> None:
-    logits_SE, real_S, capacity, seed = case
+    logits_SE, is_token_S, capacity, seed = case
     key = jax.random.key(seed) if random else None
-    gates_SE, routing, load = routed(Top2(), logits_SE, real_S, capacity, key)
-    drawn_S = np.zeros(len(real_S))
+    gates_SE, routing, load = routed(Top2(), logits_SE, is_token_S, capacity, key)
+    drawn_S = np.zeros(len(is_token_S))
     if key is not None:
-        drawn_S = np.asarray(jax.random.uniform(key, (1, len(real_S))))[0]
-    weight_SE, place, aux = algorithm_1(gates_SE, real_S, capacity, drawn_S)
+        drawn_S = np.asarray(jax.random.uniform(key, (1, len(is_token_S))))[0]
+    weight_SE, place, aux = algorithm_1(gates_SE, is_token_S, capacity, drawn_S)
     found_SE, found_place = dense(routing, gates_SE.shape[1])
     np.testing.assert_array_max_ulp(found_SE, weight_SE, maxulp=2)  # one division
     assert found_place == place
     assert np.all(found_SE.sum(axis=1) <= 1 + 1e-6)
-    experts, tokens = gates_SE.shape[1], max(int(real_S.sum()), 1)
+    experts, tokens = gates_SE.shape[1], max(int(is_token_S.sum()), 1)
     np.testing.assert_allclose(load.aux / tokens, experts**2 * aux, rtol=2e-6, atol=1e-7)
     assert np.all(load.kept_e <= capacity)
     assert load.kept_e.sum() == len(place) == load.kept_I.sum()
@@ -122,13 +126,13 @@ def test_top_2_is_algorithm_1(case, random: bool) -> None:
 @settings(max_examples=500, deadline=None)
 @given(cases(), st.integers(1, 2), st.booleans())
 def test_top_k_takes_the_best_in_order_until_an_expert_is_full(case, k, normalises) -> None:
-    logits_SE, real_S, capacity, _ = case
+    logits_SE, is_token_S, capacity, _ = case
     router = TopK(k=k, normalises=normalises)
-    gates_SE, routing, _ = routed(router, logits_SE, real_S, capacity, None)
+    gates_SE, routing, _ = routed(router, logits_SE, is_token_S, capacity, None)
     weight_SE, count_E = np.zeros_like(gates_SE), np.zeros(gates_SE.shape[1], int)
     best = np.argsort(-gates_SE, axis=1, kind="stable")[:, :k]
     for i in range(k):
-        for s in np.flatnonzero(real_S):
+        for s in np.flatnonzero(is_token_S):
             expert, total = best[s, i], gates_SE[s, best[s]].sum() if normalises else 1
             if count_E[expert] < capacity:
                 weight_SE[s, expert] = gates_SE[s, expert] / total
@@ -139,14 +143,14 @@ def test_top_k_takes_the_best_in_order_until_an_expert_is_full(case, k, normalis
 @settings(max_examples=500, deadline=None)
 @given(cases())
 def test_experts_choose_their_best_tokens(case) -> None:
-    logits_SE, real_S, capacity, _ = case
+    logits_SE, is_token_S, capacity, _ = case
     capacity = min(capacity, 3)  # each is a program of its own
-    gates_SE, routing, _ = routed(ExpertChoice(), logits_SE, real_S, capacity, None)
+    gates_SE, routing, _ = routed(ExpertChoice(), logits_SE, is_token_S, capacity, None)
     weight_SE = np.zeros_like(gates_SE)
     for expert in range(gates_SE.shape[1]):
-        order = np.argsort(-np.where(real_S, gates_SE[:, expert], -1), kind="stable")
+        order = np.argsort(-np.where(is_token_S, gates_SE[:, expert], -1), kind="stable")
         for s in order[:capacity]:
-            weight_SE[s, expert] = gates_SE[s, expert] * real_S[s]
+            weight_SE[s, expert] = gates_SE[s, expert] * is_token_S[s]
     found_SE, place = dense(routing, gates_SE.shape[1])
     np.testing.assert_array_equal(found_SE, weight_SE)
     taken = [(expert, at) for (_, expert), at in place.items()]

@@ -23,7 +23,7 @@ from configs.errors import UserError
 from data.vocab import SentencePiece, make
 from layouts.axes import letters_of
 from models.api import Batch, Params
-from models.decoding.generate import Asked, generate
+from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.transformer import Transformer, TransformerModel
 from scripts.commands import t5
@@ -179,7 +179,7 @@ def check_like_hugging_face(imported: Imported) -> None:
 
     none = np.zeros((ROWS, 0), np.int32)
     most = np.full(ROWS, NEW, np.int32)
-    asked = Asked(none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), most)
+    asked = DecodeInputs(none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), most)
     source = {name: array for name, array in batch.items() if name.endswith("M")}
     with jax.set_mesh(trained.mesh):
         greedy = Sampling(temperature=0)

@@ -55,13 +55,13 @@ CASES: dict[str, tuple[Transformer, Search, str]] = {
 
 
 def run_of(model: Transformer) -> Run:
-    return toy_run(model) if not model.reads_source else dataclasses.replace(
+    return toy_run(model) if not model.has_encoder else dataclasses.replace(
         toy_run(), model=model, task=TASK
     )  # fmt: skip
 
 
 def shape_of(model: Transformer, search: Search) -> DecodeShape:
-    return DecodeShape(search, ROWS, SOURCE if model.reads_source else 0, PROMPT, NEW)
+    return DecodeShape(search, ROWS, SOURCE if model.has_encoder else 0, PROMPT, NEW)
 
 
 @functools.cache
