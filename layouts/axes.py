@@ -32,7 +32,6 @@ AXES = (
     Axis("T", "new_tokens", "tokens that decoding adds"),
     Axis("U", "candidates", "tokens that may continue a hypothesis"),
     Axis("R", "buckets", "relative positions"),
-    Axis("P", "stages", "pipeline"),
     Axis("V", "vocab", "tokens of the vocabulary", pads=True),
 )
 

@@ -1,4 +1,4 @@
-"""Which layouts there are for a model on so many devices: legal mesh shapes and rules."""
+"""Enumerates layouts for a model and a number of devices: legal mesh shapes and rules."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -10,23 +10,23 @@ from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
 
 MODEL = "heads:model;d_ff:model;vocab:model"
-# What becomes of activations between the large products, over the devices that share them: whole,
-# split by position, or by width (the Giant Models guide, section 2.3).
-BETWEEN = ("", "length:model?", "d_model:model?")
-# Weights whole over the devices that share the batch, or split; experts have these devices first.
-STORED = ("", "d_model:{rows}", "d_model:{rows}?")
+# Activations between the large products, over the model parallel devices: replicated, split by
+# position, or by width (the Giant Models guide, section 2.3).
+ACTIVATIONS = ("", "length:model?", "d_model:model?")
+# Weights over the data parallel devices: replicated, or split, where experts come first.
+WEIGHTS = ("", "d_model:{rows}", "d_model:{rows}?")
 EXPERTS = "experts:{rows}"
 EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
 
 
 def candidates(record: Record, devices: int) -> Iterator[Layout]:
-    """Every layout on one or two mesh axes of these shapes that the lint calls legal."""
+    """Yields every legal layout on one or two mesh axes."""
     for data, model in shapes(devices):
         yield from under(record, {"data": data, "model": model})
 
 
 def widened(record: Record, layout: Layout) -> Iterator[Layout]:
-    """The same shape, but weights and experts are split over a part of the rows only."""
+    """Yields layouts of the same shape that split weights and experts over fewer devices."""
     sizes = mesh_sizes(layout.mesh, None)
     data, model = sizes.get("data", 1), sizes.get("model", 1)
     for shard in range(2, data):
@@ -35,7 +35,7 @@ def widened(record: Record, layout: Layout) -> Iterator[Layout]:
 
 
 def under(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:
-    """Every legal layout on these mesh axes."""
+    """Yields every legal layout on these mesh axes."""
     sizes = {name: size for name, size in mesh.items() if size > 1} or {"data": 1}
     for rules, param_rules in rule_sets(record, sizes):
         layout = Layout(mesh=format_mesh(sizes), rules=rules, param_rules=param_rules)
@@ -45,7 +45,7 @@ def under(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:
 
 
 def shapes(devices: int) -> list[tuple[int, int]]:
-    """Devices that share the batch x devices that share the model.
+    """Returns the shapes of meshes: data parallel x model parallel devices.
 
     >>> shapes(8)
     [(8, 1), (4, 2), (2, 4), (1, 8)]
@@ -54,29 +54,29 @@ def shapes(devices: int) -> list[tuple[int, int]]:
 
 
 def rule_sets(record: Record, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Rules and parameter rules for a mesh of these sizes."""
+    """Yields rules and parameter rules for a mesh of these sizes."""
     rows = next((name for name in ("shard", "data") if name in sizes), None)
     has_experts = any("E" in weight.axes for weight in record.weights)
     batch = [f"batch:{name}" for name in ("data", "shard") if name in sizes]
-    betweens = BETWEEN if "model" in sizes else ("",)
-    stored = [own for own in STORED if rows or not own]
+    activations = ACTIVATIONS if "model" in sizes else ("",)
+    weights = [rule for rule in WEIGHTS if rows or not rule]
     experts = [""]
     if has_experts and rows:
         experts = [EXPERTS, EVERYWHERE] if "model" in sizes else [EXPERTS]
-    for between, own, placed in itertools.product(betweens, stored, experts):
-        if own.endswith("?") and not placed:
+    for activation, weight, expert in itertools.product(activations, weights, experts):
+        if weight.endswith("?") and not expert:
             continue  # the same as without
-        if "shard" in sizes and not own and not placed:
+        if "shard" in sizes and not weight and not expert:
             continue  # the same as without that mesh axis
         model = MODEL if "model" in sizes else ""
-        if placed == EVERYWHERE:
+        if expert == EVERYWHERE:
             model = model.replace("d_ff:model", "d_ff:model?")
-        rules = [*batch, model, between, placed.format(rows=rows)]
-        yield ";".join(rule for rule in rules if rule), own.format(rows=rows)
+        rules = [*batch, model, activation, expert.format(rows=rows)]
+        yield ";".join(rule for rule in rules if rule), weight.format(rows=rows)
 
 
 def as_gin(layout: Layout, comments: list[str]) -> str:
-    """A layout file: what it is for, and its bindings."""
+    """Formats a layout file: comments and bindings."""
     lines = [f"# {comment}" if comment else "#" for comment in comments]
     lines += [
         f'Layout.mesh = "{layout.mesh}"',

@@ -1,4 +1,4 @@
-"""The order of devices: which axes of the torus each mesh axis lies along.
+"""Orders devices: which axes of the torus each mesh axis lies along.
 
 "data:y;model:x;model:core" puts the mesh axis model along x, and on both cores of each chip.  A
 number takes a part: in "data:x4;model:x8" a row of 32 chips is 4 runs of 8 neighbours, since what
@@ -24,7 +24,7 @@ Torus = Mapping[str, int]  # chips along each axis, then cores of a chip
 
 
 class Piece(NamedTuple):
-    """What a mesh axis takes of an axis of the torus."""
+    """A factor of an axis of the torus that a mesh axis lies along."""
 
     mesh_axis: str
     torus_axis: str
@@ -32,22 +32,25 @@ class Piece(NamedTuple):
 
 
 def parse(order: str) -> list[Piece]:
-    """
+    """Parses an order.
+
     >>> parse("data:y;model:x8")
     [Piece(mesh_axis='data', torus_axis='y', size=None), \
 Piece(mesh_axis='model', torus_axis='x', size=8)]
     """
-    found = []
+    pieces = []
     for part in parts(order):
         match = re.fullmatch(r"(\w+):([a-z]+)(\d*)", part)
         if match is None:
-            raise ValueError(f"{part!r} is no mesh_axis:torus_axis, as in 'model:x' or 'model:x8'.")
-        found.append(Piece(match[1], match[2], int(match[3]) if match[3] else None))
-    return found
+            raise ValueError(
+                f"{part!r} is not mesh_axis:torus_axis, as in 'model:x' or 'model:x8'."
+            )
+        pieces.append(Piece(match[1], match[2], int(match[3]) if match[3] else None))
+    return pieces
 
 
 def torus_of(devices: Sequence[Any]) -> dict[str, int] | None:
-    """The box that these devices fill; None where they have no coordinates."""
+    """Returns the box that these devices fill; None if they have no coordinates."""
     if not all(hasattr(device, "coords") for device in devices):
         return None
     places = np.array([place(device) for device in devices])
@@ -56,52 +59,56 @@ def torus_of(devices: Sequence[Any]) -> dict[str, int] | None:
 
 
 def place(device: Any) -> tuple[int, ...]:
+    """Returns the coordinates of a device on the torus, the core last."""
     return (*device.coords, device.core_on_chip)
 
 
 def check_order(order: str, mesh: Mapping[str, int], torus: Torus | None) -> None:
-    """Raises all that is wrong with an order."""
-    found = mistakes(order, mesh, torus)
-    if found:
-        raise UserError(f"Layout.order = {order!r}: {'  '.join(found)}  {legal(mesh, torus)}")
+    """Raises everything that is wrong with an order."""
+    if wrong := mistakes(order, mesh, torus):
+        raise UserError(f"Layout.order = {order!r}: {'  '.join(wrong)}  {legal(mesh, torus)}")
 
 
 def mistakes(order: str, mesh: Mapping[str, int], torus: Torus | None) -> list[str]:
-    """What is wrong with an order; without a torus, only what no torus would make right."""
+    """Returns what is wrong with an order; without a torus, what is wrong on every torus."""
     try:
         pieces = parse(order)
     except ValueError as error:
         return [str(error)]
     axes = torus or dict.fromkeys((*CHIP_AXES, CORE))
-    found = []
+    wrong = []
     for name, known in (("mesh_axis", mesh), ("torus_axis", axes)):
-        for own in dict.fromkeys(getattr(piece, name) for piece in pieces):
-            if own not in known:
-                near, what = did_you_mean(own, known), name.replace("_", " ")
-                found.append(f"no such {what}: {own}.{near}  There are {', '.join(known)}.")
-    return found or ([] if torus is None else misfits(pieces, mesh, torus))
+        for axis in dict.fromkeys(getattr(piece, name) for piece in pieces):
+            if axis not in known:
+                near, what = did_you_mean(axis, known), name.replace("_", " ")
+                wrong.append(f"no such {what}: {axis}.{near}  There are {', '.join(known)}.")
+    return wrong or ([] if torus is None else wrong_sizes(pieces, mesh, torus))
 
 
-def misfits(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) -> list[str]:
-    """Axes that are taken more than once, or whose pieces do not multiply to their size."""
-    sized, found = filled(pieces, torus), []
+def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) -> list[str]:
+    """Returns axes that are taken more than once, or whose pieces do not multiply to their size."""
+    sized, wrong = filled(pieces, torus), []
     for torus_axis, extent in torus.items():
-        own = [piece for piece in sized if piece.torus_axis == torus_axis]
+        along = [piece for piece in sized if piece.torus_axis == torus_axis]
         if sum(piece.size is None for piece in pieces if piece.torus_axis == torus_axis) > 1:
-            found.append(f"{torus_axis} is taken whole more than once.")
-        elif (product := math.prod(piece.size or 0 for piece in own)) != extent:
-            taken = f"{written(own, torus)} takes {product}" if own else "nothing lies along it"
-            found.append(f"{torus_axis} has {extent}, and {taken}.")
+            wrong.append(f"{torus_axis} is taken whole more than once.")
+        elif (product := math.prod(piece.size or 0 for piece in along)) != extent:
+            taken = (
+                f"{order_text(along, torus)} takes {product}" if along else "nothing lies along it"
+            )
+            wrong.append(f"{torus_axis} has {extent}, and {taken}.")
     for mesh_axis, size in mesh.items():
-        own = [piece for piece in sized if piece.mesh_axis == mesh_axis]
-        if not found and (product := math.prod(piece.size or 0 for piece in own)) != size:
-            taken = f"{written(own, torus)} gives it {product}" if own else "nothing names it"
-            found.append(f"{mesh_axis} = {size}, and {taken}.")
-    return found
+        along = [piece for piece in sized if piece.mesh_axis == mesh_axis]
+        if not wrong and (product := math.prod(piece.size or 0 for piece in along)) != size:
+            taken = (
+                f"{order_text(along, torus)} gives it {product}" if along else "nothing names it"
+            )
+            wrong.append(f"{mesh_axis} = {size}, and {taken}.")
+    return wrong
 
 
 def filled(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
-    """The same pieces, each with its size."""
+    """Fills in the sizes of pieces that take all that others leave."""
 
     def left(torus_axis: str) -> int:
         others = (p.size for p in pieces if p.torus_axis == torus_axis and p.size is not None)
@@ -110,8 +117,8 @@ def filled(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
     return [p if p.size is not None else p._replace(size=left(p.torus_axis)) for p in pieces]
 
 
-def written(pieces: Sequence[Piece], torus: Torus) -> str:
-    """An order in the words of a layout file."""
+def order_text(pieces: Sequence[Piece], torus: Torus) -> str:
+    """Formats an order as in a layout file."""
     names = (
         f"{mesh_axis}:{torus_axis}{'' if size == torus[torus_axis] else size}"
         for mesh_axis, torus_axis, size in pieces
@@ -120,6 +127,7 @@ def written(pieces: Sequence[Piece], torus: Torus) -> str:
 
 
 def legal(mesh: Mapping[str, int], torus: Torus | None) -> str:
+    """Says which orders are legal."""
     if torus is None:
         return "Legal: a mesh axis, a colon and x, y, z or core, as in 'data:y;model:x;model:core'."
     shown = list(itertools.islice(orders(mesh, torus), SHOWN))
@@ -129,7 +137,7 @@ def legal(mesh: Mapping[str, int], torus: Torus | None) -> str:
 
 
 def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.ndarray:
-    """The places of the torus, counted with the last axis first, as an array of the mesh's sizes.
+    """Returns places of the torus, numbered with the last axis fastest, in the mesh's shape.
 
     >>> device_permutation("data:x;model:y", {"data": 2, "model": 3}, {"x": 2, "y": 3, "core": 1})
     array([[0, 1, 2],
@@ -144,19 +152,19 @@ def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.
 
 
 def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
-    """Orders that differ in what they cost: the fewest pieces first.
+    """Yields orders that differ in cost, those of fewer pieces first.
 
-    Each mesh axis may take a part of each axis of the torus, as neighbours or spread out.  Axes of
-    the torus that are alike are not tried in turn.
+    Each mesh axis may take a factor of each axis of the torus, as neighbours or with a stride.
+    Axes of the torus that are equal are tried once.
     """
     sizes = {name: size for name, size in mesh.items() if size > 1}
     nests = list(itertools.permutations(sizes)) if len(sizes) < 3 else [tuple(sizes)]
-    found: dict[object, list[Piece]] = {}
+    by_cost: dict[object, list[Piece]] = {}
     for nest in nests:
         for rows in splits([sizes[name] for name in nest], list(torus.values())):
             taken = [[*zip(nest, row, strict=True)] for row in rows]
-            chains = [[own for own in chain if own[1] > 1] for chain in taken]
-            own = [
+            chains = [[factor for factor in chain if factor[1] > 1] for chain in taken]
+            pieces = [
                 Piece(name, torus_axis, size)
                 for name in nest
                 for torus_axis, chain in zip(torus, chains, strict=True)
@@ -164,13 +172,13 @@ def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
                 if other == name
             ]
             key = (str(sorted(chains[:-1])), str(chains[-1]))
-            found.setdefault(key, own)
-    for pieces in sorted(found.values(), key=len):
-        yield written(pieces, torus)
+            by_cost.setdefault(key, pieces)
+    for pieces in sorted(by_cost.values(), key=len):
+        yield order_text(pieces, torus)
 
 
 def splits(sizes: list[int], extents: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Ways to share out axes of a torus to mesh axes: for each, what every mesh axis takes.
+    """Yields ways to factor axes of a torus over mesh axes: for each, what every mesh axis takes.
 
     >>> list(splits([2, 4], [4, 2]))
     [[(1, 4), (2, 1)], [(2, 2), (1, 2)]]
@@ -179,27 +187,27 @@ def splits(sizes: list[int], extents: list[int]) -> Iterator[list[tuple[int, ...
         if all(size == 1 for size in sizes):
             yield []
         return
-    for row in shares(sizes, extents[0]):
+    for row in factors(sizes, extents[0]):
         left = [size // taken for size, taken in zip(sizes, row, strict=True)]
         for rest in splits(left, extents[1:]):
             yield [row, *rest]
 
 
-def shares(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
-    """Factors of one extent, each of which divides its size."""
+def factors(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
+    """Yields factors of one extent, each of which divides its size."""
     if not sizes:
         if extent == 1:
             yield ()
         return
-    for own in range(1, extent + 1):
-        if extent % own == 0 and sizes[0] % own == 0:
-            for rest in shares(sizes[1:], extent // own):
-                yield (own, *rest)
+    for factor in range(1, extent + 1):
+        if extent % factor == 0 and sizes[0] % factor == 0:
+            for rest in factors(sizes[1:], extent // factor):
+                yield (factor, *rest)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopologyDevice:
-    """As much of a TPU core as JAX asks for when it puts devices into order."""
+    """The attributes of a TPU core that JAX reads when it orders devices."""
 
     id: int
     coords: tuple[int, int, int]
@@ -210,7 +218,7 @@ class TopologyDevice:
 
 
 def topology_devices(torus: Torus, kind: str) -> list[TopologyDevice]:
-    """Devices as TPUs number them: of a chip, of a host of 2 x 2 chips, then along x, y and z."""
+    """Numbers devices as TPUs do: in a chip, in a host of 2 x 2 chips, then along x, y and z."""
     x, y, z = (torus.get(name, 1) for name in CHIP_AXES)
     places = itertools.product(range(x), range(y), range(z), range(torus[CORE]))
 

@@ -1,4 +1,4 @@
-"""Mesh sizes to devices: process set-up, virtual devices, device order."""
+"""Makes meshes of devices; sets up processes, virtual devices and the compilation cache."""
 
 import contextlib
 import importlib.util
@@ -27,13 +27,13 @@ LIBTPU = {
 
 
 def simulate_devices(count: int) -> None:
-    """Makes this machine look as if it had `count` CPU devices.  Before the first use of jax."""
+    """Gives this machine `count` virtual CPU devices.  Call it before the first use of jax."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
 
 
 def cache_compilations() -> None:
-    """Keeps compiled programs on disk, so that a command that is run again starts at once."""
+    """Keeps compiled programs on disk, so that the next run of a command starts faster."""
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/meshloom/compiled")
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
@@ -41,7 +41,7 @@ def cache_compilations() -> None:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Compiles without that store: what was compiled for absent devices cannot be read back."""
+    """Disables the cache: programs for devices that are not there cannot be loaded from it."""
     from jax.experimental.compilation_cache import compilation_cache
 
     enabled = jax.config.values["jax_enable_compilation_cache"]
@@ -55,13 +55,13 @@ def uncached() -> Iterator[None]:
 
 
 def join_processes(coordinator_address: str, process_count: int, process_index: int) -> None:
-    """Makes this process one of several of one run, over TCP (gloo carries CPU collectives)."""
+    """Joins this process to the others of a run over TCP; gloo does CPU collectives."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator_address, process_count, process_index)
 
 
 def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
-    """Sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
+    """Parses sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
 
     Without devices the sizes are taken as they are, to look at a layout for another machine.
 
@@ -69,13 +69,13 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     {'data': 2, 'model': 4}
     """
     try:
-        found = [(name, int(size)) for name, size in pairs(text)]
+        entries = [(name, int(size)) for name, size in pairs(text)]
     except ValueError as error:
         raise UserError(
             f"Layout.mesh = {text!r}: {error}  Legal: sizes by mesh axis, as in 'data:2,model:4'."
         ) from None
-    sizes = dict(found)
-    if len(sizes) < len(found):
+    sizes = dict(entries)
+    if len(sizes) < len(entries):
         raise UserError(f"Layout.mesh = {text!r}: a mesh axis is named twice.  Name each once.")
     if not sizes or any(size < 1 and size != -1 for size in sizes.values()):
         raise UserError(f"Layout.mesh = {text!r}: sizes must be at least 1, or -1 for one of them.")
@@ -101,19 +101,19 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
 
 
 def batch_shards(layout: Layout, sizes: Mapping[str, int]) -> int:
-    """Into how many parts a batch is split; a mesh axis that is not there is the lint's matter."""
+    """Returns the number of shards of a batch; unknown mesh axes are left to the lint."""
     return math.prod(sizes.get(name, 1) for name in mesh_axes(layout.place("B")[0]))
 
 
 def make_mesh(layout: Layout) -> Mesh:
-    """The layout's mesh on this run's devices, near neighbours on near chips."""
+    """Makes the layout's mesh on this run's devices."""
     devices = jax.devices()
     sizes = mesh_sizes(layout.mesh, len(devices))
     return mesh_of_devices(devices[: math.prod(sizes.values())], sizes, layout.order)
 
 
 def mesh_of_devices(devices: Sequence[Any], sizes: Mapping[str, int], order: str | None) -> Mesh:
-    """A mesh of these devices, in this order if they have coordinates, or in JAX's."""
+    """Makes a mesh of these devices, in `order` if they have coordinates, else in JAX's."""
     kinds = (AxisType.Explicit,) * len(sizes)
     return Mesh(in_order(devices, sizes, order), tuple(sizes), axis_types=kinds)
 
@@ -121,49 +121,50 @@ def mesh_of_devices(devices: Sequence[Any], sizes: Mapping[str, int], order: str
 def in_order(
     devices: Sequence[Any], sizes: Mapping[str, int], order: str | None
 ) -> np.ndarray[Any, Any]:
-    """These devices as an array of the mesh's sizes."""
+    """Returns these devices as an array of the mesh's sizes."""
     torus = torus_of(devices)
     if order is None or torus is None:
         shape = tuple(sizes.values())
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     check_order(order, sizes, torus)
-    standing = np.empty(len(devices), object)
-    standing[:] = sorted(devices, key=place)
-    return standing[device_permutation(order, sizes, torus)]
+    by_place = np.empty(len(devices), object)
+    by_place[:] = sorted(devices, key=place)
+    return by_place[device_permutation(order, sizes, torus)]
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
-    """A mesh of no devices, to trace on."""
+    """Makes a mesh without devices, to trace on."""
     return AbstractMesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Explicit,) * len(sizes)
     )
 
 
 def topology_mesh(topology: str, sizes: dict[str, int], order: str | None = None) -> Mesh:
-    """A mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
+    """Makes a mesh of TPU devices that are not there, to compile for.  Needs libtpu."""
     from jax.experimental import topologies
 
     for name, value in LIBTPU.items():
         os.environ.setdefault(name, value)
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology={topology}: the TPU compiler refuses it: {error}") from None
-    if len(found.devices) != math.prod(sizes.values()):
+    if len(description.devices) != math.prod(sizes.values()):
         raise UserError(
-            f"--topology={topology}: the TPU compiler knows it as {len(found.devices)} devices, "
-            f"not {math.prod(sizes.values())} of whole chips.  Add --analytic, or choose v5p."
+            f"--topology={topology}: the TPU compiler knows it as "
+            f"{len(description.devices)} devices, not {math.prod(sizes.values())} of whole "
+            "chips.  Add --analytic, or choose v5p."
         )
-    return mesh_of_devices(found.devices, sizes, order)
+    return mesh_of_devices(description.devices, sizes, order)
 
 
 def has_tpu_compiler() -> bool:
-    """Whether libtpu is installed."""
+    """Returns whether libtpu is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
 def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[Any]:
-    """Makes a mesh the one that is set, for a while."""
+    """Sets a concrete or an abstract mesh inside a `with` statement."""
     if isinstance(mesh, Mesh):
         return jax.set_mesh(mesh)
     return jax.sharding.use_abstract_mesh(mesh)

@@ -1,4 +1,4 @@
-"""Devices that share one machine's cores and memory: what they do at their best, measured."""
+"""Measures the peak rates of devices that share one machine's cores and memory."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,19 +37,19 @@ class HostRates(NamedTuple):
 
 
 def measure_host(devices: Sequence[jax.Device]) -> HostRates:
-    """Times a product, a copy, a chain of operations and two sums on all devices at once."""
+    """Times a product, a copy, elementwise operations and two sums on all devices at once."""
     count = len(devices)
     mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Explicit,))
 
     def seconds(function: Callable[[jax.Array], jax.Array], *shape: int) -> float:
-        """Of a function of each device's own numbers."""
+        """Times a function of each device's shard."""
         with jax.set_mesh(mesh):
             split = NamedSharding(mesh, jax.P("all"))
-            given = jax.device_put(np.ones((count, *shape), np.float32), split)
+            operand = jax.device_put(np.ones((count, *shape), np.float32), split)
             place = jax.P("all")
-            own = jax.shard_map(function, in_specs=place, out_specs=place, check_vma=False)
-            each = jax.jit(own)
-            return best(lambda: each(given).block_until_ready())
+            mapped = jax.shard_map(function, in_specs=place, out_specs=place, check_vma=False)
+            compiled = jax.jit(mapped)
+            return best_s(lambda: compiled(operand).block_until_ready())
 
     def chain(x: jax.Array) -> jax.Array:
         for _ in range(STEPS):
@@ -65,42 +65,42 @@ def measure_host(devices: Sequence[jax.Device]) -> HostRates:
     chained_s = seconds(chain, ELEMENTS) - start_s
     collective_s = seconds(total, FEW) - start_s
     summed_s = seconds(total, ELEMENTS) - start_s - collective_s
-    held, sum_bytes = count * ELEMENTS, 2 * 4 * ELEMENTS * (count - 1)
+    elements, sum_bytes = count * ELEMENTS, 2 * 4 * ELEMENTS * (count - 1)
     return HostRates(
         devices=count,
         flops_per_s=count * 2 * SIDE**3 / product_s,
-        bytes_per_s=2 * 4 * held / copied_s,
-        elements_per_s=2 * STEPS * held / max(chained_s, copied_s),
+        bytes_per_s=2 * 4 * elements / copied_s,
+        elements_per_s=2 * STEPS * elements / max(chained_s, copied_s),
         collective_s=max(collective_s, 0.0),
         received_per_s=sum_bytes / max(summed_s, copied_s),
     )
 
 
-def best(function: Callable[[], object]) -> float:
-    """The least of some times, once what is timed is compiled."""
+def best_s(function: Callable[[], object]) -> float:
+    """Returns the fastest of some calls, after one that compiles."""
     function()
-    found = []
+    times_s = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
         function()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        times_s.append(time.perf_counter() - start)
+    return min(times_s)
 
 
 def estimate_host_timing(
     host: HostRates,
     mesh: Mapping[str, int],
-    work: Iterable[OpCost],
+    ops: Iterable[OpCost],
     collectives: Iterable[Collective],
 ) -> Timing:
-    """How long a step takes: the devices take turns at what they share, so their work adds up."""
+    """Estimates a step on devices that share rates, so that their operations add up."""
     products_s, other_s, traffic = 0.0, 0.0, dict[str, float]()
-    for own in work:
-        products_s += host.devices * own.times * own.flops / host.flops_per_s
-        moved_s = own.bytes / host.bytes_per_s + own.elements / host.elements_per_s
-        other_s += host.devices * own.times * moved_s
-    for sent in collectives:
-        axes = ",".join(name for name in mesh if name in sent.mesh_axes)
-        received_s = host.devices * sent.received_bytes / host.received_per_s
-        traffic[axes] = traffic.get(axes, 0.0) + sent.times * host.collective_s + received_s
+    for op in ops:
+        products_s += host.devices * op.times * op.flops / host.flops_per_s
+        moved_s = op.bytes / host.bytes_per_s + op.elements / host.elements_per_s
+        other_s += host.devices * op.times * moved_s
+    for collective in collectives:
+        axes = ",".join(name for name in mesh if name in collective.mesh_axes)
+        received_s = host.devices * collective.received_bytes / host.received_per_s
+        traffic[axes] = traffic.get(axes, 0.0) + collective.times * host.collective_s + received_s
     return Timing(products_s, other_s, traffic, {})

@@ -1,4 +1,4 @@
-"""The axes of a product of two tensors, as XLA's dot_general numbers them."""
+"""Names the axes of a product of two tensors, as XLA's dot_general numbers them."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ class Letters:
 
     @classmethod
     def of(cls, numbers: Any, left_rank: int, right_rank: int) -> "Letters":
-        """From pairs of summed axes, then pairs of batch axes, which come first in the result."""
+        """Reads pairs of summed axes, then pairs of batch axes, which come first in the result."""
         (left_sum, right_sum), (left_batch, right_batch) = numbers
         left, right = dict[int, int](), dict[int, int]()
         pairs = zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True)
@@ -35,7 +35,7 @@ class Letters:
         return cls(ordered(left), ordered(right), (*range(len(left_batch)), *kept))
 
     def at(self, left: int | None, right: int | None, out: int | None) -> tuple[int | None, ...]:
-        """The letters at these axes of both operands and the result."""
+        """Returns the letters at these axes of both operands and the result."""
         axes = ((self.left, left), (self.right, right), (self.out, out))
         return tuple(None if axis is None else letters[axis] for letters, axis in axes)
 

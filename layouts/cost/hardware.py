@@ -1,4 +1,4 @@
-"""What devices can do at their best, as published: the only table of such numbers."""
+"""Lists the published peak rates of devices: the only table of such numbers."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     link_bandwidth: float  # of one link between chips in one direction, bytes/s
     axes: int  # of the torus
     wraps: int
-    """An axis of the torus of a multiple of so many chips is a ring, a shorter one a line."""
+    """An axis of the torus is a ring if it has a multiple of so many chips, else a line."""
     source: str
 
 
@@ -50,17 +50,17 @@ PEAK_BF16_FLOPS = {
 
 
 def known_kind(device_kind: str) -> str | None:
-    """The key of a chip in the table above, from what JAX calls a device.
+    """Returns the key of a chip in the table above, from JAX's `device_kind`.
 
     >>> known_kind("TPU v5 lite"), known_kind("TPU v5"), known_kind("cpu")
     ('v5e', 'v5p', None)
     """
-    found = (kind for kind, chip in CHIPS.items() if device_kind.startswith(chip.kind))
-    return next(found, None)
+    kinds = (kind for kind, chip in CHIPS.items() if device_kind.startswith(chip.kind))
+    return next(kinds, None)
 
 
 def peak_flops(devices: Iterable[jax.Device]) -> float | None:
-    """Peak bfloat16 FLOP/s of these devices together; None where a kind is not in the table."""
+    """Returns the peak bfloat16 FLOP/s of all devices; None if a kind is not in the table."""
     total = 0.0
     for device in devices:
         peaks = [p for kind, p in PEAK_BF16_FLOPS.items() if device.device_kind.startswith(kind)]

@@ -1,4 +1,4 @@
-"""How long devices of a TPU slice take to exchange data: links, rings and bisections."""
+"""Estimates how long collectives take on a TPU slice: links, rings and bisections."""
 
 import dataclasses
 import math
@@ -41,7 +41,7 @@ class Slice:
         if kind not in CHIPS:
             near, legal = did_you_mean(kind, CHIPS), ", ".join(CHIPS)
             raise UserError(
-                f"--topology={name}: {kind!r} is no known kind of chip.{near}  Legal: {legal}, "
+                f"--topology={name}: unknown chip {kind!r}.{near}  Legal: {legal}, "
                 "then a colon and the chips along each axis, as in v3:32x32."
             )
         chip = CHIPS[kind]
@@ -55,14 +55,14 @@ class Slice:
 
     @classmethod
     def of(cls, devices: np.ndarray) -> "Slice | None":
-        """The box of chips that these devices are on; None where they are of no known kind."""
-        found = known_kind(devices.flat[0].device_kind)
-        if found is None:
+        """Returns the box of chips that these devices are on; None if their kind is unknown."""
+        kind = known_kind(devices.flat[0].device_kind)
+        if kind is None:
             return None
-        axes = CHIPS[found].axes
+        axes = CHIPS[kind].axes
         places = np.array([device.coords[:axes] for device in devices.flat])
         extents = tuple(int(n) for n in places.max(axis=0) - places.min(axis=0) + 1)
-        return cls(f"{found}:{'x'.join(map(str, extents))}", CHIPS[found], extents)
+        return cls(f"{kind}:{'x'.join(map(str, extents))}", CHIPS[kind], extents)
 
     @property
     def kind(self) -> str:
@@ -87,22 +87,22 @@ class Slice:
         return self.devices * self.chip.peak_flops
 
     def along(self, coordinates: np.ndarray) -> tuple[Along, ...]:
-        """How chips at these coordinates lie along each axis in which they differ."""
-        found = []
+        """Returns how chips at these coordinates lie along each axis in which they differ."""
+        along = []
         for axis, extent in enumerate(self.extents):
             places = np.unique(coordinates[:, axis])
             if len(places) == 1:
                 continue
             stride = int(places[-1] - places[0]) // (len(places) - 1)
             ring = extent % self.chip.wraps == 0 and len(places) * stride == extent
-            found.append(Along(len(places), stride, ring))
-        return tuple(found)
+            along.append(Along(len(places), stride, ring))
+        return tuple(along)
 
     def seconds(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
-        """How long one collective of a whole tensor takes that each of these devices has.
+        """Returns the seconds of one collective among these devices.
 
-        Rings along every axis of the torus share the work of gathering and reducing; what all send
-        to all must cross the middle of the longest axis.  Devices are at [x, y, ..] of their chip.
+        Rings along every axis of the torus share gathers and reductions; an all-to-all must cross
+        the middle of the longest axis.  `places` are [x, y, ..] of each device's chip.
         """
         chips = np.unique(places, axis=0)
         cores = len(places) / len(chips)  # of a chip that are in the group
@@ -111,9 +111,9 @@ class Slice:
             return RING.get(kind, 1) * size_bytes / self.chip.memory_bandwidth
         link, along = self.chip.link_bandwidth * LINK_UTILISATION, self.along(chips)
         if kind in RING:
-            ways = sum((2 if axis.wraps else 1) / axis.stride for axis in along)
+            links = sum((2 if axis.wraps else 1) / axis.stride for axis in along)
             sent_bytes = RING[kind] * size_bytes * (1 - 1 / len(chips))
-            return groups * sent_bytes / (ways * link)
+            return groups * sent_bytes / (links * link)
         chip_bytes = groups * cores * size_bytes
         crossing = max(a.chips * a.stride / (8 if a.wraps else 4) for a in along)
         return chip_bytes * crossing / link

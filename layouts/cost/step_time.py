@@ -1,4 +1,4 @@
-"""How long a step takes on a slice: its products, its other work, and each mesh axis's traffic."""
+"""Estimates the step time on a slice: products, other operations, traffic by mesh axis."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -23,13 +23,13 @@ class Timing:
 
     products_s: float
     other_s: float
-    """Work that is no matrix product."""
+    """Operations other than matrix products."""
     traffic_s: Mapping[str, float]
-    """By mesh axis, or several with commas; while the device waits."""
+    """By mesh axis, or several with commas; not overlapped with compute."""
     overlapped_s: Mapping[str, float]
-    """The same, while the device may compute."""
+    """The same, overlapped with compute."""
     memory_s: float = 0.0
-    """Reading what the step reads once, at the memory's bandwidth; 0 where cycles tell it."""
+    """Reading what the step reads once, at memory bandwidth; 0 where cycles include it."""
 
     @property
     def step_s(self) -> float:
@@ -50,32 +50,34 @@ class Timing:
 
 
 def coordinates(slice: Slice, mesh: Mapping[str, int], order: str | None) -> np.ndarray:
-    """Where each device of a mesh stands on the torus: [mesh axes .., axes of the torus]."""
+    """Returns each device's coordinates on the torus: [mesh axes .., axes of the torus]."""
     devices = in_order(topology_devices(slice.torus, slice.chip.kind), mesh, order)
     axes = len(slice.extents)
     return np.array([d.coords[:axes] for d in devices.flat]).reshape(*mesh.values(), axes)
 
 
-def seconds(slice: Slice, places: np.ndarray, mesh: Mapping[str, int], own: Collective) -> float:
-    """How long one collective takes, each time."""
-    index = tuple(np.s_[:] if name in own.mesh_axes else 0 for name in mesh)
-    group = places[index].reshape(-1, places.shape[-1])[: own.group]
-    return slice.seconds(own.kind, own.bytes, group)
+def seconds(
+    slice: Slice, places: np.ndarray, mesh: Mapping[str, int], collective: Collective
+) -> float:
+    """Returns the seconds that one collective takes, each time."""
+    index = tuple(np.s_[:] if name in collective.mesh_axes else 0 for name in mesh)
+    group = places[index].reshape(-1, places.shape[-1])[: collective.group]
+    return slice.seconds(collective.kind, collective.bytes, group)
 
 
-def compute_s(chip: Chip, work: Iterable[OpCost]) -> tuple[float, float]:
-    """Products and other work: each takes as long as its FLOPs, or as its way through memory."""
+def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
+    """Returns seconds of products and of other operations, by FLOPs or by memory bandwidth."""
     products_s, other_s = 0.0, 0.0
-    for own in work:
-        multiplied_s = own.flops / chip.peak_flops / PRODUCT_UTILISATION
-        spent_s = own.times * max(multiplied_s, own.bytes / chip.memory_bandwidth)
-        products_s += spent_s if own.flops else 0.0
-        other_s += 0.0 if own.flops else spent_s
+    for op in ops:
+        flops_s = op.flops / chip.peak_flops / PRODUCT_UTILISATION
+        op_s = op.times * max(flops_s, op.bytes / chip.memory_bandwidth)
+        products_s += op_s if op.flops else 0.0
+        other_s += 0.0 if op.flops else op_s
     return products_s, other_s
 
 
 def cycles_s(chip: Chip, cycles: Mapping[str, int]) -> tuple[float, float]:
-    """Products and other work, as a compiler estimates their cycles."""
+    """Returns seconds of products and of other operations, by a compiler's cycle estimates."""
     return cycles["products"] / chip.clock_hz, cycles["other"] / chip.clock_hz
 
 
@@ -87,15 +89,16 @@ def add_up(
     products_s: float,
     other_s: float,
 ) -> Timing:
-    """Adds up the parts of a step."""
+    """Adds up the parts of a step time."""
     waits: dict[str, float] = {}
     overlapped: dict[str, float] = {}
     paces: dict[Collective, float] = {}  # of a byte, of each kind and group
-    for own in collectives:
-        kind = own._replace(bytes=1, times=1, source="")
+    for collective in collectives:
+        kind = collective._replace(bytes=1, times=1, source="")
         if kind not in paces:
             paces[kind] = seconds(slice, places, mesh, kind)
-        axes = ",".join(name for name in mesh if name in own.mesh_axes)
-        into = overlapped if own.overlaps else waits
-        into[axes] = into.get(axes, 0.0) + own.times * own.bytes * paces[kind]
+        axes = ",".join(name for name in mesh if name in collective.mesh_axes)
+        into = overlapped if collective.overlaps else waits
+        transfer_s = collective.times * collective.bytes * paces[kind]
+        into[axes] = into.get(axes, 0.0) + transfer_s
     return Timing(products_s, other_s, waits, overlapped)
