@@ -1,68 +1,35 @@
-"""What a person sees: a live progress line, tables, one-line summaries."""
+"""Shows people what happens: log records, progress bars, tables, one-line summaries."""
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from rich.table import Table
 
 # No emoji, or ":x" in a layout becomes one.
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-PLAIN_EVERY = 20  # lines of progress in a log that is no terminal
 
 
-class Terminal:
-    """Shows a training run: a live bar on a terminal, a line now and then in a log."""
+class LogHandler(logging.Handler):
+    """Shows log records on the standard error, above a live bar where there is one."""
 
-    def __init__(self) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._first = self._steps = 0
+    def emit(self, record: logging.LogRecord) -> None:
+        console.print(self.format(record), markup=False)
 
-    def __enter__(self) -> "Terminal":
-        self._progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+def show_log_records(*loggers: str) -> None:
+    """Shows what these loggers and those below them log; calling it again changes nothing."""
+    for name in loggers:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # libraries give the root logger a handler of their own
+        if not any(isinstance(handler, LogHandler) for handler in logger.handlers):
+            logger.addHandler(LogHandler())
 
-    def say(self, text: str) -> None:
-        console.print(text, markup=False)
 
-    def start(self, first_step: int, steps: int) -> None:
-        self._first, self._steps = first_step, steps
-        self._task = self._progress.add_task(
-            "train", total=steps, completed=first_step, numbers="compiling"
-        )
-
-    def step(self, line: dict[str, float | None]) -> None:
-        step, step_s = int(line["step"] or 0), line["step_s"] or 0.0
-        numbers = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
-        if console.is_terminal:
-            self._progress.update(self._task, completed=step, numbers=numbers)
-        elif step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
-            self.say(f"step {step}/{self._steps}  loss {line['loss']:.3f}  after {step_s:.1f} s")
-        elif step % max(1, self._steps // PLAIN_EVERY) == 0:
-            left = (self._steps - step) * step_s
-            self.say(f"step {step}/{self._steps}  {numbers}  {left:.0f} s left")
+show_log_records("trainer", "data")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -13,7 +13,7 @@ from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
-from trainer.expert_load import Layer, by_layer
+from trainer.expert_load import Layer, stats_by_layer
 from trainer.feed import Placement, host_rows, place, placement
 from trainer.step import evaluate_step
 
@@ -116,7 +116,7 @@ def evaluate(
             loss += of_all * part_loss
             correct += of_all * math.fsum(float(sums.correct) for sums in own)
             loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(sums.loads for sums in own))
-            parts[name] = Part(part_loss / tokens, all_tokens, by_layer(loads or {}))
+            parts[name] = Part(part_loss / tokens, all_tokens, stats_by_layer(loads or {}))
     found = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
     return found, parts if len(parts) > 1 else {}
 

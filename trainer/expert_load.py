@@ -1,41 +1,38 @@
-"""What the routers of a step did, layer by layer, for people."""
+"""Reports what the routers of a step did, layer by layer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from models.moe.routing import Load
 
-DROPPED_BOUND = 0.25  # of the choices of a layer
-LOAD_BOUND = 8.0  # times the even share that one expert gets
-
 Layer = dict[str, Any]
 
 
-def by_layer(loads: dict[str, Any]) -> dict[str, Layer]:
-    """The numbers of each layer with experts, by its stack and its number: "decoder 1"."""
+def stats_by_layer(loads: Mapping[str, Any]) -> dict[str, Layer]:
+    """Returns the numbers of each layer with experts, by stack and number: "decoder 1"."""
     return {
-        f"{stack} {number}": numbers(load)
-        for stack, turns in sorted(loads.items())
-        for number, load in layers(turns)
+        f"{stack} {number}": layer_stats(load)
+        for stack, stacked in sorted(loads.items())
+        for number, load in layers_of(stacked)
     }
 
 
-def layers(turns: Any) -> Iterator[tuple[int, Load]]:
-    """Loads by the number of their layer, from 0, of the stacked loads of a stack."""
-    blocks = turns if isinstance(turns, dict) else {"block0": turns}
-    found = {}
-    for block, stacked in blocks.items():
-        if stacked is not None:
-            for turn in range(len(stacked.tokens)):
-                own = Load(*(np.asarray(field)[turn] for field in stacked))
-                found[turn * len(blocks) + int(block.removeprefix("block"))] = own
-    yield from sorted(found.items())
+def layers_of(stacked: Any) -> Iterator[tuple[int, Load]]:
+    """Yields loads by the number of their layer, from 0, of the stacked loads of a stack."""
+    blocks = stacked if isinstance(stacked, dict) else {"block0": stacked}
+    loads = {}
+    for block, load in blocks.items():
+        if load is not None:
+            for repeat in range(len(load.tokens)):
+                layer = Load(*(np.asarray(field)[repeat] for field in load))
+                loads[repeat * len(blocks) + int(block.removeprefix("block"))] = layer
+    yield from sorted(loads.items())
 
 
-def numbers(load: Load) -> Layer:
-    """Shares and means of one layer.
+def layer_stats(load: Load) -> Layer:
+    """Returns shares and means of one layer.
 
     load: each expert's part of the choices that found a place; dropped: the share of first,
     second, ... choices that found none; idle: experts without a token; entropy in nats.
@@ -53,23 +50,10 @@ def numbers(load: Load) -> Layer:
 
 
 def scalars(layers: dict[str, Layer]) -> dict[str, float]:
-    """The same as single numbers, for curves."""
-    found: dict[str, float] = {}
+    """Returns the same as single numbers, for curves."""
+    numbers: dict[str, float] = {}
     for name, layer in layers.items():
-        found |= {f"{name}/{key}": float(layer[key]) for key in ("idle", "entropy", "aux", "z")}
-        found[f"{name}/largest_load"] = max(layer["load"])
-        found |= {f"{name}/dropped_{i}": share for i, share in enumerate(layer["dropped"], 1)}
-    return found
-
-
-def warnings(layers: dict[str, Layer]) -> list[str]:
-    """Says which layers drop too much or use their experts too unevenly."""
-    said = []
-    for name, layer in layers.items():
-        for i, share in enumerate(layer["dropped"], 1):
-            if share > DROPPED_BOUND:
-                said.append(f"{name}: {share:.0%} of the choices number {i} found no place.")
-        times = max(layer["load"]) * len(layer["load"])
-        if times > LOAD_BOUND:
-            said.append(f"{name}: one expert has {times:.1f} times its even share of the tokens.")
-    return said
+        numbers |= {f"{name}/{key}": float(layer[key]) for key in ("idle", "entropy", "aux", "z")}
+        numbers[f"{name}/largest_load"] = max(layer["load"])
+        numbers |= {f"{name}/dropped_{i}": share for i, share in enumerate(layer["dropped"], 1)}
+    return numbers

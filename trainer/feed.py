@@ -1,7 +1,7 @@
 """Host batches to device batches, for any number of hosts and any layout."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -87,6 +87,18 @@ def place(
         return jax.make_array_from_callback(shape, where.of(name, places), part)
 
     return {name: put(name, rows) for name, rows in batch.items()}
+
+
+def abstract_batch(
+    lengths: Mapping[str, int], where: Placement, batch_sequences: int, microbatches: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, types and placements of a batch, given the row length of each of its arrays."""
+    places = batch_sequences // microbatches
+    batch = {}
+    for name, length in lengths.items():
+        shape = (places, length) if microbatches == 1 else (microbatches, places, length)
+        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, places))
+    return batch
 
 
 def part_of(

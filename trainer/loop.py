@@ -1,11 +1,11 @@
-"""The training loop, top to bottom in the order things happen."""
+"""The training loop, top to bottom in the order in which things happen."""
 
 import dataclasses
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -13,222 +13,169 @@ from jax.sharding import Mesh
 
 from data.packing.rows import Rows
 from layouts.layout import Layout
-from models.api import Params
+from models.api import Batch
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import Disk
 from trainer.checkpoints.warm_start import inherited
 from trainer.evaluate import evaluate
-from trainer.expert_load import by_layer, warnings
-from trainer.feed import feed, placement
+from trainer.feed import abstract_batch, feed, placement
 from trainer.interrupts import StopSignal, check_finite
-from trainer.metrics import Line, Writers
 from trainer.multihost import connect
-from trainer.planning.prediction import foresee
-from trainer.planning.report import as_json
-from trainer.planning.training import trace_step
+from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
 from trainer.run import Run, program_of
-from trainer.step import Metrics, State, init_state
-from trainer.translation.metrics import Quality
+from trainer.step import Metrics, State, abstract_like, init_state, train_step
+from trainer.step_timer import StepTimer
 
-Say = Callable[[str], None]
-WARN_EVERY = 100  # steps between warnings about experts
-
-
-class Watcher(Protocol):
-    """What a run tells its user while it goes on."""
-
-    def say(self, text: str) -> None: ...
-
-    def start(self, first_step: int, steps: int) -> None: ...
-
-    def step(self, line: Line) -> None: ...
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
+class TrainJob:
+    """A run, and where it happens."""
 
-    steps: int
-    stopped: bool
-    step_s: float | None
-    """Seconds a step, the first one (which compiles) not counted."""
-    data_wait: float
-    """The share of that time in which the loop waited for data."""
-    foreseen_s: float | None = None
-    """Seconds a step, as they were predicted before the first."""
+    run: Run
+    layout: Layout
+    mesh: Mesh
+    splits: Mapping[str, Rows]
+    model_dir: Path
 
 
 @dataclasses.dataclass(frozen=True)
-class Pending:
-    """A step that was dispatched and whose metrics are not read yet."""
+class DispatchedStep:
+    """A step that the devices may still work on."""
 
     step: int
     row_ids: np.ndarray
     metrics: Metrics
 
 
-@dataclasses.dataclass
-class Clock:
-    """Seconds between steps, and seconds spent waiting for data."""
+def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
+    """Trains to the last step, from the newest checkpoint of the model directory or from the start.
 
-    flops_per_step: float | None = None
-    peak_flops: float | None = None
-    steps: int = 0
-    total_s: float = 0.0
-    waited_s: float = 0.0
-    last: float = dataclasses.field(default_factory=time.perf_counter)
-
-    def rates(self, tokens: float) -> Line:
-        """Rates of the step that ended now; the first one is not added to the totals."""
-        now = time.perf_counter()
-        step_s, self.last = now - self.last, now
-        if self.steps:
-            self.total_s += step_s
-        else:
-            self.waited_s = 0.0
-        self.steps += 1
-        flops = None if self.flops_per_step is None else self.flops_per_step / step_s
-        share = None if flops is None or self.peak_flops is None else flops / self.peak_flops
-        return {
-            "tokens_per_s": tokens / step_s,
-            "step_s": step_s,
-            "model_flops_per_s": flops,
-            "share_of_peak": share,
-            "data_wait": self.waited_s / self.total_s if self.total_s else 0.0,
-        }
-
-
-def train(
-    run: Run,
-    layout: Layout,
-    mesh: Mesh,
-    splits: dict[str, Rows],
-    model_dir: Path,
-    watcher: Watcher,
-    clock: Clock,
-    translated: Callable[[Params], Quality] | None = None,
-) -> Outcome:
-    """Trains from the newest checkpoint of the model directory, or from the start, to the end.
-
-    `translated` says how good the model's translations are, of the sentences that the run measures
-    BLEU on.
+    Without observers it trains, validates and saves, and tells only its loggers.
     """
-    program = program_of(run, layout)
-    connect(mesh)
+    run, timer, watch = job.run, StepTimer(), Observers(observers)
+    connect(job.mesh)
     with ExitStack() as stack:
-        stack.enter_context(jax.set_mesh(mesh))
-        checkpoints = stack.enter_context(
-            Checkpoints(
-                model_dir,
-                keep_last=run.keep_last,
-                keep_best=run.keep_best,
-                higher_is_better=run.best_by == "bleu",
-                report=watcher.say,
-            )
-        )
-        disk = Disk(program, mesh)
-        state, first_step = restore_or_init(disk, checkpoints, watcher.say, run.start_from)
-        writes = jax.process_index() == 0
-        writers = stack.enter_context(Writers(model_dir, first_step, writes=writes))
-        stop = stack.enter_context(StopSignal())
-        batches = feed(
-            splits["train"],
-            placement(layout, mesh, run.microbatches),
-            seed=run.seed,
-            batch_sequences=run.batch_sequences,
-            microbatches=run.microbatches,
-            first_step=first_step,
-        )
-        watcher.start(first_step, run.steps)
-        foreseen = None
-        if first_step < run.steps:
-            foreseen = foresee(trace_step(run, layout, mesh, state))
-            watcher.say(foreseen.told)
-            writers.plan(as_json(foreseen.plan, layout))
+        stack.enter_context(jax.set_mesh(job.mesh))
+        checkpoints = stack.enter_context(open_checkpoints(job))
+        stack.callback(watch.close)
+        interrupts = stack.enter_context(StopSignal())
 
-        def last_good() -> int | None:
-            """The newest checkpoint, once the one that is being saved is there as well."""
-            checkpoints.wait()
-            return checkpoints.latest
+        disk = Disk(program_of(run, job.layout), job.mesh)
+        state, step = restore_or_init(disk, checkpoints, run.start_from)
+        watch.on_start(run, step)
+        stopped, previous = False, None
+        if step < run.steps:
+            compiled = compile_train_step(job, state)
+            watch.on_compiled(compiled)
+            batches = batches_from(job, step)
 
-        def read(pending: Pending) -> None:
-            """Waits for a step's metrics, checks and writes them."""
-            metrics = jax.device_get(pending.metrics)
-            loads = metrics.pop("loads", {})
-            numbers = {name: float(x) for name, x in metrics.items()}
-            check_finite(numbers, pending.step + 1, pending.row_ids, last_good)
-            rates = clock.rates(numbers["tokens"])
-            checkpoints.check()
-            line: Line = {"step": pending.step + 1, **numbers, **rates}
-            watcher.step(line)
-            if due(pending.step + 1, run.log_every, run.steps):
-                writers.train(line, by_layer(loads))
-            if due(pending.step + 1, WARN_EVERY, run.steps):
-                for warning in warnings(by_layer(loads)):
-                    watcher.say(f"Step {pending.step + 1}: warning: {warning}")
+        while step < run.steps and not stopped:
+            with timer.waiting():
+                row_ids, batch = next(batches)
+            state, metrics = compiled.program(state, batch)
+            if previous is not None:  # it is read while the devices work on this one
+                watch.on_step(fetch_finite(previous, timer, checkpoints))
+            step += 1
+            previous = DispatchedStep(step, row_ids, metrics)
 
-        def check(done: int, state: State) -> float | None:
-            """Evaluates on the validation split, where there is one; the measure of the best."""
-            if not len(splits.get("validation", ())):
-                return None
-            found, parts = evaluate(
-                program.model,
-                state["params"],
-                splits["validation"],
-                mesh,
-                batch_sequences=run.batch_sequences,
-                batches=run.evaluate_batches if done < run.steps else None,
-            )
-            line: Line = {"step": done, **dataclasses.asdict(found)}
-            watcher.say(f"Step {done}: validation {found}.")
-            if translated is not None:
-                good = translated(state["params"])
-                line |= {"bleu": good.bleu.score, "chrf": good.chrf.score,
-                         "bleu_sentences": good.sentences}  # fmt: skip
-                watcher.say(f"Step {done}: of {good.sentences} validation sentences, {good.bleu}.")
-            writers.evaluation(line, parts)
-            return line["bleu" if run.best_by == "bleu" else "loss"]
+            stopped = interrupts.received(step)
+            evaluates = run.at_interval(step, run.evaluate_every)
+            if stopped or evaluates or run.at_interval(step, run.checkpoint_every):
+                # Nothing is saved before its loss was seen to be finite.
+                watch.on_step(fetch_finite(previous, timer, checkpoints))
+                previous = None
+                metric = validate(job, step, state, watch) if evaluates else None
+                checkpoints.save(step, disk.to_save(state), metric)
+                timer.restart()
 
-        pending, stopped, done = None, False, first_step
-        while foreseen is not None and done < run.steps and not stopped:
-            before = time.perf_counter()
-            row_ids, batch = next(batches)
-            clock.waited_s += time.perf_counter() - before
-            state, metrics = foreseen.step(state, batch)
-            if pending is not None:
-                read(pending)  # of the step before, while the device works on this one
-            pending, done = Pending(done, row_ids, metrics), done + 1
-
-            stopped = stop.received(done)
-            evaluates = due(done, run.evaluate_every, run.steps)
-            if stopped or evaluates or due(done, run.checkpoint_every, run.steps):
-                read(pending)  # nothing is saved before its loss was seen to be a number
-                pending = None
-                metric = check(done, state) if evaluates else None
-                checkpoints.save(done, disk.to_save(state), metric)
-                clock.last = time.perf_counter()
         checkpoints.wait()
-    step_s = clock.total_s / (clock.steps - 1) if clock.steps > 1 else None
-    waited = clock.waited_s / clock.total_s if clock.total_s else 0.0
-    return Outcome(done, stopped, step_s, waited, foreseen.plan.step_s if foreseen else None)
+        outcome = Outcome(step, stopped, timer.step_s, timer.data_stalls)
+        watch.on_end(outcome)
+    return outcome
 
 
-def due(done: int, every: int | None, steps: int) -> bool:
-    """Whether something that happens every so many steps, and at the end, happens now."""
-    return done == steps or (every is not None and done % every == 0)
+def open_checkpoints(job: TrainJob) -> Checkpoints:
+    """Returns the checkpoints of the model directory, of which those that the run asks for stay."""
+    return Checkpoints(
+        job.model_dir,
+        keep_last=job.run.keep_last,
+        keep_best=job.run.keep_best,
+        higher_is_better=job.run.best_by == "bleu",
+    )
 
 
 def restore_or_init(
-    disk: Disk, checkpoints: Checkpoints, say: Say, start_from: str | None
+    disk: Disk, checkpoints: Checkpoints, start_from: str | None
 ) -> tuple[State, int]:
-    """The newest readable checkpoint, placed on this mesh, or a new state."""
+    """Returns the newest readable checkpoint, placed on this mesh, or a new state."""
     if checkpoints.latest is None:
         state = init_state(disk.program, disk.mesh)
         if start_from is not None:
             layout, fresh = disk.program.even().model.layout, disk.to_save(state)["params"]
-            params = inherited(fresh, start_from, layout, disk.mesh, say)
+            params = inherited(fresh, start_from, layout, disk.mesh)
             state |= disk.to_hold({"params": params})
         return state, 0
     state, step = checkpoints.restore(disk.saved)
-    say(f"Continuing from step {step}.")
+    logger.info("Continuing from step %d.", step)
     return disk.to_hold(state), step
+
+
+def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
+    """Traces and compiles the step for this state; nothing runs."""
+    run, state = job.run, abstract_like(state)
+    where = placement(job.layout, job.mesh, run.microbatches)
+    batch = abstract_batch(run.task.array_lengths, where, run.batch_sequences, run.microbatches)
+    with jax.set_mesh(job.mesh):
+        traced = train_step.trace(program_of(run, job.layout), state, batch)
+        start = time.perf_counter()
+        program = traced.lower().compile()
+    seconds = time.perf_counter() - start
+    return CompiledStep(run, job.layout, job.mesh, state, batch, traced, program, seconds)
+
+
+def batches_from(job: TrainJob, step: int) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Yields row ids and placed batches, from a step on."""
+    run = job.run
+    return feed(
+        job.splits["train"],
+        placement(job.layout, job.mesh, run.microbatches),
+        seed=run.seed,
+        batch_sequences=run.batch_sequences,
+        microbatches=run.microbatches,
+        first_step=step,
+    )
+
+
+def fetch_finite(
+    dispatched: DispatchedStep, timer: StepTimer, checkpoints: Checkpoints
+) -> StepResult:
+    """Waits for a step's metrics; raises where they are not finite, or where a save failed."""
+    metrics = jax.device_get(dispatched.metrics)
+    loads = metrics.pop("loads", {})
+    numbers = {name: float(x) for name, x in metrics.items()}
+    check_finite(numbers, dispatched.step, dispatched.row_ids, checkpoints.wait_for_latest)
+    rates = timer.rates(numbers["tokens"])
+    checkpoints.check()
+    return StepResult(dispatched.step, {"step": dispatched.step, **numbers, **rates}, loads)
+
+
+def validate(job: TrainJob, step: int, state: State, watch: Observer) -> float | None:
+    """Evaluates on the validation split, where there is one; returns the measure of the best."""
+    rows, run = job.splits.get("validation"), job.run
+    if rows is None or not len(rows):
+        return None
+    evaluation, parts = evaluate(
+        run.model.model(job.layout),
+        state["params"],
+        rows,
+        job.mesh,
+        batch_sequences=run.batch_sequences,
+        batches=run.evaluate_batches if step < run.steps else None,
+    )
+    logger.info("Step %d: validation %s.", step, evaluation)
+    measures = watch.evaluate(step, state["params"])
+    line: Line = {"step": step, **dataclasses.asdict(evaluation), **measures}
+    watch.on_evaluation(line, parts)
+    return line.get(run.best_by)

@@ -1,18 +1,18 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard events, a picture of the loss."""
+"""Writes a run's numbers: metrics.jsonl, evaluations.jsonl, events, a plot of the loss."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from data.storage import atomic_write
 from trainer.evaluate import Part
-from trainer.expert_load import Layer, scalars
+from trainer.expert_load import scalars, stats_by_layer
 from trainer.jsonl import read_lines
-from trainer.plots import Pictures
-
-Line = dict[str, float | None]
+from trainer.observers import Line, Observer, StepResult
+from trainer.plots import RunPlots
+from trainer.run import Run
 
 
 class MetricsFile:
@@ -32,58 +32,67 @@ class MetricsFile:
         self._file.close()
 
 
-class Writers:
-    """All places at once.  Only the first process of a run writes."""
+class MetricsWriter(Observer):
+    """Writes metrics.jsonl, evaluations.jsonl and TensorBoard events."""
 
-    def __init__(self, model_dir: Path, first_step: int, *, writes: bool = True):
+    def __init__(
+        self, model_dir: Path, flops_per_step: float | None = None, peak_flops: float | None = None
+    ):
         self._model_dir = model_dir
-        self._writes = writes
-        if writes:
-            from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
+        self._flops_per_step = flops_per_step
+        self._peak_flops = peak_flops
+        self._open = contextlib.ExitStack()
 
-            self._train = MetricsFile(model_dir / "metrics.jsonl", first_step)
-            self._evaluations = MetricsFile(model_dir / "evaluations.jsonl", first_step)
-            self._events = SummaryWriter(
-                str(model_dir / "events"), purge_step=first_step or None, flush_secs=10
-            )
+    def on_start(self, run: Run, first_step: int) -> None:
+        from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
 
-    def plan(self, facts: Mapping[str, Any]) -> None:
-        """Keeps what is known of a step before the first of them runs."""
-        if self._writes:
-            atomic_write(self._model_dir / "plan.json", json.dumps(facts, indent=2) + "\n")
+        self._run = run
+        self._train = MetricsFile(self._model_dir / "metrics.jsonl", first_step)
+        self._evaluations = MetricsFile(self._model_dir / "evaluations.jsonl", first_step)
+        self._events = SummaryWriter(
+            str(self._model_dir / "events"), purge_step=first_step or None, flush_secs=10
+        )
+        for file in (self._train, self._evaluations, self._events):
+            self._open.callback(file.close)
 
-    def train(self, line: Line, layers: dict[str, Layer] | None = None) -> None:
+    def on_step(self, result: StepResult) -> None:
         """Writes a step's numbers; those of layers with experts go under "experts"."""
-        if self._writes:
-            self._train.write({**line, "experts": layers} if layers else line)
-            self._add_scalars("train", line)
-            self._add_scalars("experts", {"step": line["step"], **scalars(layers or {})})
+        if not self._run.at_interval(result.step, self._run.log_every):
+            return
+        line, layers = result.line | self._utilisation(result.line), stats_by_layer(result.loads)
+        self._train.write({**line, "experts": layers} if layers else line)
+        self._add_scalars("train", line)
+        self._add_scalars("experts", {"step": result.step, **scalars(layers)})
 
-    def evaluation(self, line: Line, parts: dict[str, Part] | None = None) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
         """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
-        if self._writes:
-            own = {name: part._asdict() for name, part in (parts or {}).items()}
-            self._evaluations.write({**line, "parts": own} if own else line)
-            self._add_scalars("validation", line)
-            losses: Line = {name: part.loss for name, part in (parts or {}).items()}
-            self._add_scalars("validation_loss", {"step": line["step"], **losses})
+        part_lines = {name: part._asdict() for name, part in parts.items()}
+        self._evaluations.write({**line, "parts": part_lines} if parts else line)
+        self._add_scalars("validation", line)
+        losses: Line = {name: part.loss for name, part in parts.items()}
+        self._add_scalars("validation_loss", {"step": line["step"], **losses})
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _utilisation(self, line: Line) -> Line:
+        """The rate of the model's own FLOPs, and its share of what the devices can do."""
+        flops, step_s = self._flops_per_step, line.get("step_s")
+        rate = None if flops is None or step_s is None else flops / step_s
+        share = None if rate is None or self._peak_flops is None else rate / self._peak_flops
+        return {"model_flops_per_s": rate, "share_of_peak": share}
 
     def _add_scalars(self, group: str, line: Line) -> None:
         for name, value in line.items():
             if name != "step" and value is not None:
                 self._events.add_scalar(f"{group}/{name}", value, int(line["step"] or 0))
 
-    def __enter__(self) -> "Writers":
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._writes:
-            self._train.close()
-            self._evaluations.close()
-            self._events.close()
-            Pictures(self._model_dir).save(self._model_dir, "loss")
+class LossPlot(Observer):
+    """Draws loss.png when a run ends."""
+
+    def __init__(self, model_dir: Path):
+        self._model_dir = model_dir
+
+    def close(self) -> None:
+        RunPlots(self._model_dir).save(self._model_dir, "loss")

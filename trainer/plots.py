@@ -13,8 +13,8 @@ from trainer.jsonl import read_lines
 Line = dict[str, Any]
 
 
-class Pictures:
-    """The pictures that a run's metrics.jsonl and evaluations.jsonl have the numbers for."""
+class RunPlots:
+    """Draws the plots for which metrics.jsonl and evaluations.jsonl have the numbers."""
 
     def __init__(self, model_dir: Path):
         self.train = read_lines(model_dir / "metrics.jsonl")
@@ -22,22 +22,22 @@ class Pictures:
         self._with_experts = [line for line in self.train if line.get("experts")]
 
     def names(self) -> list[str]:
-        """Those that there are."""
-        found = ["loss"] if self.train else []
+        """Returns the names of the plots that there are."""
+        names = ["loss"] if self.train else []
         if any("bleu" in line for line in self.checks):
-            found.append("bleu")
-        found += ["load", "dropped"] if self._with_experts else []
-        return found + (["experts_of_parts"] if self._parts_with_experts() else [])
+            names.append("bleu")
+        names += ["load", "dropped"] if self._with_experts else []
+        return names + (["experts_of_parts"] if self._parts_with_experts() else [])
 
     def save(self, folder: Path, *names: str) -> dict[str, bytes]:
-        """Writes pictures as PNG files, those that there are, and returns them."""
+        """Writes plots as PNG files, those that there are, and returns them."""
         drawn = {name: self.png(name) for name in self.names() if name in names}
         for name, png in drawn.items():
             atomic_write(folder / f"{name}.png", png)
         return drawn
 
     def png(self, name: str) -> bytes:
-        """Returns a picture."""
+        """Returns a plot as a PNG file."""
         import matplotlib  # slow to import, and needed once, at the end
 
         matplotlib.use("agg")
@@ -99,14 +99,16 @@ class Pictures:
         return figure
 
     def _dropped(self, pyplot: Any) -> Any:
-        """The share of each layer's choices that found no place."""
+        """The share of each layer's choices that was dropped."""
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
         steps, _ = curve(self._with_experts, "loss")
         for number, name in enumerate(self._with_experts[-1]["experts"]):
             shares = np.array([line["experts"][name]["dropped"] for line in self._with_experts])
-            for choice, (own, style) in enumerate(zip(shares.T[:2], ("-", ":"), strict=False), 1):
+            for choice, (share_S, style) in enumerate(
+                zip(shares.T[:2], ("-", ":"), strict=False), 1
+            ):
                 label = f"{name}, choice {choice}"
-                axes.plot(steps, smoothed(list(own)), style, color=f"C{number}", label=label)
+                axes.plot(steps, smoothed(list(share_S)), style, color=f"C{number}", label=label)
         axes.set(xlabel="step", ylabel="share dropped", ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

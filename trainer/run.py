@@ -62,6 +62,10 @@ class Run:
                 f"Run.microbatches = {self.microbatches}.  Legal: a multiple of it."
             )
 
+    def at_interval(self, step: int, interval: int | None) -> bool:
+        """Whether what happens every so many steps, and after the last one, happens now."""
+        return step == self.steps or (interval is not None and step % interval == 0)
+
     @property
     def criterion(self) -> Criterion:
         return Criterion(label_smoothing=self.label_smoothing, z_loss=self.z_loss)

@@ -97,6 +97,13 @@ def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: An
         return jax.tree.map(placed, jax.eval_shape(make, *arguments))
 
 
+def abstract_like(state: State) -> State:
+    """Shapes, types and placements of a state."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
 def init_state(program: Program, mesh: Mesh) -> State:
     """A new state on the mesh."""
     placements = jax.tree.map(lambda leaf: leaf.sharding.spec, abstract_state(program, mesh))

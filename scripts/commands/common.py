@@ -62,7 +62,7 @@ def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> Tr
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in check_layout(fitting, layout, mesh_sizes, set_where(config)):
         tell(warning)
-    return TrainedModels(model_dir, run, layout, tell)
+    return TrainedModels(model_dir, run, layout)
 
 
 def task_of(config: Config) -> Task:

@@ -9,7 +9,7 @@ import click
 
 from configs.errors import UserError
 from data.storage import atomic_write
-from trainer.plots import Pictures
+from trainer.plots import RunPlots
 
 CAPTIONS = {
     "loss": "Loss over steps.",
@@ -27,7 +27,7 @@ STYLE = (
 
 def report(model_dir: Path) -> None:
     """Writes report.html and its pictures into the model directory."""
-    pictures = Pictures(model_dir)
+    pictures = RunPlots(model_dir)
     if not pictures.names():
         raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")
     drawn = pictures.save(model_dir, *pictures.names())
@@ -37,7 +37,7 @@ def report(model_dir: Path) -> None:
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def page(title: str, pictures: Pictures, drawn: dict[str, bytes]) -> str:
+def page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
     """One HTML page that needs no other file."""
     title = html.escape(title)
     parts = [

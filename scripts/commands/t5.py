@@ -229,7 +229,7 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
         assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
         return jax.device_put(x, like.sharding)
 
-    with jax.set_mesh(mesh), Checkpoints(model_dir, report=tell) as checkpoints:
+    with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
         weights: Params = jax.tree.map(put, params, wanted["params"])
         slots = jax.jit(program.transform().init)(weights)
         slots = jax.tree.map(put, slots, wanted["slots"])

@@ -1,5 +1,6 @@
-"""What the tests of the trainer share: types as optax wants them."""
+"""What the tests of the trainer share: types as optax wants them, and what is logged."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,31 @@ import pytest
 from tests.toys import optax_promotion
 
 
+class LineHandler(logging.Handler):
+    """Keeps the text of each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 @pytest.fixture(scope="module", autouse=True)
 def optax_types() -> Iterator[None]:
     with optax_promotion():
         yield
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """What the trainer logs, line by line, as it comes."""
+    handler = LineHandler()
+    logger = logging.getLogger("trainer")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler.lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)

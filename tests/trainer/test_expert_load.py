@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from models.moe.routing import Load
-from trainer.expert_load import by_layer, numbers, scalars, warnings
+from trainer.expert_load import layer_stats, scalars, stats_by_layer
+from trainer.router_warnings import warnings
 
 COUNTS = Load(
     aux=np.array(15.0),
@@ -22,7 +23,7 @@ def stacked(*loads: Load) -> Load:
 
 
 def test_shares_and_means() -> None:
-    layer = numbers(COUNTS)
+    layer = layer_stats(COUNTS)
     assert layer["load"] == [0.375, 0.375, 0.25, 0.0]
     assert layer["dropped"] == pytest.approx([0.0, 0.4])
     assert (layer["idle"], layer["entropy"], layer["aux"], layer["z"]) == (1, 0.5, 1.5, 4.0)
@@ -34,16 +35,16 @@ def test_layers_are_numbered_as_they_are_run() -> None:
         "encoder": stacked(COUNTS, COUNTS, COUNTS),
     }
     names = ["decoder 1", "decoder 3", "encoder 0", "encoder 1", "encoder 2"]
-    assert list(by_layer(loads)) == names
-    assert by_layer({}) == {} and by_layer({"decoder": None}) == {}
+    assert list(stats_by_layer(loads)) == names
+    assert stats_by_layer({}) == {} and stats_by_layer({"decoder": None}) == {}
 
 
 def test_curves_and_warnings() -> None:
-    layers = {"decoder 1": numbers(COUNTS)}
+    layers = {"decoder 1": layer_stats(COUNTS)}
     assert scalars(layers)["decoder 1/dropped_2"] == pytest.approx(0.4)
     assert scalars(layers)["decoder 1/largest_load"] == 0.375
     assert warnings(layers) == ["decoder 1: 40% of the choices number 2 found no place."]
     one = COUNTS._replace(kept_e=np.eye(16)[3] * 10, kept_I=np.array([10.0, 10.0]))
-    assert warnings({"encoder 0": numbers(one)}) == [
+    assert warnings({"encoder 0": layer_stats(one)}) == [
         "encoder 0: one expert has 16.0 times its even share of the tokens."
     ]

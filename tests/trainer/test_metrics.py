@@ -1,13 +1,20 @@
 """Files of numbers: they stay in step with the run, whatever killed it."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import jax
+import pytest
 from PIL import Image
 
+from tests.toys import TOY
+from tests.trainer.planning.runs import TASK
 from trainer.jsonl import read_lines
-from trainer.metrics import MetricsFile, Writers
+from trainer.metrics import LossPlot, MetricsFile, MetricsWriter
+from trainer.observers import Observers, StepResult, on_first_process
 from trainer.plots import smoothed
+from trainer.run import Run
 
 
 def steps(path: Path) -> list[float]:
@@ -46,12 +53,23 @@ def test_a_last_line_cut_short_is_survived(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
+RUN = Run(model=TOY, task=TASK, steps=5, batch_sequences=8)
+
+
+def result(step: int, **numbers: float) -> StepResult:
+    return StepResult(step, {"step": step, **numbers}, {})
+
+
 def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
-    with Writers(tmp_path, 0) as writers:
-        for step in range(1, 6):
-            writers.train({"step": step, "loss": 5.0 / step, "share_of_peak": None})
-        writers.evaluation({"step": 5, "loss": 1.5})
+    observers = Observers([MetricsWriter(tmp_path, 6e6, None), LossPlot(tmp_path)])
+    observers.on_start(RUN, 0)
+    for step in range(1, 6):
+        observers.on_step(result(step, loss=5.0 / step, step_s=2.0))
+    observers.on_evaluation({"step": 5, "loss": 1.5}, {})
+    observers.close()
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
+    line = read_lines(tmp_path / "metrics.jsonl")[0]
+    assert line["model_flops_per_s"] == 3e6 and line["share_of_peak"] is None
     assert read_lines(tmp_path / "evaluations.jsonl") == [{"step": 5, "loss": 1.5}]
     (events,) = (tmp_path / "events").iterdir()
     assert b"train/loss" in events.read_bytes() and b"validation/loss" in events.read_bytes()
@@ -61,10 +79,26 @@ def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp*"))
 
 
-def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path) -> None:
-    with Writers(tmp_path, 0, writes=False) as writers:
-        writers.train({"step": 1, "loss": 1.0})
-        writers.evaluation({"step": 1, "loss": 1.0})
+def test_lines_are_written_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.on_start(dataclasses.replace(RUN, log_every=2), 0)
+    for step in range(1, 6):
+        writer.on_step(result(step, loss=1.0))
+    writer.close()
+    assert steps(tmp_path / "metrics.jsonl") == [2, 4, 5]
+
+
+def test_a_process_that_is_not_the_first_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = MetricsWriter(tmp_path)
+    assert on_first_process(writer) == (writer,)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert on_first_process(writer) == ()
+
+
+def test_what_never_started_closes(tmp_path: Path) -> None:
+    Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)]).close()
     assert not list(tmp_path.iterdir())
 
 

@@ -9,9 +9,8 @@ import dataclasses
 import logging
 import math
 import shutil
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +40,7 @@ ITEM = "state"
 LISTED = 10
 """Arrays named in an error."""
 
+logger = logging.getLogger(__name__)
 # Whatever Orbax logs as an error, with a traceback, it also raises.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
@@ -56,10 +56,6 @@ class Saved(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _report(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 @dataclasses.dataclass
 class Checkpoints:
     """The checkpoints in `<model_dir>/checkpoints`.  Only `save` changes anything there.
@@ -72,7 +68,6 @@ class Checkpoints:
     keep_last: int = 3
     keep_best: bool = True
     higher_is_better: bool = False
-    report: Callable[[str], None] = _report
 
     def __post_init__(self) -> None:
         self.folder = epath.Path(self.model_dir).absolute() / "checkpoints"
@@ -91,7 +86,7 @@ class Checkpoints:
         except RunError as failure:
             if error is None:
                 raise
-            self.report(str(failure))  # the error already on its way is the one to raise
+            logger.warning(str(failure))  # the error already on its way is the one to raise
         finally:
             self._close()
             self._reader.close()
@@ -163,6 +158,11 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
+    def wait_for_latest(self) -> int | None:
+        """Returns the newest checkpoint, once the one that is being saved is on disk."""
+        self.wait()
+        return self.latest
+
     def check(self) -> None:
         """Raises what went wrong with the last save if it has ended; waits for nothing."""
         if self._manager is not None and not self._manager.is_saving_in_progress():
@@ -213,7 +213,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 aside = self.folder / f"{step}.set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
                 (self.folder / str(step)).rename(aside)
-                self.report(f"checkpoint {step} is set aside as {aside}")
+                logger.warning("checkpoint %d is set aside as %s", step, aside)
         _sync("checkpoints set aside")
         self._damaged = []
         if steps:
@@ -258,7 +258,9 @@ class Checkpoints:
                 damaged[step] = str(reason)
                 continue
             for bad, why in damaged.items():
-                self.report(f"checkpoint {bad} is damaged ({why}); using step {step} instead")
+                logger.warning(
+                    "checkpoint %d is damaged (%s); using step %d instead", bad, why, step
+                )
             return tree, step, list(damaged)
         raise self._unusable(damaged)
 

@@ -1,7 +1,6 @@
 """Opens a trained model: its weights, under a layout that is chosen afresh."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -52,13 +51,13 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
 class TrainedModels:
     """The checkpoints of one run as models, for as long as the context lasts."""
 
-    def __init__(self, model_dir: Path, run: Run, layout: Layout, report: Callable[[str], None]):
+    def __init__(self, model_dir: Path, run: Run, layout: Layout):
         self.run = run
         self.vocabs = Workspace(model_dir).vocabs(run.task)
         self.mesh = make_mesh(layout)
         connect(self.mesh)
         self.program = program_of(run, layout)
-        self.checkpoints = Checkpoints(model_dir, report=report)
+        self.checkpoints = Checkpoints(model_dir)
         if self.checkpoints.latest is None:
             raise UserError(
                 f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."

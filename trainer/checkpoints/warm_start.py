@@ -3,8 +3,8 @@
 Komatsuzaki et al. 2022.
 """
 
+import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from models.api import Params
 from trainer.checkpoints.manager import Checkpoints, Saved
 
 Array = jax.Array
+logger = logging.getLogger(__name__)
 
 
 class Origin(NamedTuple):
@@ -37,14 +38,12 @@ class Origin(NamedTuple):
         return (own[0] * self.turns, *own[1:]) if self.turns > 1 else own
 
 
-def inherited(
-    params: Params, folder: str, layout: Layout, mesh: Mesh, say: Callable[[str], None]
-) -> Params:
+def inherited(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Params:
     """The weights of the newest checkpoint of another run in place of these.
 
     Routers that the other run has not stay as they are.
     """
-    with Checkpoints(Path(folder), report=say) as checkpoints:
+    with Checkpoints(Path(folder)) as checkpoints:
         step = checkpoints.latest
         if step is None:
             raise UserError(
@@ -75,7 +74,8 @@ def inherited(
     with jax.set_mesh(mesh):
         weights = jax.jit(made)(found, wanted)
     fresh = sorted(wanted.keys() - origins.keys())
-    say(f"Weights of {folder}, step {step}" + (f"; new: {', '.join(fresh)}." if fresh else "."))
+    new = f"; new: {', '.join(fresh)}" if fresh else ""
+    logger.info("Weights of %s, step %d%s.", folder, step, new)
     return traverse_util.unflatten_dict(weights, sep="/")
 
 

@@ -1,18 +1,21 @@
-"""What a run's own step costs: told from the compiled program before it runs, and held against."""
+"""Predicts the cost of a training step from its compiled program."""
 
-import time
-from collections.abc import Callable
+import json
+import logging
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
+from data.storage import atomic_write
 from layouts.cost.calibration import estimate_host_timing, measure_host
 from layouts.cost.interconnect import Slice
 from layouts.cost.step_time import Timing
 from layouts.lint.warnings import size_text
-from models.api import Batch
+from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning.counts import Compilation
+from trainer.planning.report import as_json
 from trainer.planning.training import (
     StepCounts,
     StepPlan,
@@ -21,36 +24,59 @@ from trainer.planning.training import (
     estimate_step,
     plan_step,
 )
-from trainer.step import Metrics, State
+
+logger = logging.getLogger(__name__)
 
 
-class Foreseen(NamedTuple):
-    """A training step, ready to run, and what it will cost."""
+class CostPrediction(Observer):
+    """Predicts the cost of a step before the first one runs, and compares at the end.
 
-    step: Callable[[State, Batch], tuple[State, Metrics]]
+    Keeps the prediction as plan.json in the model directory.
+    """
+
+    def __init__(self, model_dir: Path):
+        self._file = model_dir / "plan.json"
+        self._step_s: float | None = None
+
+    def on_compiled(self, compiled: CompiledStep) -> None:
+        prediction = predict(compiled)
+        self._step_s = prediction.plan.step_s
+        logger.info(prediction.summary)
+        if jax.process_index() == 0:
+            text = json.dumps(as_json(prediction.plan, compiled.layout), indent=2)
+            atomic_write(self._file, text + "\n")
+
+    def on_end(self, outcome: Outcome) -> None:
+        if outcome.step_s is not None:
+            logger.info(compare(outcome.step_s, self._step_s))
+
+
+class Prediction(NamedTuple):
+    """What a step will cost, in numbers and in two lines."""
+
     plan: StepPlan
-    told: str
+    summary: str
 
 
-def foresee(step: TracedStep) -> Foreseen:
-    """Compiles a step for the devices at hand, once, and reads the program that will run."""
-    assert isinstance(step.mesh, Mesh)
-    start = time.perf_counter()
-    with jax.set_mesh(step.mesh):
-        program = step.program.lower().compile()
-    counted, of = counted_in(step, program, time.perf_counter() - start)
-    slice = Slice.of(step.mesh.devices) if step.platform == "TPU" else None
-    timing, why = None, f"no rates of {step.mesh.devices.flat[0].device_kind} are known"
+def predict(compiled: CompiledStep) -> Prediction:
+    """Reads the compiled program for its memory, FLOPs and traffic, and estimates its time."""
+    c, mesh = compiled, compiled.mesh
+    step = TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
+    counted, how_counted = count(step, c.program, c.compile_s)
+    slice = Slice.of(mesh.devices) if step.platform == "TPU" else None
+    timing, source = None, f"no rates of {mesh.devices.flat[0].device_kind} are known"
     if step.platform == "CPU":
-        timing, why = by_rates(step, counted)
-    found = plan_step(step, slice, counted, timing)
+        timing, source = by_rates(step, counted)
+    step_plan = plan_step(step, slice, counted, timing)
     if slice is not None:
-        why = f"the compiler's cycles and links of {slice.name}, at published rates"
-    return Foreseen(program, found, f"{summary(found)}{of}\n{prediction(found, why)}")
+        source = f"the compiler's cycles and links of {slice.name}, at published rates"
+    return Prediction(
+        step_plan, f"{summary(step_plan)}{how_counted}\n{time_summary(step_plan, source)}"
+    )
 
 
-def counted_in(step: TracedStep, program: object, compile_s: float) -> tuple[StepCounts, str]:
-    """What is in the program; by its trace where a newer compiler's text is not understood."""
+def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCounts, str]:
+    """Counts what is in the program; from its trace where the text is of a newer compiler."""
     try:
         return count_step(step, Compilation(program, step.platform, compile_s)), ""
     except Exception as error:  # whatever it is, it is no reason not to train
@@ -58,7 +84,7 @@ def counted_in(step: TracedStep, program: object, compile_s: float) -> tuple[Ste
 
 
 def by_rates(step: TracedStep, counted: StepCounts) -> tuple[Timing, str]:
-    """A CPU's step at the rates that its devices reach now, all together, in large arrays."""
+    """Times a CPU's step at the rates that its devices reach now, together, in large arrays."""
     assert isinstance(step.mesh, Mesh)
     host = measure_host(step.mesh.local_devices)
     alone = step.mesh.size == host.devices
@@ -75,27 +101,29 @@ def by_rates(step: TracedStep, counted: StepCounts) -> tuple[Timing, str]:
     return timing, f"{', '.join(parts)}, as large arrays reach here now; small ones take longer"
 
 
-def summary(found: StepPlan) -> str:
-    """Memory, FLOPs and traffic of a step in one line."""
-    causes = sorted(found.memory.bytes_by_cause.items(), key=lambda item: -item[1])
+def summary(plan: StepPlan) -> str:
+    """Returns memory, FLOPs and traffic of a step in one line."""
+    causes = sorted(plan.memory.bytes_by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
-    received = sum(own.received_bytes for own in found.work.collectives)
+    received = sum(collective.received_bytes for collective in plan.work.collectives)
     return (
-        f"The step: {size_text(found.memory.needed_bytes)} a device ({parts}), "
-        f"{scaled(found.executed_flops, 'FLOPs')} "
-        f"(the model asks for {scaled(found.model_flops, 'FLOPs')}), "
+        f"The step: {size_text(plan.memory.needed_bytes)} a device ({parts}), "
+        f"{scaled(plan.executed_flops, 'FLOPs')} "
+        f"(the model asks for {scaled(plan.model_flops, 'FLOPs')}), "
         f"{size_text(received)} of traffic a device."
     )
 
 
-def prediction(found: StepPlan, why: str) -> str:
-    if found.step_s is None:
-        return f"No time is predicted: {why}."
-    return f"Predicted: {found.step_s:.3g} s a step, by {why}."
+def time_summary(plan: StepPlan, source: str) -> str:
+    """Returns the predicted time of a step, or why there is none."""
+    if plan.step_s is None:
+        return f"No time is predicted: {source}."
+    return f"Predicted: {plan.step_s:.3g} s a step, by {source}."
 
 
 def scaled(amount: float, unit: str) -> str:
-    """
+    """Writes an amount with a metric prefix.
+
     >>> scaled(34_628_173_824, "FLOPs"), scaled(33_000_000, "B/s")
     ('34.6 GFLOPs', '33 MB/s')
     """
@@ -106,9 +134,9 @@ def scaled(amount: float, unit: str) -> str:
     return f"{amount:.3g} {prefix}{unit}"
 
 
-def held_against(step_s: float, foreseen_s: float | None) -> str:
-    """How long steps took, beside what was predicted."""
-    if foreseen_s is None:
+def compare(step_s: float, predicted_s: float | None) -> str:
+    """Returns how long steps took, beside what was predicted."""
+    if predicted_s is None:
         return f"{step_s:.3g} s a step measured; no prediction."
-    off = step_s / foreseen_s - 1
-    return f"{step_s:.3g} s a step measured, {foreseen_s:.3g} s predicted ({off:+.0%})."
+    error = step_s / predicted_s - 1
+    return f"{step_s:.3g} s a step measured, {predicted_s:.3g} s predicted ({error:+.0%})."

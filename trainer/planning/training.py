@@ -6,7 +6,6 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.calibration import HostRates, estimate_host_timing
@@ -19,7 +18,7 @@ from layouts.layout import Layout
 from layouts.lint.recorder import Weight
 from layouts.mesh import abstract_mesh, use_mesh
 from trainer.checks import record_loss, step_flops
-from trainer.feed import placement
+from trainer.feed import abstract_batch, placement
 from trainer.planning.counts import (
     READABLE,
     TEMPORARIES,
@@ -106,26 +105,15 @@ class StepPlan(ProgramPlan):
         return self.model_flops / (self.step_s * self.slice.peak_flops)
 
 
-def trace_step(
-    run: Run, layout: Layout, mesh: Mesh | AbstractMesh, state: State | None = None
-) -> TracedStep:
-    """Traces the step that `train` runs, with the given state's shapes; allocates nothing."""
+def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedStep:
+    """Traces the step that `train` runs, allocating nothing."""
     program = program_of(run, layout)
-    state = abstract_state(program, mesh) if state is None else jax.tree.map(shape_of, state)
+    state = abstract_state(program, mesh)
     shardings = placement(layout, mesh, run.microbatches)
-    batch = {}
-    for name, length in run.task.array_lengths.items():
-        shape: tuple[int, ...] = (run.batch_sequences, length)
-        if run.microbatches > 1:
-            shape = (run.microbatches, run.batch_sequences // run.microbatches, length)
-        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=shardings.of(name, shape[-2]))
+    batch = abstract_batch(run.task.array_lengths, shardings, run.batch_sequences, run.microbatches)
     with use_mesh(mesh):
         trace = train_step.trace(program, state, batch)
     return TracedStep(run, layout, mesh, trace, state, batch)
-
-
-def shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def estimate_step(step: TracedStep) -> StepCounts:

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back, under any layout, or it is said why not."""
+"""Checkpoints: what is saved comes back, under any layout, or it is log_lines why not."""
 
 import contextlib
 import functools
@@ -78,14 +78,9 @@ def assert_same(found: Tree, expected: Tree) -> None:
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def three(tmp_path: Path, said: list[str]) -> Iterator[Checkpoints]:
+def three(tmp_path: Path) -> Iterator[Checkpoints]:
     """Checkpoints of steps 10, 20 and 30, each with other weights."""
-    with Checkpoints(tmp_path, report=said.append) as checkpoints:
+    with Checkpoints(tmp_path) as checkpoints:
         for step in (10, 20, 30):
             checkpoints.save(step, make_state(make_mesh(1), seed=step, step=step))
         checkpoints.wait()
@@ -233,18 +228,18 @@ def test_without_keep_best_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_back_sets_its_old_future_aside(
-    three: Checkpoints, said: list[str]
+    three: Checkpoints, log_lines: list[str]
 ) -> None:
     state, _ = three.restore(abstract(make_state(make_mesh(1))), step=10)
     three.save(15, state)
     three.wait()
     assert three.steps() == [10, 15]
-    assert ["20" in said[0], "30" in said[1]] == [True, True]
+    assert ["20" in log_lines[0], "30" in log_lines[1]] == [True, True]
     aside = [path.name for path in three.folder.iterdir() if "set-aside" in path.name]
     assert len(aside) == 2
 
 
-def test_saving_a_step_again_changes_nothing(three: Checkpoints, said: list[str]) -> None:
+def test_saving_a_step_again_changes_nothing(three: Checkpoints, log_lines: list[str]) -> None:
     before = data_file(three, 30).stat().st_mtime_ns
     three.save(30, make_state(make_mesh(1), seed=99))
     three.wait()
@@ -252,7 +247,7 @@ def test_saving_a_step_again_changes_nothing(three: Checkpoints, said: list[str]
         state, step = again.restore(abstract(make_state(make_mesh(1))))
         again.save(step, state)
     assert data_file(three, 30).stat().st_mtime_ns == before
-    assert (three.steps(), said) == ([10, 20, 30], [])
+    assert (three.steps(), log_lines) == ([10, 20, 30], [])
 
 
 # What is damaged is not used
@@ -280,37 +275,37 @@ FILES = ["manifest.json", "_METADATA", "manifest.ocdbt", "d/*", "ocdbt.process_0
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("pattern", FILES)
 def test_a_damaged_checkpoint_is_passed_over(
-    three: Checkpoints, said: list[str], pattern: str, damage: str
+    three: Checkpoints, log_lines: list[str], pattern: str, damage: str
 ) -> None:
     spoil, _ = DAMAGES[damage]
     files = Path(three.folder / "30" / "state").glob(pattern)
     spoil(max(files, key=lambda file: file.stat().st_size))
     expected = make_state(make_mesh(1), seed=20, step=20)
-    with Checkpoints(three.folder.parent, report=said.append) as resumed:
+    with Checkpoints(three.folder.parent) as resumed:
         state, step = resumed.restore(abstract(expected))
         assert step == 20
         assert_same(state, expected)
-        (line,) = said
+        (line,) = log_lines
         assert line.startswith("checkpoint 30 is damaged (") and "using step 20" in line
         resumed.save(25, state)
         resumed.wait()
         assert resumed.steps() == [10, 20, 25]
-        assert "checkpoint 30 is set aside" in said[1]
+        assert "checkpoint 30 is set aside" in log_lines[1]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_damaged_file_is_named(three: Checkpoints, said: list[str], damage: str) -> None:
+def test_the_damaged_file_is_named(three: Checkpoints, log_lines: list[str], damage: str) -> None:
     spoil, words = DAMAGES[damage]
     file = data_file(three, 30)
     spoil(file)
     three.restore(abstract(make_state(make_mesh(1))))
-    assert file.name in said[0]
+    assert file.name in log_lines[0]
     with pytest.raises(UserError, match=rf"(?s)step 30: .*({words}).*There are steps \[10, 20\]"):
         three.restore_params(abstract(make_state(make_mesh(1))["params"]), 30)
 
 
 def test_without_checksums_a_flipped_bit_would_be_loaded(
-    three: Checkpoints, said: list[str], monkeypatch: pytest.MonkeyPatch
+    three: Checkpoints, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broken variant: Orbax itself does not see it, so it is our list that does."""
     flip(data_file(three, 30))
@@ -321,13 +316,13 @@ def test_without_checksums_a_flipped_bit_would_be_loaded(
         assert_same(state, make_state(make_mesh(1), seed=30, step=30))
 
 
-def test_orbax_bookkeeping_may_be_lost(three: Checkpoints, said: list[str]) -> None:
+def test_orbax_bookkeeping_may_be_lost(three: Checkpoints, log_lines: list[str]) -> None:
     os.truncate(three.folder / "30" / "_CHECKPOINT_METADATA", 3)
-    with Checkpoints(three.folder.parent, report=said.append) as resumed:
+    with Checkpoints(three.folder.parent) as resumed:
         state, step = resumed.restore(abstract(make_state(make_mesh(1))))
         resumed.save(40, state)
         resumed.wait()
-        assert (step, resumed.steps(), said) == (30, [20, 30, 40], [])
+        assert (step, resumed.steps(), log_lines) == (30, [20, 30, 40], [])
 
 
 def test_if_all_are_damaged_each_reason_is_told(three: Checkpoints) -> None:
@@ -346,13 +341,15 @@ def test_a_step_that_is_not_there(three: Checkpoints) -> None:
         three.describe(99)
 
 
-def test_another_model_is_refused_weight_by_weight(three: Checkpoints, said: list[str]) -> None:
+def test_another_model_is_refused_weight_by_weight(
+    three: Checkpoints, log_lines: list[str]
+) -> None:
     other = abstract(make_state(make_mesh(1), width=24))
     other["params"]["head_DV"] = other["params"].pop("embed_VD")
     with pytest.raises(UserError) as error:
         three.restore(other)
     text = str(error.value)
-    assert "Checkpoint 30" in text and "arrays differ" in text and said == []
+    assert "Checkpoint 30" in text and "arrays differ" in text and log_lines == []
     assert "params/decoder/layers_N/wi_DF: saved (32, 16), wanted (24, 16)" in text
     assert "params/embed_VD: saved (48, 32), wanted -" in text
     assert "params/head_DV: saved -, wanted (48, 24)" in text
@@ -433,11 +430,13 @@ def check_full_disk(folder: Path, fill: Callable[[], object]) -> None:
 
 
 @saves_fail
-def test_an_error_in_the_background_surfaces_at_the_end(tmp_path: Path, said: list[str]) -> None:
+def test_an_error_in_the_background_surfaces_at_the_end(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
     large = make_state(make_mesh(1), width=16384)
 
     def save_and_leave(step: int, error: Exception | None = None) -> None:
-        with Checkpoints(tmp_path, report=said.append) as checkpoints:
+        with Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(step, large)
             if error is not None:
                 raise error
@@ -447,7 +446,7 @@ def test_an_error_in_the_background_surfaces_at_the_end(tmp_path: Path, said: li
             save_and_leave(1)
         with pytest.raises(ZeroDivisionError):  # the first error is the one that is seen
             save_and_leave(2, ZeroDivisionError())
-    assert "disk full while saving step 2" in said[0]
+    assert "disk full while saving step 2" in log_lines[0]
 
 
 @saves_fail
@@ -543,9 +542,9 @@ def test_two_processes_restore_what_one_saved_and_back(tmp_path: Path) -> None:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     pair = [run_python(program, tmp_path, address, index, wait=False) for index in (0, 1)]
-    said = [process.communicate(timeout=120)[0] for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], "\n".join(said)
-    assert "checkpoint 2 is damaged" in said[0] and "checkpoint 2 is set aside" in said[0]
+    log_lines = [process.communicate(timeout=120)[0] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], "\n".join(log_lines)
+    assert "checkpoint 2 is damaged" in log_lines[0] and "checkpoint 2 is set aside" in log_lines[0]
     with Checkpoints(tmp_path) as checkpoints:
         found, step = checkpoints.restore(abstract(state))
     assert step == 2

@@ -36,11 +36,11 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Params]:
     return folder, params
 
 
-def started(spec: Transformer, layout: Layout, folder: Path, said: list[str]) -> Params:
+def started(spec: Transformer, layout: Layout, folder: Path) -> Params:
     mesh = make_mesh(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(spec.model(layout).init)(jax.random.key(2))
-    return inherited(params, str(folder), layout, mesh, said.append)
+    return inherited(params, str(folder), layout, mesh)
 
 
 def loss(spec: Transformer, layout: Layout, params: Params) -> float:
@@ -53,15 +53,16 @@ def loss(spec: Transformer, layout: Layout, params: Params) -> float:
 
 @pytest.mark.parametrize("layout", [WHOLE, EXPERT_PARALLEL], ids=["whole", "expert parallel"])
 def test_copied_experts_say_what_the_dense_layer_said(
-    dense: tuple[Path, Params], layout: Layout
+    dense: tuple[Path, Params], layout: Layout, log_lines: list[str]
 ) -> None:
     """Gates sum to 1, so the first loss of the sparse model is the dense one's."""
     folder, dense_params = dense
-    said: list[str] = []
-    params = started(SPARSE, layout, folder, said)
+    params = started(SPARSE, layout, folder)
     wanted = loss(DENSE, WHOLE, dense_params)
     np.testing.assert_allclose(loss(SPARSE, layout, params), wanted, rtol=1e-5)
-    assert said == [f"Weights of {folder}, step 7; new: decoder/layers_N/block1/mlp/router_DE."]
+    assert log_lines == [
+        f"Weights of {folder}, step 7; new: decoder/layers_N/block1/mlp/router_DE."
+    ]
     wi_NEDF = params["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"]
     np.testing.assert_array_equal(
         np.asarray(wi_NEDF)[:, 5], dense_params["decoder"]["layers_N"]["mlp"]["wi_DF"][1::2]
@@ -69,11 +70,12 @@ def test_copied_experts_say_what_the_dense_layer_said(
     assert len(wi_NEDF.sharding.device_set) == (8 if layout is EXPERT_PARALLEL else 1)
 
 
-def test_the_same_model_gets_the_same_weights(dense: tuple[Path, Params]) -> None:
-    said: list[str] = []
-    params = started(DENSE, WHOLE, dense[0], said)
+def test_the_same_model_gets_the_same_weights(
+    dense: tuple[Path, Params], log_lines: list[str]
+) -> None:
+    params = started(DENSE, WHOLE, dense[0])
     jax.tree.map(np.testing.assert_array_equal, params, dense[1])
-    assert said == [f"Weights of {dense[0]}, step 7."]
+    assert log_lines == [f"Weights of {dense[0]}, step 7."]
 
 
 def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path:
         SPARSE, layers=6, moe=Moe(experts=8, d_ff=20, router=TopK(k=1)), tied=False
     )
     with pytest.raises(UserError) as error:
-        started(other, WHOLE, dense[0], [])
+        started(other, WHOLE, dense[0])
     text = str(error.value)
     assert "softmax_VD: there is no softmax_VD." in text
     assert (
@@ -89,4 +91,4 @@ def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path:
         "legal: (6, 16, 20)." in text
     )
     with pytest.raises(UserError, match="no checkpoint there"):
-        started(SPARSE, WHOLE, tmp_path, [])
+        started(SPARSE, WHOLE, tmp_path)

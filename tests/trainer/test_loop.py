@@ -1,0 +1,140 @@
+"""The loop trains by itself; observers are called as things happen."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import RunError
+from layouts.mesh import make_mesh
+from models.api import Params
+from tests.toys import TOY, WHOLE
+from tests.trainer.bigram import LENGTH, VOCAB, text_rows
+from tests.trainer.planning.runs import TASK
+from trainer.checkpoints.manager import Checkpoints
+from trainer.evaluate import Part
+from trainer.loop import TrainJob, train
+from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
+from trainer.optimizers.optimizer import AdamW
+from trainer.optimizers.schedules import Constant
+from trainer.run import Run
+from trainer.step import abstract_params
+
+MODEL = dataclasses.replace(TOY, vocab=VOCAB, length=LENGTH)
+RUN = Run(
+    model=MODEL, task=TASK, steps=5, batch_sequences=4, checkpoint_every=2, evaluate_every=4,
+    optimizer=AdamW(schedule=Constant()),
+)  # fmt: skip
+
+
+def job(model_dir: Path, run: Run = RUN) -> TrainJob:
+    splits = {"train": text_rows(12), "validation": text_rows(4, seed=1)}
+    return TrainJob(run, WHOLE, make_mesh(WHOLE), splits, model_dir)
+
+
+class Recorder(Observer):
+    """Keeps the names of calls in their order, and the losses."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.losses: dict[int, float] = {}
+
+    def on_start(self, run: Run, first_step: int) -> None:
+        self.calls.append(f"start {first_step}")
+
+    def on_compiled(self, compiled: CompiledStep) -> None:
+        self.calls.append("compiled")
+
+    def on_step(self, result: StepResult) -> None:
+        self.calls.append(f"step {result.step}")
+        loss = result.line["loss"]
+        assert loss is not None
+        self.losses[result.step] = loss
+
+    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
+        self.calls.append(f"evaluate {step}")
+        return {"bleu": -float(step)}
+
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
+        self.calls.append(f"evaluation {line['step']}")
+        assert line["bleu"] == -(line["step"] or 0)
+
+    def on_end(self, outcome: Outcome) -> None:
+        self.calls.append(f"end {outcome.steps}")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def weights(model_dir: Path, step: int) -> dict[str, np.ndarray]:
+    with Checkpoints(model_dir) as checkpoints:
+        params = checkpoints.restore_params(
+            abstract_params(MODEL.model(WHOLE), make_mesh(WHOLE)), step
+        )
+    leaves, _ = jax.tree.flatten_with_path(params)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+@functools.cache
+def recorded(model_dir: Path) -> Recorder:
+    recorder = Recorder()
+    train(job(model_dir), [recorder])
+    return recorder
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+def test_observers_are_called_as_things_happen(model_dir: Path) -> None:
+    calls = recorded(model_dir).calls
+    assert calls == [
+        "start 0", "compiled", "step 1", "step 2", "step 3", "step 4", "evaluate 4",
+        "evaluation 4", "step 5", "evaluate 5", "evaluation 5", "end 5", "close",
+    ]  # fmt: skip
+
+
+def test_training_without_observers_is_the_same(model_dir: Path, tmp_path: Path) -> None:
+    recorded(model_dir)
+    outcome = train(job(tmp_path))
+    assert (outcome.steps, outcome.stopped) == (5, False)
+    assert outcome.step_s is not None and 0 <= outcome.data_stalls <= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+    first, second = weights(model_dir, 5), weights(tmp_path, 5)
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+def test_a_finished_run_compiles_nothing(model_dir: Path) -> None:
+    recorded(model_dir)
+    again = Recorder()
+    outcome = train(job(model_dir), [again])
+    assert outcome == Outcome(5, stopped=False)
+    assert again.calls == ["start 5", "end 5", "close"]
+
+
+def test_a_longer_run_goes_on_from_the_newest_checkpoint(
+    model_dir: Path, log_lines: list[str]
+) -> None:
+    recorded(model_dir)
+    more = Recorder()
+    train(job(model_dir, dataclasses.replace(RUN, steps=6)), [more])
+    assert "Continuing from step 5." in log_lines
+    assert [*more.losses] == [6] and more.calls[0] == "start 5"
+
+
+def test_observers_are_closed_where_the_loss_is_not_finite(tmp_path: Path) -> None:
+    absurd = dataclasses.replace(
+        RUN, optimizer=AdamW(schedule=Constant(peak=1e38), clip_global_norm=None)
+    )
+    recorder = Recorder()
+    with pytest.raises(RunError, match=r"is (nan|inf)"):
+        train(job(tmp_path, absurd), [recorder])
+    assert recorder.calls[-1] == "close" and "end" not in " ".join(recorder.calls)
+    assert max(recorder.losses) < 5

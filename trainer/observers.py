@@ -1,0 +1,122 @@
+"""Observers of a training run: everything that a run does beside training."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from layouts.layout import Layout
+from models.api import Params
+from trainer.evaluate import Part
+from trainer.run import Run
+from trainer.step import State
+
+Line = dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A run's training step as it was traced and as it will run, and shapes of its arguments."""
+
+    run: Run
+    layout: Layout
+    mesh: Mesh
+    state: State
+    batch: dict[str, jax.ShapeDtypeStruct]
+    traced: Any  # as jax.stages has them; their types are not public
+    program: Any
+    compile_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """A step whose metrics are on the host: numbers by name, and what the routers did."""
+
+    step: int
+    line: Line
+    loads: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    steps: int
+    stopped: bool
+    step_s: float | None = None
+    """Seconds a step, the first one (which compiles) not counted."""
+    data_stalls: float = 0.0
+    """The share of that time in which the loop waited for data."""
+
+
+class Observer:
+    """Is called as a run goes on.  An observer defines the methods that it needs."""
+
+    def on_start(self, run: Run, first_step: int) -> None:
+        """The state is there; `first_step` updates have been made."""
+
+    def on_compiled(self, compiled: CompiledStep) -> None:
+        """The step is compiled, and none has run."""
+
+    def on_step(self, result: StepResult) -> None:
+        """A step's loss was seen to be finite."""
+
+    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
+        """Returns further measures for an evaluation on the validation split."""
+        return {}
+
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
+        """The validation split is evaluated."""
+
+    def on_end(self, outcome: Outcome) -> None:
+        """The run ended without an error."""
+
+    def close(self) -> None:
+        """The run ended, whatever the reason."""
+
+
+class Observers(Observer):
+    """Several observers as one, called in their order."""
+
+    def __init__(self, observers: Sequence[Observer]):
+        self._observers = tuple(observers)
+
+    def on_start(self, run: Run, first_step: int) -> None:
+        for observer in self._observers:
+            observer.on_start(run, first_step)
+
+    def on_compiled(self, compiled: CompiledStep) -> None:
+        for observer in self._observers:
+            observer.on_compiled(compiled)
+
+    def on_step(self, result: StepResult) -> None:
+        for observer in self._observers:
+            observer.on_step(result)
+
+    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
+        measures: dict[str, float] = {}
+        for observer in self._observers:
+            measures |= observer.evaluate(step, params)
+        return measures
+
+    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
+        for observer in self._observers:
+            observer.on_evaluation(line, parts)
+
+    def on_end(self, outcome: Outcome) -> None:
+        for observer in self._observers:
+            observer.on_end(outcome)
+
+    def close(self) -> None:
+        """Closes all, whatever happens in one of them."""
+        with contextlib.ExitStack() as stack:
+            for observer in reversed(self._observers):
+                stack.callback(observer.close)
+
+
+def on_first_process(*observers: Observer) -> tuple[Observer, ...]:
+    """Returns observers that write files: in the first process of a run, none in the others."""
+    return observers if jax.process_index() == 0 else ()
