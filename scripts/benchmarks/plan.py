@@ -1,6 +1,6 @@
-"""Plans the published models and holds the predictions against what was published.
+"""Plans the published models and compares the predictions with the published figures.
 
-python -m scripts.benchmarks.plan --folder=/tmp/plans   (an hour and a half; needs libtpu)
+    python -m scripts.benchmarks.plan --folder=/tmp/plans   (an hour and a half; needs libtpu)
 
 Each row is a process of its own, `meshloom plan`, and leaves a JSON file in the folder; a row whose
 file is there is not planned again.  The table goes to the standard output, as Markdown.
@@ -26,7 +26,7 @@ MILLION_TOKENS, ROW_TOKENS = 2048, 256
 
 
 class Row(NamedTuple):
-    """A published run and its figure."""
+    """Holds a published run and its figure."""
 
     name: str
     topology: str
@@ -51,7 +51,7 @@ def giant(size: str, published: float) -> Row:
 
 
 def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) -> Row:
-    """A model of 12 layers keeps everything, one of 36 computes again (section 5.1)."""
+    """Makes a row; a model of 12 layers keeps all activations, one of 36 recomputes (5.1)."""
     files = (f"configs/models/gshard_{size}.gin", "configs/runs/gshard.gin",
              "layouts/expert_parallel.gin")  # fmt: skip
     settings = (*NO_DROPOUT, f"Run.batch_sequences={rows}", f"Transformer.remat='{remat}'")
@@ -59,7 +59,7 @@ def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) 
 
 
 def with_tokens(row: Row, tokens: int, cores: int) -> Row:
-    """The same with so many tokens of either side on each core, which are one group."""
+    """Makes the same row with this many tokens of either side on each core, as one group."""
     rows = f"Run.batch_sequences={tokens * cores // ROW_TOKENS}"
     settings = (*row.settings, rows, f"Moe.group_tokens={tokens}")
     return row._replace(name=f"{row.name}_{tokens}", settings=settings)
@@ -104,66 +104,73 @@ GROWTH = {t: (with_tokens(SMALL, t, 128), with_tokens(LARGE, t, 2048)) for t in 
 
 @click.command()
 @click.option("--folder", required=True, type=click.Path(path_type=Path))
-@click.option("--only", default="", metavar="TEXT", help="Rows whose name has it.")
+@click.option(
+    "--only", default="", metavar="TEXT", help="Plan only the rows whose name contains TEXT."
+)
 def main(folder: Path, only: str) -> None:
     """Plans what is missing and prints the table."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [row for row in ROWS if only in row.name]
-    found = [(row, planned(row, folder)) for row in chosen]
+    plans = [(row, plan(row, folder)) for row in chosen]
     print("| model | slice | bytes a core | figure | predicted | published | off | compile |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row, facts in found:
-        print(line(row, facts))
+    for row, figures in plans:
+        print(line(row, figures))
     print_growth(folder, only)
 
 
 def print_growth(folder: Path, only: str) -> None:
-    """From 128 to 2,048 experts at the same tokens a core: time, exchanges, memory, compilation."""
+    """Compares 128 with 2,048 experts at the same tokens a core: time, memory, compilation."""
     lines = []
     for tokens, rows in GROWTH.items():
-        small, large = (planned(row, folder) if only in row.name else None for row in rows)
+        small, large = (plan(row, folder) if only in row.name else None for row in rows)
         if small is None or large is None:
             continue
         for name in ("step_time_s", "bytes_per_device", "compile_s"):
-            lines.append(grown(tokens, name, small[name], large[name]))
-        lines.append(grown(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
+            lines.append(growth(tokens, name, small[name], large[name]))
+        lines.append(growth(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
     if lines:
         print("\n| tokens a core | figure | 128 experts | 2,048 experts | ratio |")
         print("| --- | --- | --- | --- | --- |", *lines, sep="\n")
 
 
-def grown(tokens: int, name: str, first: float, last: float) -> str:
+def growth(tokens: int, name: str, first: float, last: float) -> str:
     return f"| {tokens:,} | {name} | {first:.4g} | {last:.4g} | {last / first:.2f} |"
 
 
-def exchange_s(facts: dict[str, Any]) -> float:
-    """Seconds of a step that bring tokens to experts and back."""
-    return sum(own["seconds"] for own in facts["collectives"] if own["kind"] == "all-to-all")
+def exchange_s(figures: dict[str, Any]) -> float:
+    """Sums the seconds of a step that bring tokens to experts and back."""
+    rows = figures["collectives"]
+    return sum(row["seconds"] for row in rows if row["kind"] == "all-to-all")
 
 
-def planned(row: Row, folder: Path) -> dict[str, Any] | None:
-    """The plan's JSON, made by the command where it is not there yet; None where it failed."""
+def plan(row: Row, folder: Path) -> dict[str, Any] | None:
+    """Reads the plan's JSON, after making it if it is missing; returns None where that fails."""
     file = folder / f"{row.name}.json"
     if not file.exists():
         command = [sys.executable, "-m", "scripts.meshloom", "plan", *row.command]
         done = subprocess.run([*command, f"--json={file}"], cwd=CHECKOUT, capture_output=True)
         (folder / f"{row.name}.log").write_bytes(done.stdout + done.stderr)
-        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        click.echo(f"{row.name}: exit {done.returncode}, at most {most_kb / 1e6:.1f} GB", err=True)
+        peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        click.echo(f"{row.name}: exit {done.returncode}, at most {peak_kb / 1e6:.1f} GB", err=True)
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def line(row: Row, facts: dict[str, Any] | None) -> str:
-    if facts is None:
+def line(row: Row, figures: dict[str, Any] | None) -> str:
+    """Writes a row of the table."""
+    if figures is None:
         return f"| {row.name} | {row.topology} | failed |  |  |  |  |  |"
-    own, figure = facts[row.figure], row.figure.removesuffix("_s").replace("_", " ")
-    shown = (
-        f"{x:.1%}" if row.figure == "utilisation" else f"{x:.3f} s" for x in (own, row.published)
+    predicted, figure = figures[row.figure], row.figure.removesuffix("_s").replace("_", " ")
+    values = (
+        f"{x:.1%}" if row.figure == "utilisation" else f"{x:.3f} s"
+        for x in (predicted, row.published)
     )
-    held = f"{facts['bytes_per_device'] / 1e9:.1f} GB" + ", does not fit" * (not facts["fits"])
+    misfit = ", does not fit" * (not figures["fits"])
+    memory = f"{figures['bytes_per_device'] / 1e9:.1f} GB{misfit}"
     return (
-        f"| {row.name} | {row.topology} | {held} | {figure} "
-        f"| {' | '.join(shown)} | {own / row.published - 1:+.0%} | {facts['compile_s']:.0f} s |"
+        f"| {row.name} | {row.topology} | {memory} | {figure} "
+        f"| {' | '.join(values)} | {predicted / row.published - 1:+.0%} "
+        f"| {figures['compile_s']:.0f} s |"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: systems that take turns, each in a process of its own."""
+"""Runs the systems of a benchmark in turns, each in a process of its own."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Turn = dict[str, float]  # what each system answered in one round
+Answers = dict[str, float]  # of each system in one round
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Counts the processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def matrix_rate(product: Callable[[], object]) -> float:
-    """FLOP/s of 2048 x 2048 products in float32, the best of a few."""
+    """Measures the FLOP/s of 2048 x 2048 products in float32, the best of a few."""
     product()
     times = []
     for _ in range(5):
@@ -31,7 +31,7 @@ def matrix_rate(product: Callable[[], object]) -> float:
 
 
 def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
-    """A worker: says what it is, then answers each line of its input with a number."""
+    """Runs a worker: prints what it is, then answers each line of its input with a number."""
     print(json.dumps(about), flush=True)
     for line in sys.stdin:
         question = line.strip()
@@ -40,7 +40,7 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
 
 
 class Worker:
-    """One system of a benchmark, in a process of its own; "memory" asks for its peak in bytes."""
+    """Runs one system in a process of its own; "memory" asks for its peak in bytes."""
 
     def __init__(self, module: str, system: str, *arguments: str):
         command = [sys.executable, "-m", module, f"--worker={system}", *arguments]
@@ -71,34 +71,34 @@ class Worker:
 
 def rounds(
     workers: Mapping[str, Worker], questions: Mapping[str, str | int], count: int
-) -> Iterator[Turn]:
-    """What each system answers to its question, in turn."""
+) -> Iterator[Answers]:
+    """Yields what each system answers to its question; every other round goes backwards."""
     for number in range(count):
         order = list(workers)[:: 1 if number % 2 == 0 else -1]
         yield {name: workers[name].ask(questions[name]) for name in order}
 
 
-def ended(workers: Mapping[str, Worker], seconds: Sequence[Turn]) -> dict[str, dict[str, Any]]:
-    """What each system is, its median turn and its peak memory.  Ends them."""
-    found = {}
-    for name, own in workers.items():
-        found[name] = {
-            "turn_s": statistics.median(turn[name] for turn in seconds),
-            "peak_memory_bytes": own.ask("memory"),
-            **own.about,
+def ended(workers: Mapping[str, Worker], seconds: Sequence[Answers]) -> dict[str, dict[str, Any]]:
+    """Ends the workers; returns what each is, its median seconds and its peak memory."""
+    systems = {}
+    for name, worker in workers.items():
+        systems[name] = {
+            "turn_s": statistics.median(answers[name] for answers in seconds),
+            "peak_memory_bytes": worker.ask("memory"),
+            **worker.about,
         }
-        own.close()
-    return found
+        worker.close()
+    return systems
 
 
-def ratio(seconds: Sequence[Turn], mine: str, theirs: str) -> dict[str, object]:
-    """How many times as fast mine is as theirs: the median over rounds, and each round's."""
-    ratios = [turn[theirs] / turn[mine] for turn in seconds]
+def ratio(seconds: Sequence[Answers], mine: str, theirs: str) -> dict[str, object]:
+    """Computes how many times as fast mine is as theirs: the median over rounds, and each."""
+    ratios = [answers[theirs] / answers[mine] for answers in seconds]
     return {"ratio": statistics.median(ratios), "ratios": ratios}
 
 
 def show(result: Mapping[str, object], json_file: str | None) -> None:
-    """Prints the result, and writes it where that is asked for."""
+    """Prints the result, and writes it to the file if there is one."""
     text = json.dumps(result, indent=2)
     print(text)
     if json_file:

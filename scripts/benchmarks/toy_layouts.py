@@ -1,6 +1,6 @@
-"""The two-layer example of Mesh-TensorFlow under its five layouts, measured beside Table 1.
+"""Measures the two-layer example of Mesh-TensorFlow under its five layouts, beside Table 1.
 
-    python -m scripts.toy_layouts
+    python -m scripts.benchmarks.toy_layouts
 
 Shazeer et al. 2018, algorithm 1 and section 8: y = relu(x w + bias) v, with all gradients.  Each
 layout is compiled for eight virtual devices; what the compiled program sums up over the network,
@@ -40,30 +40,30 @@ ITEM_BYTES = 4
 
 
 class Costs(NamedTuple):
-    """Of one device: bytes that it sums with others, FLOPs, bytes of what goes in."""
+    """Counts bytes that one device sums with others, its FLOPs, and bytes of its arguments."""
 
     summed_bytes: int
     flops: int
-    held_bytes: int
+    argument_bytes: int
 
 
 def formulas(layout: Layout) -> Costs:
-    """Table 1 with its constant factors and lower-order terms.
+    """Computes Table 1 with its constant factors and lower-order terms.
 
     Where a product sums over a split axis, its result is summed over the devices: y and the
     gradient of x over hidden, hidden and its gradient over io, the weights' gradients over the
     batch.
     """
-    r, c, p = (parts(layout, axis) for axis in ("batch", "d_ff", "d_model"))
+    r, c, p = (num_shards(layout, axis) for axis in ("batch", "d_ff", "d_model"))
     b, d_io, d_h = BATCH // r, IO // p, HIDDEN // c
     weights = 2 * d_io * d_h + d_h
     summed = (c > 1) * 2 * b * d_io + (p > 1) * 2 * b * d_h + (r > 1) * weights
-    held = 2 * b * d_io + weights  # x and the gradient of y, as large
-    return Costs(ITEM_BYTES * summed, 6 * 2 * b * d_io * d_h, ITEM_BYTES * held)
+    argument_bytes = ITEM_BYTES * (2 * b * d_io + weights)  # x and the gradient of y, as large
+    return Costs(ITEM_BYTES * summed, 6 * 2 * b * d_io * d_h, argument_bytes)
 
 
-def parts(layout: Layout, axis: str) -> int:
-    """Into how many parts a layout splits an axis."""
+def num_shards(layout: Layout, axis: str) -> int:
+    """Counts the shards into which a layout splits an axis."""
     rules = dict(pair.split(":") for pair in layout.rules.split(";") if pair)
     return mesh_sizes(layout.mesh, DEVICES)[rules[axis]] if axis in rules else 1
 
@@ -76,8 +76,8 @@ def two_layers(
     return layout.einsum("BF,FD->BD", h_BF, v_FD)
 
 
-def measured(layout: Layout) -> Costs:
-    """What the compiled program does on one device."""
+def measure(layout: Layout) -> Costs:
+    """Counts what the compiled program does on one device."""
     mesh = make_mesh(layout)
 
     def argument(name: str) -> jax.ShapeDtypeStruct:
@@ -86,22 +86,22 @@ def measured(layout: Layout) -> Costs:
 
     @jax.jit
     def step(arguments: tuple[jax.Array, ...], dy_BD: jax.Array) -> Any:
-        y_BD, backward = jax.vjp(lambda *own: two_layers(layout, *own), *arguments)
+        y_BD, backward = jax.vjp(lambda *arrays: two_layers(layout, *arrays), *arguments)
         return y_BD, backward(dy_BD)
 
     with jax.set_mesh(mesh):
         program = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
     read = CompiledProgram.read(program.as_text() or "")
     sums = read.collectives(mesh_sizes(layout.mesh, DEVICES))
-    assert all(own.kind == "all-reduce" for own in sums), sums
+    assert all(collective.kind == "all-reduce" for collective in sums), sums
     memory = program.memory_analysis()
     assert memory is not None
-    summed = sum(own.times * own.bytes for own in sums)
+    summed = sum(collective.times * collective.bytes for collective in sums)
     return Costs(summed, read.flops, memory.argument_size_in_bytes)
 
 
 def illegal() -> str:
-    """What the lint says of the layout of section 8.5."""
+    """Returns the lint's error for the layout of section 8.5."""
 
     def trace(layout: Layout) -> dict[str, jax.Array]:
         made = {
@@ -126,18 +126,18 @@ def illegal() -> str:
 def main(json_file: str | None) -> None:
     """Compile the two layers under each layout."""
     simulate_devices(DEVICES)
-    found = {name: (measured(layout), formulas(layout)) for name, layout in LAYOUTS.items()}
-    columns = [f"{what} ({whose})" for what in ("summed bytes", "FLOPs", "held bytes")
-               for whose in ("measured", "formula")]  # fmt: skip
+    costs = {name: (measure(layout), formulas(layout)) for name, layout in LAYOUTS.items()}
+    columns = [f"{what} ({source})" for what in ("summed bytes", "FLOPs", "argument bytes")
+               for source in ("measured", "formula")]  # fmt: skip
     rows = [
-        [name, LAYOUTS[name].mesh, *(f"{x:,}" for pair in zip(*costs, strict=True) for x in pair)]
-        for name, costs in found.items()
+        [name, LAYOUTS[name].mesh, *(f"{x:,}" for pair in zip(*both, strict=True) for x in pair)]
+        for name, both in costs.items()
     ]
     print_table(["layout", "mesh", *columns], rows)
     click.echo(f"\n{illegal()}")
     as_json = {
-        name: {"measured": costs[0]._asdict(), "formula": costs[1]._asdict()}
-        for name, costs in found.items()
+        name: {"measured": measured._asdict(), "formula": formula._asdict()}
+        for name, (measured, formula) in costs.items()
     }
     write_json(json_file, as_json)
 

@@ -1,13 +1,13 @@
-"""The two layers of Mesh-TensorFlow's Table 1: compiled programs cost what the formulas say."""
+"""Tests Mesh-TensorFlow's Table 1: compiled programs cost what the formulas say."""
 
 import pytest
 
-from scripts.benchmarks.toy_layouts import LAYOUTS, formulas, illegal, measured
+from scripts.benchmarks.toy_layouts import LAYOUTS, formulas, illegal, measure
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_compiled_programs_cost_what_table_1_says(name: str) -> None:
-    assert measured(LAYOUTS[name]) == formulas(LAYOUTS[name])
+    assert measure(LAYOUTS[name]) == formulas(LAYOUTS[name])
 
 
 def test_the_formulas_are_those_of_the_paper() -> None:
