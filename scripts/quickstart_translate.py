@@ -9,7 +9,7 @@ from scripts.meshloom import DATA_DIR, exits, start_devices
 from scripts.terminal import print_table
 from trainer.model_dir import Workspace
 from trainer.run import Run
-from trainer.translation.evaluate import held_out, subset
+from trainer.translation.evaluate import evaluation_sets, subset
 
 MODEL_DIR = Path("runs/quickstart_translate")
 GIN_FILE = "configs/runs/quickstart_translate.gin"
@@ -22,7 +22,7 @@ def main() -> None:
     train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
     result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
     task = Workspace(MODEL_DIR).load((), ()).make(Run).task
-    [shown] = subset(held_out(task, "test"), SHOWN)
+    [shown] = subset(evaluation_sets(task, "test"), SHOWN)
     texts = decoding.continuations(shown.sources, MODEL_DIR, batch_sequences=SHOWN)
     rows = list(zip(shown.sources, texts, shown.references[0], strict=True))
     print("\nTen sentences of the test split:")

@@ -13,14 +13,14 @@ from configs.spec import Count, CountOrZero, Positive, abstract_spec, spec
 from data.mixture import Mix
 from data.sources import pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs
-from data.sources.text import SPLITS, Files, HeldOut, is_held_out
+from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
 
 
 @abstract_spec
 class FilePairs(Pairs):
     """What all kinds of pairs from files have in common; a task file names one of those."""
 
-    validation_fraction: HeldOut = 0.02
+    validation_fraction: HeldOutFraction = 0.02
     """About this share of the training pairs is held out where there are no validation files.  A
     hash of the target chooses, so that no target falls on both sides, whatever its source."""
 

@@ -13,7 +13,7 @@ from data.sources import text_files, tfds
 
 SPLITS = ("train", "validation", "test")
 Files = str | tuple[str, ...]
-HeldOut = Annotated[float, Field(gt=0, lt=0.5)]
+HeldOutFraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 def is_held_out(text: str, fraction: float) -> bool:
@@ -62,7 +62,7 @@ class TextFiles(Source):
     """One path or glob, or several; so are validation and test."""
     validation: Files | None = None
     test: Files | None = None
-    validation_fraction: HeldOut = 0.02
+    validation_fraction: HeldOutFraction = 0.02
     """About this share of the training lines is held out where there are no validation files.  A
     hash of the line chooses, so that equal lines never fall on both sides."""
 

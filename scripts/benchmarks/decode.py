@@ -90,9 +90,10 @@ def meshloom(
     def translate(texts: Sequence[Text], batch_sequences: int) -> int:
         decoder = Decoder(model, params, mesh, Beam(width=WIDTH, flat=flat), batch_sequences)
         requests = [
-            Request([], most=text.tokens, least=text.tokens, source=text.source) for text in texts
+            Request([], max_new_tokens=text.tokens, min_new_tokens=text.tokens, source=text.source)
+            for text in texts
         ]
-        answered = itertools.chain.from_iterable(decoder.answers(requests))
+        answered = itertools.chain.from_iterable(decoder.decode(requests))
         return sum(len(best.tokens) for _, (best, *_) in answered)
 
     about = {"device": jax.devices()[0].device_kind, "devices": len(jax.devices())}

@@ -9,11 +9,11 @@ from scripts.commands.common import Strings, write_json
 from scripts.terminal import Bar, print_table, tell
 from trainer.translation.metrics import (
     Paired,
-    Quality,
+    TranslationMetrics,
     check_settings,
     check_texts,
+    compute_metrics,
     paired,
-    quality,
 )
 from trainer.translation.test_sets import read_test_set
 
@@ -29,7 +29,7 @@ def compare(
 ) -> dict[str, Any]:
     """The quality of each file of translations; with several, p-values against the first.
 
-    `settings` are those that `quality` and `paired` share.
+    `settings` are those that `compute_metrics` and `paired` share.
     """
     check_flags(system, references, test_set, languages)
     check_settings(settings.get("tokenize"), languages)
@@ -38,10 +38,10 @@ def compare(
     check_texts(texts, wanted)
     settings |= {"test_set": test_set, "languages": languages}
     with Bar("compare") as bar:
-        found: dict[str, Quality] = {}
+        found: dict[str, TranslationMetrics] = {}
         for path in texts:
             bar.update(len(found), len(texts) + 1)
-            found[path] = quality(texts[path], wanted, ter=ter, where=path, **settings)
+            found[path] = compute_metrics(texts[path], wanted, ter=ter, where=path, **settings)
         bar.update(len(found), len(texts) + 1)
         against = paired(wanted, texts, **settings) if len(texts) > 1 else None
     show(found, against)
@@ -71,7 +71,7 @@ def read_references(
     return [list(read_lines(path)) for path in files]
 
 
-def show(found: Mapping[str, Quality], against: Paired | None) -> None:
+def show(found: Mapping[str, TranslationMetrics], against: Paired | None) -> None:
     rows = [
         (path, m.name, f"{m.score:.2f}", percent(m.low), percent(m.high), m.signature)
         for path, one in found.items()
@@ -89,7 +89,7 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def as_dict(found: Mapping[str, Quality], against: Paired | None) -> dict[str, Any]:
+def as_dict(found: Mapping[str, TranslationMetrics], against: Paired | None) -> dict[str, Any]:
     """What the JSON file holds: a list of systems, and the paired test where there are several."""
     return {
         "systems": [{"system": path, **one.as_dict()} for path, one in found.items()],

@@ -27,12 +27,12 @@ from trainer.checkpoints.restore import Trained, chosen_steps
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.journal import Journal, fingerprint
 from trainer.decoding.requests import (
+    DecodeOptions,
     Hypothesis,
-    Options,
+    best_texts,
     check_search,
-    hypotheses,
-    requests_of,
-    texts_of,
+    decode_lines,
+    make_requests,
 )
 from trainer.decoding.score import Score, score_lines
 
@@ -77,9 +77,9 @@ class Wishes:
             return Sampling(temperature=0)
         return Beam(width, self.alpha, self.length_penalty, self.flat)
 
-    def options(self) -> Options:
-        names = {field.name for field in dataclasses.fields(Options)}
-        return Options(**{n: v for n, v in dataclasses.asdict(self).items() if n in names})
+    def options(self) -> DecodeOptions:
+        names = {field.name for field in dataclasses.fields(DecodeOptions)}
+        return DecodeOptions(**{n: v for n, v in dataclasses.asdict(self).items() if n in names})
 
 
 def decoder_of(members: Sequence[Trained], wishes: Wishes, batch_sequences: int | None) -> Decoder:
@@ -101,9 +101,9 @@ def continuations(
         trained = models.open(None)
         run, options = trained.run, wishes.options()
         places = run.model.max_length
-        requests = requests_of(prompts, run.task, trained.vocabs, options, places, tell)
+        requests = make_requests(prompts, run.task, trained.vocabs, options, places, tell)
         decoder = decoder_of([trained], wishes, batch_sequences)
-        return texts_of(decoder, requests, trained.vocabs, options, bar.update)
+        return best_texts(decoder, requests, trained.vocabs, options, bar.update)
 
 
 def decode_file(
@@ -132,12 +132,12 @@ def decode_file(
                 "Widen it with --beam or --samples."
             )
         places = run.model.max_length
-        requests = requests_of(lines, run.task, trained.vocabs, options, places, tell)
+        requests = make_requests(lines, run.task, trained.vocabs, options, places, tell)
 
         def decoded(left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
             done = 0
             with Bar("decode") as bar:
-                for batch in hypotheses(decoder, requests, left, trained.vocabs, options):
+                for batch in decode_lines(decoder, requests, left, trained.vocabs, options):
                     yield [(line, found[: nbest or 1]) for line, found in batch]
                     done += len(batch)
                     bar.update(done, len(left))

@@ -24,7 +24,13 @@ from scripts.commands.decode import Wishes, decoder_of
 from scripts.terminal import Bar, print_table, tell
 from trainer.checkpoints.restore import Trained, TrainedModels, chosen_steps
 from trainer.evaluate import evaluate
-from trainer.translation.evaluate import HeldOut, Translated, held_out, subset, translate
+from trainer.translation.evaluate import (
+    EvaluationSet,
+    TranslatedSet,
+    evaluation_sets,
+    subset,
+    translate,
+)
 from trainer.translation.metrics import check_settings, check_texts
 from trainer.translation.test_sets import read_test_set
 
@@ -40,7 +46,7 @@ class Text:
     languages: str | None = None
     tag: str | None = None
 
-    def given(self, task: Task) -> HeldOut | None:
+    def given(self, task: Task) -> EvaluationSet | None:
         """Sources and references that are not the task's own."""
         if self.test_set is not None and self.languages is not None:
             name, (sources, references) = (
@@ -58,7 +64,7 @@ class Text:
         else:
             return None
         check_texts({name: sources}, references)
-        return HeldOut(name, chosen_tag(self.tag, task.tags), sources, references)
+        return EvaluationSet(name, chosen_tag(self.tag, task.tags), sources, references)
 
 
 def evaluate_model(
@@ -112,10 +118,10 @@ def evaluate_model(
                 made = translations(
                     trained, to_translate, wishes, tokenize=tokenize, resamples=resamples, ter=ter
                 )
-                line |= {**made[0].quality.as_dict(), "is_subset": sentences is not None}
+                line |= {**made[0].metrics.as_dict(), "is_subset": sentences is not None}
                 for one in made[1:]:
                     own = parts.setdefault(one.part.name, {})
-                    own |= one.quality.as_dict() | {"train_pairs": train_pairs.get(one.part.name)}
+                    own |= one.metrics.as_dict() | {"train_pairs": train_pairs.get(one.part.name)}
                 if made[1:]:
                     line["mean_bleu"] = mean_bleu(made[1:])
                 show(made, is_subset=sentences is not None)
@@ -128,31 +134,31 @@ def evaluate_model(
 
 
 def translations(
-    trained: Trained, parts: list[HeldOut], wishes: Wishes, **metrics: Any
-) -> list[Translated]:
+    trained: Trained, parts: list[EvaluationSet], wishes: Wishes, **metrics: Any
+) -> list[TranslatedSet]:
     """What one checkpoint makes of the sources."""
     task = trained.run.task
     decoder = decoder_of([trained], wishes, None)
     with Bar("translate") as bar:
         return translate(
             decoder, parts, task, trained.vocabs, wishes.options(), trained.run.model.max_length,
-            say=tell, report=bar.update, **metrics,
+            say=tell, progress=bar.update, **metrics,
         )  # fmt: skip
 
 
 def translation_parts(
-    models: TrainedModels, text: Text, given: HeldOut | None, sentences: int | None
-) -> list[HeldOut]:
+    models: TrainedModels, text: Text, given: EvaluationSet | None, sentences: int | None
+) -> list[EvaluationSet]:
     """The sentences to translate; none of a language model's."""
     task = models.run.task
     if sentences == 0 or not task.has_source:
         return []
-    parts = held_out(task, text.split) if given is None else [given]
+    parts = evaluation_sets(task, text.split) if given is None else [given]
     return parts if sentences is None else subset(parts, sentences)
 
 
 def evaluation_rows(
-    models: TrainedModels, data_dir: Path, text: Text, given: HeldOut | None
+    models: TrainedModels, data_dir: Path, text: Text, given: EvaluationSet | None
 ) -> tuple[Rows, dict[str, int]]:
     """The rows of a split of the model's task, or of files, with the model's vocabularies.
 
@@ -181,20 +187,20 @@ def evaluation_rows(
     return splits[text.split], train_pairs
 
 
-def show(made: list[Translated], *, is_subset: bool) -> None:
+def show(made: list[TranslatedSet], *, is_subset: bool) -> None:
     for one in made:
         subset_of = " (a subset)" if is_subset else ""
-        print(f"{one.part.name}{subset_of}: {one.quality}")
+        print(f"{one.part.name}{subset_of}: {one.metrics}")
     if made[1:]:
         print(f"BLEU of the {len(made[1:])} parts, averaged: {mean_bleu(made[1:]):.2f}")
 
 
-def mean_bleu(made: list[Translated]) -> float:
+def mean_bleu(made: list[TranslatedSet]) -> float:
     """The mean over parts, each of which counts alike."""
-    return statistics.fmean(one.quality.bleu.score for one in made)
+    return statistics.fmean(one.metrics.bleu.score for one in made)
 
 
-def write_hypotheses(path: str | None, made: list[Translated]) -> None:
+def write_hypotheses(path: str | None, made: list[TranslatedSet]) -> None:
     if path is not None:
         with open_output(path) as file:
             file.writelines(text.replace("\n", " ") + "\n" for text in made[0].texts)

@@ -26,7 +26,7 @@ from scripts.commands.plan_tables import (
     summary_line,
 )
 from trainer.decoding.decoder import padded
-from trainer.decoding.requests import Options
+from trainer.decoding.requests import DecodeOptions
 from trainer.planning.decoding import (
     DecodePlan,
     DecodeShape,
@@ -82,7 +82,7 @@ def padded_lengths(
     run: Run, source_tokens: int | None, prompt_tokens: int | None, max_tokens: int | None
 ) -> tuple[int, int, int]:
     """Returns the tokens of a source, of a prompt and new ones, padded as `decode` pads them."""
-    task, options = run.task, Options()
+    task, options = run.task, DecodeOptions()
     if task.has_source:
         source = source_tokens or task.row_lengths["source_length"]
         prompt = prompt_tokens or 0

@@ -1,4 +1,4 @@
-"""Decodes many requests in batches of few shapes, sorted by length; answers as they come."""
+"""Decodes many requests in batches of few shapes, sorted by length."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -18,21 +18,21 @@ Ids = Sequence[int] | np.ndarray
 
 
 class Request(NamedTuple):
-    """What one line asks for, in tokens."""
+    """Holds what to decode for one line, in tokens."""
 
     prompt: Ids
     """What the text begins with."""
-    most: int
-    """New tokens after which it is cut, its end counted."""
+    max_new_tokens: int
+    """The maximum number of new tokens, EOS included."""
     seed: int = 0
-    least: int = 1
-    """New tokens before which it may not end, its end counted."""
+    min_new_tokens: int = 1
+    """The minimum number of new tokens, EOS included."""
     source: Ids | None = None
     """What is translated, with its end."""
 
 
-class Answer(NamedTuple):
-    """One text that decoding found."""
+class TokenHypothesis(NamedTuple):
+    """Holds the tokens of one decoded text, with its scores."""
 
     tokens: list[int]
     """New tokens, without the end."""
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A model with weights and a way to search."""
+    """Decodes with a model, its weights and a search."""
 
     model: Decodable
     params: Any
@@ -50,8 +50,10 @@ class Decoder:
     search: Search
     batch_sequences: int
 
-    def answers(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, list[Answer]]]]:
-        """Yields, batch by batch, which requests are answered and how, each with the best first.
+    def decode(
+        self, requests: Sequence[Request]
+    ) -> Iterator[list[tuple[int, list[TokenHypothesis]]]]:
+        """Yields, batch by batch, some of the requests with their hypotheses, the best first.
 
         What a request gets follows from itself alone, not from its batch.
         """
@@ -59,8 +61,8 @@ class Decoder:
         for i, request in enumerate(requests):
             by_shape.setdefault(shape_of(request), []).append(i)
         for shape, same in sorted(by_shape.items(), reverse=True):
-            new_tokens = padded(max(requests[i].most for i in same))
-            same.sort(key=lambda i: requests[i].most)
+            new_tokens = padded(max(requests[i].max_new_tokens for i in same))
+            same.sort(key=lambda i: requests[i].max_new_tokens)
             for start in range(0, len(same), self.batch_sequences):
                 batch = same[start : start + self.batch_sequences]
                 found = self._decode([requests[i] for i in batch], *shape, new_tokens)
@@ -68,18 +70,18 @@ class Decoder:
 
     def _decode(
         self, batch: Sequence[Request], source: int, prompt: int, new_tokens: int
-    ) -> Iterator[list[Answer]]:
-        """Answers one batch of these lengths; requests for a single token fill it up."""
+    ) -> Iterator[list[TokenHypothesis]]:
+        """Decodes one batch of these lengths; requests for a single token fill it up."""
         filled = [*batch, *[Request([], 1)] * (self.batch_sequences - len(batch))]
         prompts = [request.prompt for request in filled]
-        least = max(request.least for request in filled)
-        min_new_tokens_B = np.array([request.least for request in filled], np.int32)
+        min_new_tokens = max(request.min_new_tokens for request in filled)
+        min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
         asked = DecodeInputs(
             prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
             prompt_lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
             seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
-            max_new_tokens_B=self._put(np.array([r.most for r in filled], np.int32), "B"),
-            min_new_tokens_B=self._put(min_new_tokens_B, "B") if least > 1 else None,
+            max_new_tokens_B=self._put(np.array([r.max_new_tokens for r in filled], np.int32), "B"),
+            min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
         )
         with jax.set_mesh(self.mesh):
             found = generate(
@@ -93,7 +95,7 @@ class Decoder:
         found = [array[: len(batch)] for array in fetched(found)]
         for tokens, scores, log_p in zip(*found, strict=True):
             yield [
-                Answer(until_end(row), float(score), float(own))
+                TokenHypothesis(until_end(row), float(score), float(own))
                 for row, score, own in zip(tokens, scores, log_p, strict=True)
                 if np.isfinite(score)
             ]
@@ -115,14 +117,14 @@ class Decoder:
 
 
 def fetched(found: DecodeOutput) -> list[np.ndarray]:
-    """The whole arrays, on every host of the run."""
+    """Returns the whole arrays, on every host of the run."""
     if jax.process_count() > 1:
         found = multihost_utils.process_allgather(found, tiled=True)
     return [np.asarray(array) for array in found]
 
 
 def padded(length: int) -> int:
-    """The length that rows of so many tokens are decoded in: powers of two, few to compile.
+    """Returns the length in which rows of so many tokens are decoded: few to compile.
 
     >>> padded(3), padded(16), padded(17)
     (16, 16, 32)
@@ -131,13 +133,13 @@ def padded(length: int) -> int:
 
 
 def shape_of(request: Request) -> tuple[int, int]:
-    """Padded lengths of source and prompt; 0 where there is none."""
+    """Returns the padded lengths of source and prompt; 0 where there is none."""
     source = 0 if request.source is None else padded(len(request.source))
     return source, padded(len(request.prompt)) if len(request.prompt) else 0
 
 
 def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
-    """Tokens as rows, zeros behind."""
+    """Writes tokens into rows, padded with zeros."""
     rows = np.zeros((len(lists), length), np.int32)
     for row, ids in zip(rows, lists, strict=True):
         row[: len(ids)] = ids
@@ -145,7 +147,7 @@ def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
 
 
 def until_end(tokens: np.ndarray) -> list[int]:
-    """The tokens before the end, or before the zeros behind a text that was cut."""
+    """Returns the tokens before EOS, or before the padding of a text that was cut."""
     kept = [int(token) for token in tokens]
     if EOS in kept:
         return kept[: kept.index(EOS)]

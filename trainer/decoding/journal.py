@@ -1,4 +1,4 @@
-"""An output file that a crash does not lose: finished lines go to a journal, the whole is moved."""
+"""Keeps finished lines of an output in a journal, so that a crash does not lose them."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ Hypotheses = list[list[Any]]
 
 
 def fingerprint(lines: Iterable[str]) -> str:
-    """A hash of the input."""
+    """Returns a hash of the input."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode() + b"\n")
@@ -24,7 +24,7 @@ def fingerprint(lines: Iterable[str]) -> str:
 
 @dataclasses.dataclass
 class Journal:
-    """What of an output is done.  Beside OUTPUT lies OUTPUT.made, which says what made it.
+    """Keeps what of an output is done.  Beside OUTPUT lies OUTPUT.made, which says what made it.
 
     While lines are missing, those that are there lie in OUTPUT.part, one JSON object each, behind
     a first one with the settings.
@@ -34,28 +34,28 @@ class Journal:
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self.part = self.output.with_name(self.output.name + ".part")
-        self.made = self.output.with_name(self.output.name + ".made")
+        self.journal_file = self.output.with_name(self.output.name + ".part")
+        self.settings_file = self.output.with_name(self.output.name + ".made")
         self._file: TextIO | None = None
 
     def is_done(self) -> bool:
-        """Whether the output is there already, made by these settings."""
+        """Tells whether the output is there already, made by these settings."""
         if not self.output.exists():
             return False
-        self._compare(self.output, _read(self.made)[:1])
+        self._compare(self.output, _read(self.settings_file)[:1])
         return True
 
     def open(self) -> dict[int, Hypotheses]:
-        """The lines that are done; from here on `add` keeps more."""
-        found = _read(self.part)
+        """Returns the lines that are done; from here on `add` keeps more."""
+        found = _read(self.journal_file)
         if found:
-            self._compare(self.part, found[:1])
+            self._compare(self.journal_file, found[:1])
         done = {entry["line"]: entry["hypotheses"] for entry in found[1:]}
         # What a crash left half-written at the end is not taken over.
         kept = map(_line, found or [{"settings": self.settings}])
         try:
-            atomic_write(self.part, "".join(kept))
-            self._file = self.part.open("a", encoding="utf-8")
+            atomic_write(self.journal_file, "".join(kept))
+            self._file = self.journal_file.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.output}: cannot be written: {error.strerror}.") from None
         return done
@@ -81,18 +81,18 @@ class Journal:
         self._file.close()
         with atomic_open(self.output) as file:
             write(file)
-            atomic_write(self.made, _line({"settings": self.settings}))
-        self.part.unlink()
+            atomic_write(self.settings_file, _line({"settings": self.settings}))
+        self.journal_file.unlink()
 
     def _compare(self, path: Path, header: list[dict[str, Any]]) -> None:
         before = header[0].get("settings", {}) if header else {}
         names = [n for n in {**before, **self.settings} if before.get(n) != self.settings.get(n)]
         if not names:
             return
-        rows = "".join(
-            f"\n  {name}: {before.get(name)!r} there, {self.settings.get(name)!r} now."
-            for name in names
-        ) if before else f"\n  {self.made.name}, which would say by which, is missing."  # fmt: skip
+        rows = f"\n  {self.settings_file.name}, which would say by which, is missing."
+        if before:
+            now = self.settings
+            rows = "".join(f"\n  {n}: {before.get(n)!r} there, {now.get(n)!r} now." for n in names)
         raise UserError(
             f"{path}: exists and was made by other settings.{rows}\n"
             "  Choose another --output, or remove it."
@@ -104,7 +104,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The entries of a journal up to the first that is not whole."""
+    """Reads the entries of a journal up to the first that is not whole."""
     entries: list[dict[str, Any]] = []
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):

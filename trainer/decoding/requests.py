@@ -1,4 +1,4 @@
-"""Text in, text out: what decoding and its options mean for lines of text."""
+"""Decodes lines of text: makes requests of them, and texts of the tokens that come back."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,15 @@ from data.task import Task
 from data.vocab import EOS
 from data.vocabs import Vocabs
 from models.decoding.sampling import Sampling
-from trainer.decoding.decoder import Answer, Decoder, Request
+from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 from trainer.decoding.mbr import consensus
 
 Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What a user asks of the texts, beside how they are searched for."""
+class DecodeOptions:
+    """Holds what a user sets for the texts, beside the search."""
 
     seed: int = 0
     length_factor: float = 1.5
@@ -38,38 +38,45 @@ class Options:
 
 
 class Hypothesis(NamedTuple):
-    """One text for a line."""
+    """Holds one decoded text of a line."""
 
     text: str
     score: float
     log_probability: float
 
 
-def continuing(
-    prompts: Sequence[str], vocabs: Vocabs, options: Options, max_length: int | None, most: int
+def continuation_requests(
+    prompts: Sequence[str],
+    vocabs: Vocabs,
+    options: DecodeOptions,
+    max_length: int | None,
+    max_new_tokens: int,
 ) -> list[Request]:
-    """Requests to go on with each prompt."""
-    most = options.max_tokens or most
+    """Makes requests to continue each prompt."""
+    max_new_tokens = options.max_tokens or max_new_tokens
     requests = []
     for line, prompt in enumerate(vocabs.target.encode(prompts)):
-        if max_length is not None and len(prompt) + 1 + most > max_length:
+        if max_length is not None and len(prompt) + 1 + max_new_tokens > max_length:
             raise UserError(
-                f"line {line + 1}: {len(prompt)} prompt tokens and {most} new ones do not fit in "
-                f"the model's {max_length} learned positions.  Shorten it, or lower --max_tokens."
+                f"line {line + 1}: {len(prompt)} prompt tokens and {max_new_tokens} new ones do "
+                f"not fit in the model's {max_length} learned positions.  Shorten it, or lower "
+                "--max_tokens."
             )
-        requests.append(Request(prompt, most, seed_of(options, line), options.min_tokens + 1))
+        requests.append(
+            Request(prompt, max_new_tokens, line_seed(options, line), options.min_tokens + 1)
+        )
     return requests
 
 
-def translating(
+def translation_requests(
     sources: Sequence[str],
     task: Task,
     vocabs: Vocabs,
-    options: Options,
+    options: DecodeOptions,
     max_length: int | None,
     say: Say,
 ) -> list[Request]:
-    """Requests to translate each line; lines longer than the task's rows are cut and counted."""
+    """Makes requests to translate each line; lines longer than a row are cut and counted."""
     tag = chosen_tag(options.tag, task.tags)
     source_length = task.row_lengths["source_length"]
     [prefix] = vocabs.target.encode([options.prefix or ""])
@@ -78,11 +85,15 @@ def translating(
         if len(ids) + 1 > source_length:
             ids, cut = ids[: source_length - 1], cut + 1
         source = [*map(int, ids), EOS]
-        most = options.max_tokens or int(len(source) * options.length_factor) + options.length_extra
+        max_new_tokens = (
+            options.max_tokens or int(len(source) * options.length_factor) + options.length_extra
+        )
         if max_length is not None:
-            most = min(most, max_length - 1 - len(prefix))
-        least = min(options.min_tokens + 1, most)
-        requests.append(Request(prefix, most, seed_of(options, line), least, source))
+            max_new_tokens = min(max_new_tokens, max_length - 1 - len(prefix))
+        min_new_tokens = min(options.min_tokens + 1, max_new_tokens)
+        requests.append(
+            Request(prefix, max_new_tokens, line_seed(options, line), min_new_tokens, source)
+        )
     if cut:
         say(
             f"Warning: {cut} of {len(sources)} lines have more than {source_length - 1} "
@@ -91,14 +102,14 @@ def translating(
     return requests
 
 
-def seed_of(options: Options, line: int) -> int:
-    """A line's own seed."""
+def line_seed(options: DecodeOptions, line: int) -> int:
+    """Returns the seed of a line."""
     return int(np.random.SeedSequence([options.seed, line]).generate_state(1)[0])
 
 
-def hypotheses(
+def decode_lines(
     decoder: Decoder, requests: Sequence[Request], lines: Sequence[int], vocabs: Vocabs,
-    options: Options,
+    options: DecodeOptions,
 ) -> Iterator[list[tuple[int, list[Hypothesis]]]]:  # fmt: skip
     """Yields, batch by batch, some of the lines with their texts, the best first.
 
@@ -108,58 +119,58 @@ def hypotheses(
     if blank:
         yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]
         lines = [line for line in lines if requests[line].source != [EOS]]
-    for batch in decoder.answers([requests[line] for line in lines]):
+    for batch in decoder.decode([requests[line] for line in lines]):
         yield [
-            (lines[i], ranked([hypothesis(requests[lines[i]], a, vocabs) for a in found], options))
+            (lines[i], rank([to_hypothesis(requests[lines[i]], a, vocabs) for a in found], options))
             for i, found in batch
         ]
 
 
-def hypothesis(request: Request, answer: Answer, vocabs: Vocabs) -> Hypothesis:
-    ids = [*map(int, request.prompt), *answer.tokens]
-    return Hypothesis(vocabs.target.decode(ids), answer.score, answer.log_probability)
+def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:
+    ids = [*map(int, request.prompt), *tokens.tokens]
+    return Hypothesis(vocabs.target.decode(ids), tokens.score, tokens.log_probability)
 
 
-def ranked(found: list[Hypothesis], options: Options) -> list[Hypothesis]:
-    """The hypotheses of one line in order; with consensus, the one in the middle goes first."""
+def rank(found: list[Hypothesis], options: DecodeOptions) -> list[Hypothesis]:
+    """Orders the hypotheses of a line; with consensus, the one most like all goes first."""
     if not options.consensus:
         return found
     first = consensus([one.text for one in found])
     return [found[first], *found[:first], *found[first + 1 :]]
 
 
-def texts_of(
+def best_texts(
     decoder: Decoder,
     requests: Sequence[Request],
     vocabs: Vocabs,
-    options: Options,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    options: DecodeOptions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-    """The best text of each line, in order."""
+    """Decodes the requests and returns the best text of each, in order."""
     texts, done = [""] * len(requests), 0
-    for batch in hypotheses(decoder, requests, range(len(requests)), vocabs, options):
+    for batch in decode_lines(decoder, requests, range(len(requests)), vocabs, options):
         for line, found in batch:
             texts[line] = found[0].text
         done += len(batch)
-        report(done, len(requests))
+        progress(done, len(requests))
     return texts
 
 
-def check_search(options: Options, search: object) -> None:
+def check_search(options: DecodeOptions, search: object) -> None:
     """Refuses options that need samples where there are none."""
     if options.consensus and not (isinstance(search, Sampling) and search.width > 1):
         raise UserError("--consensus: it chooses among samples.  Give --samples=16, for example.")
 
 
-def requests_of(
+def make_requests(
     lines: Sequence[str],
     task: Task,
     vocabs: Vocabs,
-    options: Options,
+    options: DecodeOptions,
     max_length: int | None,
     say: Say,
 ) -> list[Request]:
-    """What the lines ask of a model of this task."""
+    """Makes requests of lines, to translate or to continue them, as the task has it."""
     if task.has_source:
-        return translating(lines, task, vocabs, options, max_length, say)
-    return continuing(lines, vocabs, options, max_length, task.length // 2)
+        return translation_requests(lines, task, vocabs, options, max_length, say)
+    return continuation_requests(lines, vocabs, options, max_length, task.length // 2)

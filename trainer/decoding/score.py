@@ -1,4 +1,4 @@
-"""Log-likelihood of each line of a text."""
+"""Computes the log-likelihood of each line of a text."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from trainer.feed import placement
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The natural log-likelihood of one line with its end; the end counts as a word and a token."""
+    """Holds the natural log-likelihood of a line and its end, which counts as a word and token."""
 
     log_likelihood: float
     words: int
@@ -38,7 +38,7 @@ def score_lines(
     vocabs: Vocabs,
     mesh: Mesh,
     batch_sequences: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     tag: str | None = None,
 ) -> list[Score]:
     """Scores each line alone, however lines are packed into rows.
@@ -53,7 +53,7 @@ def score_lines(
     with jax.set_mesh(mesh):
         for batch in device_batches(rows, sharding, batch_sequences):
             losses_BL.append(np.asarray(token_losses(model, params, batch), np.float64))
-            report(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
+            progress(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
     per_row = np.concatenate(losses_BL)[: len(rows)]
     line_ids, row_ids, segments = rows.pieces.T
     totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)

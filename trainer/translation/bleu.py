@@ -11,10 +11,10 @@ from layouts.mesh import batch_shards
 from models.api import Params
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder
-from trainer.decoding.requests import Options
+from trainer.decoding.requests import DecodeOptions
 from trainer.observers import Observer
 from trainer.run import Run
-from trainer.translation.evaluate import held_out, subset, translate
+from trainer.translation.evaluate import evaluation_sets, subset, translate
 
 logger = logging.getLogger(__name__)
 SENTENCES_AT_ONCE = 64
@@ -26,17 +26,17 @@ class TranslationEval(Observer):
     def __init__(self, run: Run, layout: Layout, mesh: Mesh, vocabs: Vocabs):
         self._run, self._mesh, self._vocabs = run, mesh, vocabs
         self._model = run.model.model(layout)
-        self._parts = subset(held_out(run.task, "validation"), run.bleu_sentences)
+        self._parts = subset(evaluation_sets(run.task, "validation"), run.bleu_sentences)
         shards = batch_shards(layout, mesh.shape)
         self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
 
     def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
         decoder = Decoder(self._model, params, self._mesh, Sampling(temperature=0), self._batch)
         translated = translate(
-            decoder, self._parts, self._run.task, self._vocabs, Options(),
+            decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),
             self._run.model.max_length, say=logger.info, resamples=0, ter=False,
         )  # fmt: skip
-        quality = translated[0].quality
+        quality = translated[0].metrics
         logger.info(
             "Step %d: of %d validation sentences, %s.", step, quality.sentences, quality.bleu
         )

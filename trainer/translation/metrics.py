@@ -1,4 +1,4 @@
-"""How good translations are: BLEU, chrF and TER by sacrebleu, with its signatures."""
+"""Computes BLEU, chrF and TER of translations by sacrebleu, with its signatures."""
 
 import dataclasses
 import hashlib
@@ -47,7 +47,7 @@ class Ter(TER):
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """One metric in percent, with sacrebleu's full signature.
+    """Holds one metric in percent, with sacrebleu's full signature.
 
     `low` and `high` are the ends of sacrebleu's 95 % interval, None without resamples: the mean of
     the resamples, less and plus half the width of their middle 95 %.
@@ -66,7 +66,7 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Bleu(Measure):
-    """BLEU with what it is made of; lengths are in words of the tokenizer."""
+    """Holds BLEU with what it is made of; lengths are in words of the tokenizer."""
 
     ref_len: int
     sys_len: int
@@ -75,8 +75,8 @@ class Bleu(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quality:
-    """How good some hypotheses are.  Of TER, the least is best; it is None where not wanted.
+class TranslationMetrics:
+    """Holds the metrics of some translations.  A lower TER is better; None if not computed.
 
     A hash is the SHA-256 of the texts, each with a "\\n" at its end: what `sha256sum` says of a
     plain file, and of several references one after the other.
@@ -112,7 +112,7 @@ class Quality:
 
 @dataclasses.dataclass(frozen=True)
 class PairedSystem:
-    """One of several systems; a p-value tells it from the baseline, which has none."""
+    """Holds one of several systems; a p-value tells it from the baseline, which has none."""
 
     system: str
     bleu: float
@@ -123,7 +123,7 @@ class PairedSystem:
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Systems in the order given, the baseline first, all on the same resamples."""
+    """Holds systems in the order given, the baseline first, all on the same resamples."""
 
     baseline: str
     systems: tuple[PairedSystem, ...]
@@ -144,7 +144,7 @@ class Paired:
         return dataclasses.asdict(self)
 
 
-def quality(
+def compute_metrics(
     hypotheses: Sequence[str],
     references: References,
     *,
@@ -155,7 +155,7 @@ def quality(
     test_set: str | None = None,
     languages: str | None = None,
     where: str = "hypotheses",
-) -> Quality:
+) -> TranslationMetrics:
     """Measures raw, detokenised hypotheses against one or more references.
 
     `tokenize` is a tokenizer of sacrebleu's for BLEU; None takes 13a, or what sacrebleu takes for
@@ -178,7 +178,7 @@ def quality(
         _measured(score, _signature(metric, test_set, languages), resampled=held > 1)
         for score, metric in zip(scores, metrics, strict=True)
     ]
-    return Quality(
+    return TranslationMetrics(
         bleu=Bleu(
             **dataclasses.asdict(measures[0]),
             ref_len=scores[0].ref_len,

@@ -11,7 +11,7 @@ from sacrebleu.dataset import DATASETS
 
 from configs.errors import UserError
 from scripts.commands.compare import compare
-from trainer.translation.metrics import paired, quality
+from trainer.translation.metrics import compute_metrics, paired
 
 REFERENCE = [f"Die {n}. Katze sitzt auf dem Sofa, nicht im Garten {n % 3}." for n in range(40)]
 GOOD = [text.replace("Sofa", "Stuhl") if n % 4 else text for n, text in enumerate(REFERENCE)]
@@ -43,7 +43,7 @@ def test_one_system_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]
         tokenize="intl",
         json_file=str(folder / "j"),
     )
-    wanted = quality(GOOD, [REFERENCE], tokenize="intl")
+    wanted = compute_metrics(GOOD, [REFERENCE], tokenize="intl")
     found = read_json(folder / "j")
     assert found["paired"] is None
     (system,) = found["systems"]

@@ -7,9 +7,9 @@ from data.sources.pair_kinds import ParallelFiles
 from data.task import Translation
 from data.vocab import SentencePiece, make
 from data.vocabs import Vocabs
-from trainer.decoding.decoder import Answer, Decoder, Request
-from trainer.decoding.requests import Options
-from trainer.translation.evaluate import HeldOut, Translated, subset, translate
+from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
+from trainer.decoding.requests import DecodeOptions
+from trainer.translation.evaluate import EvaluationSet, TranslatedSet, subset, translate
 
 WORDS = ("kara", "lost", "mitu", "nevo")
 VOCAB = SentencePiece(size=263)  # the words, 256 bytes and three others
@@ -22,22 +22,31 @@ TASK = Translation(
 class Echo:
     """Answers with the source, without its end."""
 
-    def answers(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, list[Answer]]]]:
+    def decode(
+        self, requests: Sequence[Request]
+    ) -> Iterator[list[tuple[int, list[TokenHypothesis]]]]:
         for i, request in enumerate(requests):
             assert request.source is not None
-            yield [(i, [Answer([*map(int, request.source[:-1])], 0.0, 0.0)])]
+            yield [(i, [TokenHypothesis([*map(int, request.source[:-1])], 0.0, 0.0)])]
 
 
-def part(name: str, *sources: str) -> HeldOut:
-    return HeldOut(name, None, [*sources], [[*sources]])
+def part(name: str, *sources: str) -> EvaluationSet:
+    return EvaluationSet(name, None, [*sources], [[*sources]])
 
 
-def echoed(*parts: HeldOut) -> tuple[list[Translated], list[str]]:
+def echoed(*parts: EvaluationSet) -> tuple[list[TranslatedSet], list[str]]:
     vocab = make(VOCAB, iter([" ".join(WORDS)] * 20), words=WORDS)
     said: list[str] = []
     decoder = cast(Decoder, Echo())
     found = translate(
-        decoder, parts, TASK, Vocabs(vocab, vocab), Options(), None, say=said.append, resamples=0
+        decoder,
+        parts,
+        TASK,
+        Vocabs(vocab, vocab),
+        DecodeOptions(),
+        None,
+        say=said.append,
+        resamples=0,
     )
     return found, said
 

@@ -16,7 +16,7 @@ import sacrebleu
 
 from configs.errors import UserError
 from data.sources.text_files import read_lines
-from trainer.translation.metrics import check_settings, paired, quality
+from trainer.translation.metrics import check_settings, compute_metrics, paired
 
 SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 WORDS = ["The", "cat", "sat", "on", "a", "mat,", "“quietly”,", "and", "saw", "1,234.5", "dogs."]
@@ -50,14 +50,14 @@ def by_sacrebleu(*flags: str, folder: Path, **texts: list[str]) -> str:
 
 
 def test_numbers_that_can_be_counted_by_hand() -> None:
-    found = quality(["a b c d"], [["a b c d e"]], resamples=0)
+    found = compute_metrics(["a b c d"], [["a b c d e"]], resamples=0)
     assert found.bleu.score == pytest.approx(100 * math.exp(1 - 5 / 4))
     assert (found.bleu.sys_len, found.bleu.ref_len) == (4, 5)
     assert found.bleu.bp == pytest.approx(math.exp(-0.25))
     assert found.bleu.precisions == pytest.approx((100, 100, 100, 100))
     assert found.ter is not None and found.ter.score == pytest.approx(20)
     # One and two letters count: precision 1, recall the mean of 2/3 and 1/2.
-    chrf = quality(["ab"], [["abc"]], resamples=0).chrf
+    chrf = compute_metrics(["ab"], [["abc"]], resamples=0).chrf
     assert chrf.score == pytest.approx(100 * 5 * (7 / 12) / (4 + 7 / 12))
 
 
@@ -68,7 +68,7 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_pat
         *flags, "--format=json", "--confidence", "--confidence-n=99", folder=tmp_path,
         hyp=GOOD, ref=REFERENCE, ref2=second,
     )  # fmt: skip
-    found = quality(GOOD, [REFERENCE, second], tokenize="intl", resamples=99)
+    found = compute_metrics(GOOD, [REFERENCE, second], tokenize="intl", resamples=99)
     for measure, theirs in zip(found.measures, json.loads(answer), strict=True):
         assert measure.name == theirs["name"]
         assert measure.signature == theirs["signature"]
@@ -79,8 +79,8 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_pat
 
 
 def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
-    found = quality(GOOD, [REFERENCE])
-    more = quality(GOOD * 9, [REFERENCE * 9])
+    found = compute_metrics(GOOD, [REFERENCE])
+    more = compute_metrics(GOOD * 9, [REFERENCE * 9])
     for few, many in zip(found.measures, more.measures, strict=True):
         assert few.low is not None and few.high is not None
         assert many.low is not None and many.high is not None
@@ -90,7 +90,7 @@ def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
 
 
 def test_a_signature_names_what_was_done() -> None:
-    found = quality(
+    found = compute_metrics(
         GOOD, [REFERENCE], tokenize="char", lowercase=True, resamples=50,
         test_set="wmt14/full", languages="en-de", ter=False,
     )  # fmt: skip
@@ -106,39 +106,44 @@ def test_a_signature_names_what_was_done() -> None:
 
 def test_the_target_language_chooses_the_tokenizer() -> None:
     texts = [["今天天气很好。"]]
-    assert "tok:zh|" in quality(texts[0], texts, languages="en-zh", resamples=0).bleu.signature
-    assert "tok:13a|" in quality(texts[0], texts, languages="en-de", resamples=0).bleu.signature
+    assert (
+        "tok:zh|" in compute_metrics(texts[0], texts, languages="en-zh", resamples=0).bleu.signature
+    )
+    assert (
+        "tok:13a|"
+        in compute_metrics(texts[0], texts, languages="en-de", resamples=0).bleu.signature
+    )
 
 
 def test_case_counts_unless_told_otherwise() -> None:
     shouted = [text.upper() for text in REFERENCE]
-    assert quality(shouted, [REFERENCE], resamples=0, ter=False).bleu.score < 50
-    lower = quality(shouted, [REFERENCE], resamples=0, ter=False, lowercase=True)
+    assert compute_metrics(shouted, [REFERENCE], resamples=0, ter=False).bleu.score < 50
+    lower = compute_metrics(shouted, [REFERENCE], resamples=0, ter=False, lowercase=True)
     assert lower.bleu.score == pytest.approx(100) and lower.chrf.score == pytest.approx(100)
 
 
 def test_resamples_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, again = quality(GOOD, [REFERENCE]), quality(GOOD, [REFERENCE])
+    first, again = compute_metrics(GOOD, [REFERENCE]), compute_metrics(GOOD, [REFERENCE])
     assert first == again
     monkeypatch.setenv("SACREBLEU_SEED", "7")
-    other = quality(GOOD, [REFERENCE])
+    other = compute_metrics(GOOD, [REFERENCE])
     assert other.bleu.low != first.bleu.low and "seed:7|" in other.bleu.signature
 
 
 def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
-    found = quality(GOOD, [REFERENCE, BAD], resamples=0, ter=False)
+    found = compute_metrics(GOOD, [REFERENCE, BAD], resamples=0, ter=False)
     path = tmp_path / "hypotheses"
     path.write_text("\n".join(GOOD) + "\n", encoding="utf-8")
     assert found.hypotheses_hash == hashlib.sha256(path.read_bytes()).hexdigest()
     both = "\n".join(REFERENCE + BAD) + "\n"
     assert found.references_hash == hashlib.sha256(both.encode()).hexdigest()
-    moved = quality([*GOOD[1:], GOOD[0]], [REFERENCE, BAD], resamples=0, ter=False)
+    moved = compute_metrics([*GOOD[1:], GOOD[0]], [REFERENCE, BAD], resamples=0, ter=False)
     assert moved.hypotheses_hash != found.hypotheses_hash
 
 
 def test_the_names_in_json_do_not_change() -> None:
-    whole = quality(GOOD, [REFERENCE], resamples=10).as_dict()
-    bare = quality(GOOD, [REFERENCE], resamples=0, ter=False).as_dict()
+    whole = compute_metrics(GOOD, [REFERENCE], resamples=10).as_dict()
+    bare = compute_metrics(GOOD, [REFERENCE], resamples=0, ter=False).as_dict()
     measured = [f"{metric}{part}" for metric in ("bleu", "chrf", "ter")
                 for part in ("", "_low", "_high", "_signature")]  # fmt: skip
     names = {
@@ -155,13 +160,13 @@ def test_the_names_in_json_do_not_change() -> None:
 
 
 def test_texts_without_a_match_score_nothing() -> None:
-    found = quality([""] * 3, [["eins zwei", "drei", "vier"]], resamples=20)
+    found = compute_metrics([""] * 3, [["eins zwei", "drei", "vier"]], resamples=20)
     assert (found.bleu.score, found.bleu.low, found.bleu.high) == (0, 0, 0)
     assert found.ter is not None and found.ter.score == pytest.approx(100)
 
 
 def test_resamples_may_be_without_a_match() -> None:
-    found = quality(["eins zwei drei vier", "xx", ""], [["eins zwei drei vier", "yy", ""]])
+    found = compute_metrics(["eins zwei drei vier", "xx", ""], [["eins zwei drei vier", "yy", ""]])
     for measure in found.measures:
         assert measure.low is not None and measure.high is not None
         assert measure.low < measure.score < measure.high
@@ -169,7 +174,7 @@ def test_resamples_may_be_without_a_match() -> None:
 
 def test_large_texts_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.translation.metrics.MOST_BYTES", 80 * len(GOOD) * 30)
-    assert "bs:30|" in quality(GOOD, [REFERENCE], ter=False).bleu.signature
+    assert "bs:30|" in compute_metrics(GOOD, [REFERENCE], ter=False).bleu.signature
     assert "bs:30|" in paired([REFERENCE], {"a": GOOD, "b": BAD}).bleu_signature
 
 
@@ -208,9 +213,9 @@ def refused(call: Any, *words: str) -> None:
 
 
 def test_unequal_counts_are_refused_with_both() -> None:
-    refused(lambda: quality(GOOD[:-1], [REFERENCE]), "hypotheses", "59", "60", "reference")
+    refused(lambda: compute_metrics(GOOD[:-1], [REFERENCE]), "hypotheses", "59", "60", "reference")
     refused(
-        lambda: quality(GOOD, [REFERENCE, REFERENCE[:7]], where="out.txt"),
+        lambda: compute_metrics(GOOD, [REFERENCE, REFERENCE[:7]], where="out.txt"),
         "out.txt: 60", "reference 2 of 2 has 7",
     )  # fmt: skip
     refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD[2:]}), "b: 58", "60")
@@ -218,13 +223,18 @@ def test_unequal_counts_are_refused_with_both() -> None:
 
 def test_nothing_to_score_is_refused() -> None:
     for references in ([], [[]], [[" ", ""]]):
-        refused(lambda given=references: quality([], given), "Nothing to score")
+        refused(lambda given=references: compute_metrics([], given), "Nothing to score")
     refused(lambda: paired([REFERENCE], {"a": GOOD}), "2 or more", "found 1")
     refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}, resamples=1), "resamples = 1", "2")
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_legal_ones() -> None:
-    refused(lambda: quality(GOOD, [REFERENCE], tokenize="int"), "int:", "Did you mean intl?", "13a")
+    refused(
+        lambda: compute_metrics(GOOD, [REFERENCE], tokenize="int"),
+        "int:",
+        "Did you mean intl?",
+        "13a",
+    )
     refused(lambda: check_settings("moses"), "moses", "Legal: none, zh, 13a")
 
 
@@ -250,7 +260,9 @@ def test_a_seed_that_cannot_be_repeated_is_refused(
     seed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", seed)
-    refused(lambda: quality(GOOD, [REFERENCE]), f"SACREBLEU_SEED={seed}", "whole number from 1")
+    refused(
+        lambda: compute_metrics(GOOD, [REFERENCE]), f"SACREBLEU_SEED={seed}", "whole number from 1"
+    )
     refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}), "SACREBLEU_SEED")
 
 
@@ -260,7 +272,7 @@ def test_newstest2014_against_itself(pair: str, ref_len: int) -> None:
     if not path.exists():
         pytest.skip(f"{path} is not there")
     lines = list(read_lines(str(path)))
-    found = quality(lines, [lines], resamples=0)
+    found = compute_metrics(lines, [lines], resamples=0)
     assert found.bleu.score == pytest.approx(100) and found.chrf.score == pytest.approx(100)
     assert found.ter is not None and found.ter.score == 0
     assert (found.bleu.ref_len, found.bleu.sys_len, found.sentences) == (ref_len, ref_len, 3003)
