@@ -1,4 +1,4 @@
-"""Every tensor and product of a model, seen in a trace that makes none of them."""
+"""Records every tensor and product of a model in a trace that allocates none of them."""
 
 import dataclasses
 import inspect
@@ -36,11 +36,13 @@ class Weight(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One placement that the model asks for."""
+    """One sharding that the model asks for."""
 
     name: str  # a weight's path, or the letters or equation and the line that asks
     axes: str
-    shape: tuple[int | None, ...]  # None where the tensor only stands beside one with that axis
+    shape: tuple[
+        int | None, ...
+    ]  # None where the tensor is only broadcast against one with that axis
     stored: bool
 
 
@@ -50,7 +52,7 @@ class Product(NamedTuple):
     name: str
     equation: str
     sizes: dict[str, int]  # by letter
-    times: int  # how often it runs: a scan over layers counts each
+    times: int  # how often it runs, trip counts of scans multiplied
 
     @property
     def flops(self) -> int:
@@ -59,7 +61,7 @@ class Product(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one trace of a model made."""
+    """Weights, tensors and products of one trace of a model."""
 
     weights: tuple[Weight, ...]
     tensors: tuple[Tensor, ...]
@@ -68,12 +70,12 @@ class Record:
 
     @property
     def flops(self) -> int:
-        """FLOPs of all products that were traced, once each: of the forward pass, if only that."""
+        """FLOPs of all products of the trace."""
         return sum(product.flops for product in self.products)
 
 
 def record(trace: Callable[[Layout], Any]) -> Record:
-    """Records what `trace` makes: given a layout, it makes weights, runs on them, returns them.
+    """Records what `trace` does with a layout: it makes weights, uses them and returns them.
 
     Nothing is allocated or compiled, and no device or mesh is needed.
 
@@ -82,9 +84,9 @@ def record(trace: Callable[[Layout], Any]) -> Record:
     ...     x_BD = layout.iota("BD", (4, 10), "D").astype(jnp.float32)
     ...     layout.einsum("BD,DF->BF", x_BD, wi_DF)
     ...     return {"mlp": {"wi_DF": wi_DF}}
-    >>> seen = record(trace)
-    >>> seen.weights[0].path, [product.equation for product in seen.products], seen.flops
-    ('mlp/wi_DF', ['BD,DF->BF'], 1120)
+    >>> recorded = record(trace)
+    >>> [product.equation for product in recorded.products], recorded.flops
+    (['BD,DF->BF'], 1120)
     """
     recorder = Recorder()
     one = AbstractMesh((1,), ("one",), axis_types=(AxisType.Explicit,))
@@ -102,12 +104,12 @@ def record(trace: Callable[[Layout], Any]) -> Record:
 
 
 class Recorder(Layout):
-    """A layout that holds everything whole and notes who asks for what."""
+    """A layout that replicates everything and records each sharding that is asked for."""
 
     tensors: list[Tensor]
     products: list[Product]
 
-    # By identity, so that no trace in a cache keeps a tensor out of the record.
+    # By identity, so that jit never reuses a trace of another recorder, which would record nothing.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -119,6 +121,7 @@ class Recorder(Layout):
     def note(
         self, axes: str, shape: tuple[int | None, ...], *, stored: bool = False, name: str = ""
     ) -> None:
+        """Records a tensor."""
         self.tensors.append(Tensor(name or f"{axes} at {_line()}", axes, tuple(shape), stored))
 
     def einsum(
@@ -171,22 +174,22 @@ class Recorder(Layout):
 
 
 def _line() -> str:
-    """The nearest line outside this file that is being run: "models/blocks.py:62"."""
+    """Returns the line that calls the recorder, "models/blocks.py:62"."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     assert frame is not None
     path = PurePath(frame.f_code.co_filename)
-    inside = path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path
-    return f"{inside.as_posix()}:{frame.f_lineno}"
+    relative = path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path
+    return f"{relative.as_posix()}:{frame.f_lineno}"
 
 
 def _times(jaxpr: Jaxpr, times: int = 1) -> Counter[int]:
-    """How often each noted product runs, read off the scopes that the recorder gave them."""
+    """Counts how often each product runs, by the named scopes that the recorder gave them."""
     scopes = (re.search(r"product:(\d+)", str(eqn.source_info.name_stack)) for eqn in jaxpr.eqns)
-    found = Counter({int(scope[1]): times for scope in scopes if scope})
+    counts = Counter({int(scope[1]): times for scope in scopes if scope})
     for eqn in jaxpr.eqns:
-        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for inner in jaxprs_in_params(eqn.params):
-            found += _times(inner, times * turns)
-    return found
+        trip_count = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for body in jaxprs_in_params(eqn.params):
+            counts += _times(body, times * trip_count)
+    return counts

@@ -14,7 +14,7 @@ from models.spec import Moe
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
-SEEN = recorded(SPLITTABLE, 16, 24)
+DENSE = recorded(SPLITTABLE, 16, 24)
 EXPERTS = recorded(
     dataclasses.replace(
         SPLITTABLE, layers=2, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
@@ -25,11 +25,11 @@ EXPERTS = recorded(
 
 
 def test_all_candidates_are_legal_and_use_all_devices() -> None:
-    found = list(candidates(SEEN, 8))
-    assert len(set(found)) == len(found) > 12
-    for layout in found:
+    layouts = list(candidates(DENSE, 8))
+    assert len(set(layouts)) == len(layouts) > 12
+    for layout in layouts:
         sizes = mesh_sizes(layout.mesh, 8)
-        problems = lint(layout, sizes, SEEN, {})
+        problems = lint(layout, sizes, DENSE, {})
         assert not [problem for problem in problems if problem.severity == "error"]
         product = 1
         for size in sizes.values():
@@ -38,7 +38,7 @@ def test_all_candidates_are_legal_and_use_all_devices() -> None:
 
 
 def test_the_published_kinds_are_among_them() -> None:
-    found = {(layout.rules, layout.param_rules) for layout in candidates(SEEN, 8)}
+    rules = {(layout.rules, layout.param_rules) for layout in candidates(DENSE, 8)}
     model = "heads:model;d_ff:model;vocab:model"
     assert {
         ("batch:data", ""),
@@ -47,12 +47,12 @@ def test_the_published_kinds_are_among_them() -> None:
         (f"batch:data;{model}", ""),
         (f"batch:data;{model};length:model?", ""),
         (f"batch:data;{model};d_model:model?", "d_model:data"),
-    } <= found
+    } <= rules
 
 
 def test_experts_take_the_devices_of_the_rows_or_all() -> None:
     """GShard's layout, the one with model parallelism, and both with other weights split too."""
-    found = {(layout.rules, layout.param_rules) for layout in candidates(EXPERTS, 8)}
+    rules = {(layout.rules, layout.param_rules) for layout in candidates(EXPERTS, 8)}
     model = "heads:model;d_ff:model;vocab:model"
     every = "heads:model;d_ff:model?;vocab:model"
     assert {
@@ -60,17 +60,17 @@ def test_experts_take_the_devices_of_the_rows_or_all() -> None:
         ("batch:data;experts:data", "d_model:data?"),
         (f"batch:data;{model};experts:data", ""),
         (f"batch:data;{every};experts:data;experts:model", ""),
-    } <= found
+    } <= rules
 
 
 def test_a_third_mesh_axis_splits_weights_over_some_of_the_rows_only() -> None:
-    found = list(widened(SEEN, Layout(mesh="data:4,model:2")))
-    assert {layout.mesh for layout in found} == {"data:2,shard:2,model:2"}
-    assert {layout.param_rules for layout in found} == {"d_model:shard"}
-    assert all(layout.rules.startswith("batch:data;batch:shard;heads:model") for layout in found)
-    own = {layout.rules for layout in widened(EXPERTS, Layout(mesh="data:8"))}
-    assert own == {"batch:data;batch:shard;experts:shard"}
-    assert not list(widened(SEEN, Layout(mesh="data:2,model:4")))
+    layouts = list(widened(DENSE, Layout(mesh="data:4,model:2")))
+    assert {layout.mesh for layout in layouts} == {"data:2,shard:2,model:2"}
+    assert {layout.param_rules for layout in layouts} == {"d_model:shard"}
+    assert all(layout.rules.startswith("batch:data;batch:shard;heads:model") for layout in layouts)
+    expert_rules = {layout.rules for layout in widened(EXPERTS, Layout(mesh="data:8"))}
+    assert expert_rules == {"batch:data;batch:shard;experts:shard"}
+    assert not list(widened(DENSE, Layout(mesh="data:2,model:4")))
 
 
 @pytest.mark.parametrize("devices", [1, 6, 8])
@@ -79,7 +79,7 @@ def test_shapes_multiply_to_the_devices(devices: int) -> None:
 
 
 def test_what_is_written_is_a_layout_file(tmp_path: Path) -> None:
-    layout = dataclasses.replace(next(iter(candidates(SEEN, 8))), order="data:x")
+    layout = dataclasses.replace(next(iter(candidates(DENSE, 8))), order="data:x")
     (tmp_path / "best.gin").write_text(as_gin(layout, ["The best.", "+3%: another"]))
     assert load([str(tmp_path / "best.gin")]).make(Layout) == layout
     assert (tmp_path / "best.gin").read_text().startswith("# The best.\n# +3%: another\n")

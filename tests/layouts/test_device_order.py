@@ -21,7 +21,7 @@ from tests.toys import SPLITTABLE
 POD = Slice.named("v3:4x4").torus
 MESH = {"data": 4, "model": 8}
 ORDER = "data:y;model:x;model:core"
-SEEN = recorded(SPLITTABLE, 16, 24)
+RECORD = recorded(SPLITTABLE, 16, 24)
 
 
 def test_a_mesh_axis_lies_along_the_axes_that_it_names() -> None:
@@ -50,9 +50,9 @@ def test_what_is_named_later_lies_nearer() -> None:
 )
 def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> None:
     torus = Slice.named(name).torus
-    found = list(orders(mesh, torus))
-    assert len(set(found)) == len(found)
-    for order in found:
+    all_orders = list(orders(mesh, torus))
+    assert len(set(all_orders)) == len(all_orders)
+    for order in all_orders:
         assert mistakes(order, mesh, torus) == []
         numbers = device_permutation(order, mesh, torus)
         assert numbers.shape == tuple(mesh.values())
@@ -61,10 +61,12 @@ def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> No
 
 def test_orders_that_cost_the_same_are_tried_once() -> None:
     """Along x or along y is the same on a square, spread out or side by side is not."""
-    found = list(orders({"data": 8, "model": 4}, POD))
-    assert found[0] == "data:y;data:core;model:x"
-    assert "data:x;data:core;model:y" not in found
-    assert {"data:x2;data:y;model:x2;model:core", "model:y2;model:core;data:x;data:y2"} <= {*found}
+    all_orders = list(orders({"data": 8, "model": 4}, POD))
+    assert all_orders[0] == "data:y;data:core;model:x"
+    assert "data:x;data:core;model:y" not in all_orders
+    assert {"data:x2;data:y;model:x2;model:core", "model:y2;model:core;data:x;data:y2"} <= {
+        *all_orders
+    }
 
 
 def test_without_coordinates_the_order_is_that_of_jax() -> None:
@@ -73,7 +75,7 @@ def test_without_coordinates_the_order_is_that_of_jax() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "wanted"),
+    ("order", "message"),
     [
         ("data=y", "'data=y' is not mesh_axis:torus_axis, as in 'model:x' or 'model:x8'."),
         ("data:y;modle:x", "no such mesh axis: modle.  Did you mean model?"),
@@ -84,10 +86,12 @@ def test_without_coordinates_the_order_is_that_of_jax() -> None:
         ("data:x;data:y;data:core", "data = 4, and data:x;data:y;data:core gives it 32."),
     ],
 )
-def test_an_order_that_does_not_fit_is_refused_with_some_that_do(order: str, wanted: str) -> None:
+def test_an_order_that_does_not_fit_is_refused_with_some_that_do(order: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_order(order, MESH, POD)
-    assert str(error.value).startswith(f"Layout.order = {order!r}: ") and wanted in str(error.value)
+    assert str(error.value).startswith(f"Layout.order = {order!r}: ") and message in str(
+        error.value
+    )
     assert f"Legal: {ORDER!r}" in str(error.value)
 
 
@@ -99,13 +103,13 @@ def test_a_mesh_of_some_of_the_devices_has_no_order() -> None:
 def test_the_lint_reports_it_beside_all_else() -> None:
     layout = Layout(mesh="data:4,model:8", rules="bach:data", order="data:y;model:x")
     where = {"Layout.order": "layouts/mine.gin:4"}
-    found = [str(problem) for problem in lint(layout, MESH, SEEN, where, POD)]
+    messages = [str(problem) for problem in lint(layout, MESH, RECORD, where, POD)]
     head = "order 'data:y;model:x' (Layout.order, layouts/mine.gin:4): core has 2"
-    assert any(text.startswith(head) and ORDER in text for text in found)
-    assert any(text.startswith("rule bach:data") for text in found)
+    assert any(text.startswith(head) and ORDER in text for text in messages)
+    assert any(text.startswith("rule bach:data") for text in messages)
     elsewhere = dataclasses.replace(layout, order="data:q")
     assert any(
-        "no such torus axis: q" in str(problem) for problem in lint(elsewhere, MESH, SEEN, {})
+        "no such torus axis: q" in str(problem) for problem in lint(elsewhere, MESH, RECORD, {})
     )
 
 
@@ -131,14 +135,14 @@ def test_the_order_of_devices_changes_no_result() -> None:
     def computed(order: str) -> tuple[list[object], list[np.ndarray]]:
         devices = np.array(jax.devices())[device_permutation(order, mesh, torus)]
         with jax.set_mesh(Mesh(devices, tuple(mesh), axis_types=(AxisType.Explicit,) * 2)):
-            found = jax.jit(step)()
-        return list(devices.flat), [np.asarray(own) for own in jax.tree.leaves(found)]
+            results = jax.jit(step)()
+        return list(devices.flat), [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
-    devices, found = computed("data:y;model:x;model:core")
-    others, wanted = computed("model:y;data:x;model:core")
-    assert devices != others and set(devices) == set(others)
-    for own, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(own, other)
+    devices, results = computed("data:y;model:x;model:core")
+    other_devices, other_results = computed("model:y;data:x;model:core")
+    assert devices != other_devices and set(devices) == set(other_devices)
+    for result, other in zip(results, other_results, strict=True):
+        np.testing.assert_array_equal(result, other)
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")

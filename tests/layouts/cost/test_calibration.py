@@ -19,19 +19,19 @@ MESH = {"data": 2, "model": 2}
 
 
 def test_devices_that_share_a_machine_take_turns() -> None:
-    found = estimate_host_timing(HOST, MESH, [OpCost(100, 20, 0, 3), OpCost(0, 0, 5, 1)], [])
-    assert found.products_s == pytest.approx(3 * 4 * 100 / 400)
-    assert found.other_s == pytest.approx(3 * 4 * 20 / 80 + 4 * 5 / 20)
-    assert found.step_s == pytest.approx(found.products_s + found.other_s)
+    timing = estimate_host_timing(HOST, MESH, [OpCost(100, 20, 0, 3), OpCost(0, 0, 5, 1)], [])
+    assert timing.products_s == pytest.approx(3 * 4 * 100 / 400)
+    assert timing.other_s == pytest.approx(3 * 4 * 20 / 80 + 4 * 5 / 20)
+    assert timing.step_s == pytest.approx(timing.products_s + timing.other_s)
 
 
 def test_an_exchange_takes_a_start_and_what_all_receive() -> None:
-    sent = Collective("all-gather", ("model",), 2, 10, 3, "")
-    found = estimate_host_timing(HOST, MESH, [], [sent])
-    assert dict(found.traffic_s) == {"model": pytest.approx(3 * 0.5 + 4 * 3 * 5 / 40)}
+    collective = Collective("all-gather", ("model",), 2, 10, 3, "")
+    timing = estimate_host_timing(HOST, MESH, [], [collective])
+    assert dict(timing.traffic_s) == {"model": pytest.approx(3 * 0.5 + 4 * 3 * 5 / 40)}
 
 
 def test_the_rates_of_this_machine() -> None:
-    found = measure_host(jax.devices())
-    assert found.devices == 8 and all(rate > 0 for rate in found[:4]) and found.received_per_s > 0
-    assert 1e8 < found.flops_per_s < 1e14  # units, not speed
+    rates = measure_host(jax.devices())
+    assert rates.devices == 8 and all(rate > 0 for rate in rates[:4]) and rates.received_per_s > 0
+    assert 1e8 < rates.flops_per_s < 1e14  # units, not speed

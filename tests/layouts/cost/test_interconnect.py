@@ -26,8 +26,8 @@ def square(side: int) -> np.ndarray:
 def test_the_guide_takes_as_long_for_its_activations() -> None:
     """The Giant Models guide, section 2.4: 1.01 s at 85 GB/s, 1.5 times that in truth."""
     gathered = 512 * 1024 * 8192 // 32 * 2  # BLD in bfloat16, split over 32 rows of the mesh
-    own = 64 * 10 * POD.seconds("all-gather", gathered, row(32))
-    assert own == pytest.approx(1.01 * 1.5, rel=0.1)
+    total_s = 64 * 10 * POD.seconds("all-gather", gathered, row(32))
+    assert total_s == pytest.approx(1.01 * 1.5, rel=0.1)
 
 
 def test_a_ring_has_two_ways_and_a_line_one() -> None:
@@ -82,7 +82,7 @@ def test_cores_are_numbered_as_tpus_number_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "message"),
     [
         ("v9:2x2", "Legal: v2, v3, v4, v5e, v5p, v6e"),
         ("v5:2x2", "Did you mean v5"),
@@ -92,8 +92,8 @@ def test_cores_are_numbered_as_tpus_number_them() -> None:
         ("v3:0x4", "numbers of chips"),
     ],
 )
-def test_an_unknown_slice_is_refused_with_what_is_legal(name: str, wanted: str) -> None:
-    with pytest.raises(UserError, match=f"--topology={name}.*{wanted}"):
+def test_an_unknown_slice_is_refused_with_what_is_legal(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"--topology={name}.*{message}"):
         Slice.named(name)
 
 
@@ -108,9 +108,9 @@ class Device:
 def devices(kind: str) -> np.ndarray:
     """Two cores on each of 4 x 2 chips, which stand somewhere in a larger torus."""
     cores = [Device(kind, (x, y + 4, 0)) for x in range(4) for y in range(2) for _ in range(2)]
-    found = np.empty(len(cores), object)
-    found[:] = cores
-    return found
+    devices = np.empty(len(cores), object)
+    devices[:] = cores
+    return devices
 
 
 def test_devices_at_hand_are_a_slice_of_their_kind() -> None:

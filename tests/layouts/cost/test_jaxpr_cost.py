@@ -27,13 +27,15 @@ def layer(out: jax.P):
     return lambda x, w: jnp.einsum("bd,df->bf", x, w, out_sharding=out)
 
 
-def sent(found: Cost) -> list[tuple[str, tuple[str, ...], int]]:
-    return [(own.kind, own.mesh_axes, own.bytes) for own in found.collectives]
+def transfers(cost: Cost) -> list[tuple[str, tuple[str, ...], int]]:
+    return [
+        (collective.kind, collective.mesh_axes, collective.bytes) for collective in cost.collectives
+    ]
 
 
 # The equations of a layer under the layouts of Table 1 (Mesh-TensorFlow), and the guide's figure 4.
 @pytest.mark.parametrize(
-    ("x", "w", "out", "split", "wanted"),
+    ("x", "w", "out", "split", "expected"),
     [
         (("x", None), (None, None), ("x", None), 4, []),
         (("x", None), (None, "y"), ("x", "y"), 8, []),
@@ -44,10 +46,10 @@ def sent(found: Cost) -> list[tuple[str, tuple[str, ...], int]]:
         ((None, None), (None, None), (None, None), 1, []),
     ],
 )
-def test_a_product_sends_what_its_placements_ask_for(x, w, out, split, wanted) -> None:
-    found = cost(layer(jax.P(*out)), ((B, D), jax.P(*x)), ((D, F), jax.P(*w)))
-    assert sent(found) == wanted
-    assert found.flops == ONE // split
+def test_a_product_sends_what_its_placements_ask_for(x, w, out, split, expected) -> None:
+    result = cost(layer(jax.P(*out)), ((B, D), jax.P(*x)), ((D, F), jax.P(*w)))
+    assert transfers(result) == expected
+    assert result.flops == ONE // split
 
 
 def test_work_is_what_goes_through_memory_and_what_is_computed_beside() -> None:
@@ -56,10 +58,10 @@ def test_work_is_what_goes_through_memory_and_what_is_computed_beside() -> None:
     def step(x, w):
         return jnp.tanh(layer(place)(x, w)) + 1.0
 
-    found = cost(step, ((B, D), place), ((D, F), jax.P(None, None)))
-    product, *others, ends = found.ops
-    own = 4 * (B // 4 * D + D * F + B // 4 * F)
-    assert product == (ONE // 4, own, 0, 1) and ends == (0, own, 0, 1)
+    result = cost(step, ((B, D), place), ((D, F), jax.P(None, None)))
+    product, *others, ends = result.ops
+    moved_bytes = 4 * (B // 4 * D + D * F + B // 4 * F)
+    assert product == (ONE // 4, moved_bytes, 0, 1) and ends == (0, moved_bytes, 0, 1)
     assert [other.elements for other in others if other.elements] == [B // 4 * F] * 2
     assert not any(other.bytes for other in others)
 
@@ -69,13 +71,13 @@ def test_a_table_is_read_where_it_is_looked_up() -> None:
         return table.at[ids].get(mode="clip", out_sharding=jax.P())
 
     whole = jax.P(None, None)
-    found = cost(lambda table: rows(table, jnp.arange(3)), ((B, D), whole))
-    assert max(own.bytes for own in found.ops[:-1]) == 2 * 4 * 3 * D
+    result = cost(lambda table: rows(table, jnp.arange(3)), ((B, D), whole))
+    assert max(op.bytes for op in result.ops[:-1]) == 2 * 4 * 3 * D
 
 
 def test_what_is_not_split_is_computed_by_every_device() -> None:
-    found = cost(layer(jax.P("x", None)), ((B, D), jax.P("x", None)), ((D, F), jax.P(None, None)))
-    assert found.flops == ONE // 4  # the mesh axis y of 2 repeats it
+    result = cost(layer(jax.P("x", None)), ((B, D), jax.P("x", None)), ((D, F), jax.P(None, None)))
+    assert result.flops == ONE // 4  # the mesh axis y of 2 repeats it
 
 
 def test_a_tpu_gathers_once_what_two_products_read() -> None:
@@ -84,13 +86,13 @@ def test_a_tpu_gathers_once_what_two_products_read() -> None:
     def both(x, v, w):
         out, views = jax.P("x", "y"), (jnp.reshape(x, (B, 1, D)) for _ in range(2))
         return tuple(
-            jnp.einsum("bd,df->bf", view[:, 0], own, out_sharding=out)
-            for view, own in zip(views, (v, w), strict=True)
+            jnp.einsum("bd,df->bf", view[:, 0], weight, out_sharding=out)
+            for view, weight in zip(views, (v, w), strict=True)
         )
 
     gathered = [("all-gather", ("y",), B // 4 * D * 4)]
-    assert sent(cost(both, *places)) == gathered
-    assert sent(cost(both, *places, traits=CPU)) == 2 * gathered
+    assert transfers(cost(both, *places)) == gathered
+    assert transfers(cost(both, *places, traits=CPU)) == 2 * gathered
 
 
 def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
@@ -99,30 +101,32 @@ def test_a_tpu_adds_gradients_before_it_reduces_them() -> None:
 
     def split(x, v, w):
         out = jax.P("x", "y")
-        h = sum(jnp.einsum("bd,df->bf", x, own, out_sharding=out) for own in (v, w))
+        h = sum(jnp.einsum("bd,df->bf", x, weight, out_sharding=out) for weight in (v, w))
         return jnp.sum(h)
 
     def of_split(x, v, w):
         return jax.grad(split)(x, v, w)
 
-    def products(found: Cost) -> list[tuple[str, tuple[str, ...], int]]:
-        return [own for own in sent(found) if own[2] == reduced[0][2]]
+    def products(cost: Cost) -> list[tuple[str, tuple[str, ...], int]]:
+        return [transfer for transfer in transfers(cost) if transfer[2] == reduced[0][2]]
 
     assert products(cost(of_split, *places)) == reduced
     assert products(cost(of_split, *places, traits=CPU)) == 2 * reduced
 
 
-def test_a_loop_counts_its_turns() -> None:
+def test_a_loop_counts_its_iterations() -> None:
     def loop(x, w):
-        def turn(x, _):
+        def body(x, _):
             y = jnp.einsum("bd,df->bf", x, w, out_sharding=jax.P("x", "y"))
             return jnp.einsum("bf,df->bd", y, w, out_sharding=jax.P("x", None)), None
 
-        return jax.lax.scan(turn, x, None, length=3)[0]
+        return jax.lax.scan(body, x, None, length=3)[0]
 
-    found = cost(loop, ((B, D), jax.P("x", None)), ((D, F), jax.P(None, "y")))
-    assert found.flops == 3 * 2 * ONE // 8
-    assert [(own.kind, own.times) for own in found.collectives] == [("all-reduce", 3)]
+    result = cost(loop, ((B, D), jax.P("x", None)), ((D, F), jax.P(None, "y")))
+    assert result.flops == 3 * 2 * ONE // 8
+    assert [(collective.kind, collective.times) for collective in result.collectives] == [
+        ("all-reduce", 3)
+    ]
 
 
 def test_a_split_table_is_looked_up_in_parts() -> None:
@@ -130,9 +134,11 @@ def test_a_split_table_is_looked_up_in_parts() -> None:
         rows = ids.astype(jnp.int32)
         return table.at[rows].get(mode="clip", out_sharding=jax.P("x", None))
 
-    found = cost(look_up, ((32, D), jax.P("y", None)), ((B,), jax.P("x")))
-    assert ("all-reduce", ("y",), B // 4 * D * 4) in sent(found)
-    gathered = [own.bytes for own in found.collectives if own.kind == "all-gather"]
+    result = cost(look_up, ((32, D), jax.P("y", None)), ((B,), jax.P("x")))
+    assert ("all-reduce", ("y",), B // 4 * D * 4) in transfers(result)
+    gathered = [
+        collective.bytes for collective in result.collectives if collective.kind == "all-gather"
+    ]
     assert max(gathered, default=0) <= B * 4  # at most the ids
 
 
@@ -142,5 +148,5 @@ def test_memory_is_what_lives_at_once() -> None:
             x = jnp.sin(x)  # each lives until the next is there
         return x
 
-    found = cost(chain, ((B, D), jax.P("x", None)))
-    assert found.peak_bytes == 2 * B * D * 4 // 4
+    result = cost(chain, ((B, D), jax.P("x", None)))
+    assert result.peak_bytes == 2 * B * D * 4 // 4

@@ -10,7 +10,7 @@ from layouts.cost.collectives import Collective
 from layouts.hlo.program import CompiledProgram
 
 SIZES = {"x": 4, "y": 2}
-TURNS, ROWS, INNER, OUTER = 5, 8, 12, 20
+ITERATIONS, ROWS, INNER, OUTER = 5, 8, 12, 20
 
 
 def mesh() -> jax.sharding.Mesh:
@@ -30,41 +30,49 @@ def compiled(function, *places: tuple[tuple[int, ...], jax.P]) -> CompiledProgra
 def loop(x, w):
     """Products in a scan, each of which sums over a split axis."""
 
-    def turn(x, _):
+    def body(x, _):
         h = jnp.einsum("bd,df->bf", x, w, out_sharding=jax.P("x", None))
         return jnp.einsum("bf,df->bd", jnp.tanh(h), w, out_sharding=jax.P("x", "y")), None
 
-    return jax.lax.scan(turn, x, None, length=TURNS)[0]
+    return jax.lax.scan(body, x, None, length=ITERATIONS)[0]
 
 
-def test_turns_of_a_loop_are_multiplied_out() -> None:
-    found = compiled(loop, ((ROWS, INNER), jax.P("x", "y")), ((INNER, OUTER), jax.P("y", None)))
+def test_trip_counts_of_loops_are_multiplied() -> None:
+    program = compiled(loop, ((ROWS, INNER), jax.P("x", "y")), ((INNER, OUTER), jax.P("y", None)))
     one = 2 * ROWS * INNER * OUTER // 8  # of a product that all devices share
-    assert found.flops == TURNS * 2 * one
-    exchanged = [own for own in found.collectives(SIZES) if own.mesh_axes == ("y",)]
-    reduced = [own for own in exchanged if own.kind in ("all-reduce", "reduce-scatter")]
-    assert sum(own.times for own in reduced) == TURNS
-    assert {own.bytes for own in reduced} == {ROWS // 4 * OUTER * 4}
-    assert {own.group for own in reduced} == {2}
+    assert program.flops == ITERATIONS * 2 * one
+    exchanged = [
+        collective for collective in program.collectives(SIZES) if collective.mesh_axes == ("y",)
+    ]
+    reduced = [
+        collective
+        for collective in exchanged
+        if collective.kind in ("all-reduce", "reduce-scatter")
+    ]
+    assert sum(collective.times for collective in reduced) == ITERATIONS
+    assert {collective.bytes for collective in reduced} == {ROWS // 4 * OUTER * 4}
+    assert {collective.group for collective in reduced} == {2}
 
 
 @pytest.mark.parametrize("axes", [("x",), ("x", "y")])
 def test_a_gather_is_found_along_its_mesh_axes(axes: tuple[str, ...]) -> None:
-    found = compiled(
+    program = compiled(
         lambda x: jax.sharding.reshard(x, jax.P(None, None)), ((16, 3), jax.P(axes, None))
     )
-    (own,) = found.collectives(SIZES)
+    (collective,) = program.collectives(SIZES)
     group = int(np.prod([SIZES[axis] for axis in axes]))
-    assert own._replace(source="") == Collective("all-gather", axes, group, 16 * 3 * 4, 1, "")
-    assert own.received_bytes == 16 * 3 * 4 * (group - 1) / group
+    assert collective._replace(source="") == Collective(
+        "all-gather", axes, group, 16 * 3 * 4, 1, ""
+    )
+    assert collective.received_bytes == 16 * 3 * 4 * (group - 1) / group
 
 
 def test_an_exchange_of_all_with_all_is_one() -> None:
-    found = compiled(
+    program = compiled(
         lambda x: jax.sharding.reshard(x, jax.P(None, "x")), ((8, 12), jax.P("x", None))
     )
-    assert {own.kind for own in found.collectives(SIZES)} == {"all-to-all"}
-    assert sum(own.bytes for own in found.collectives(SIZES)) == 8 * 12 * 4 // 4
+    assert {collective.kind for collective in program.collectives(SIZES)} == {"all-to-all"}
+    assert sum(collective.bytes for collective in program.collectives(SIZES)) == 8 * 12 * 4 // 4
 
 
 @pytest.mark.parametrize(
@@ -85,25 +93,25 @@ def test_multiplications_with_padding_and_holes_are_not_counted(
     text = jax.jit(convolve).lower(
         jnp.ones((batch, features, size)), jnp.ones((outputs, features, kernel))
     ).compile().as_text()  # fmt: skip
-    found = CompiledProgram.read(text)
+    program = CompiledProgram.read(text)
     # By hand: an input of ones, in which only real numbers count.
     wide = np.zeros((size - 1) * holes + 1)
     wide[::holes] = 1
     wide = np.pad(wide, padding)
     reach = (kernel - 1) * dilation
     met = sum(wide[i : i + reach + 1 : dilation].sum() for i in range(0, len(wide) - reach, stride))
-    assert found.flops == 2 * batch * outputs * features * met
+    assert program.flops == 2 * batch * outputs * features * met
 
 
-def test_a_loop_without_a_known_end_is_counted_by_the_turn() -> None:
+def test_a_loop_without_a_known_end_is_counted_by_the_iteration() -> None:
     def search(x, w):
-        def turn(x):
+        def body(x):
             return jnp.tanh(x @ w)
 
         with jax.named_scope("search"):
-            return jax.lax.while_loop(lambda x: jnp.sum(x) > 3, turn, x @ w @ w)
+            return jax.lax.while_loop(lambda x: jnp.sum(x) > 3, body, x @ w @ w)
 
     shapes = (ROWS, INNER), (INNER, INNER)
     text = jax.jit(search).lower(*map(jnp.ones, shapes)).compile().as_text()
-    found, one = CompiledProgram.read(text, "search"), 2 * ROWS * INNER * INNER
-    assert (found.flops, found.iteration.flops) == (3 * one, one)
+    program, one = CompiledProgram.read(text, "search"), 2 * ROWS * INNER * INNER
+    assert (program.flops, program.iteration.flops) == (3 * one, one)

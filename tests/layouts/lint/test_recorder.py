@@ -28,10 +28,10 @@ def test_weights_are_those_of_init(kind: str) -> None:
     spec = dataclasses.replace(KINDS[kind], precision=Precision(store="bfloat16"))
     with jax.set_mesh(jax.make_mesh((1,), ("data",))):
         params = jax.eval_shape(TransformerModel(spec, WHOLE).init, jax.random.key(0))
-    found = recorded(spec, 4, 8).weights
-    assert [weight.shape for weight in found] == [leaf.shape for leaf in jax.tree.leaves(params)]
-    assert all(len(weight.axes) == len(weight.shape) for weight in found)
-    assert sum(weight.bytes for weight in found) == 2 * sum(
+    weights = recorded(spec, 4, 8).weights
+    assert [weight.shape for weight in weights] == [leaf.shape for leaf in jax.tree.leaves(params)]
+    assert all(len(weight.axes) == len(weight.shape) for weight in weights)
+    assert sum(weight.bytes for weight in weights) == 2 * sum(
         math.prod(leaf.shape) for leaf in jax.tree.leaves(params)
     )
 
@@ -46,8 +46,8 @@ def test_forward_flops_are_those_of_the_products() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_flops_do_not_depend_on_how_layers_run(kind: str) -> None:
-    ways = itertools.product([False, True], ["none", "dots", "full"])
-    specs = [dataclasses.replace(KINDS[kind], scan=scan, remat=remat) for scan, remat in ways]
+    settings = itertools.product([False, True], ["none", "dots", "full"])
+    specs = [dataclasses.replace(KINDS[kind], scan=scan, remat=remat) for scan, remat in settings]
     assert len({recorded(spec, 4, 8).flops for spec in specs}) == 1
 
 
@@ -66,20 +66,20 @@ def test_scans_multiply_and_what_is_traced_and_dropped_counts_nothing() -> None:
         jax.lax.scan(twice, x_BD, w_NDF)
         return {"w_NDF": w_NDF}
 
-    found = record(trace)
-    assert [product.times for product in found.products] == [15]
-    assert found.flops == 15 * 2 * 7 * 2 * 2
+    result = record(trace)
+    assert [product.times for product in result.products] == [15]
+    assert result.flops == 15 * 2 * 7 * 2 * 2
 
 
-def test_each_tensor_names_its_letters_sizes_and_the_line_that_asks() -> None:
-    found = recorded(SPLITTABLE, 8, 24)
-    named = {tensor.name.partition(".py:")[0]: tensor for tensor in found.tensors}
+def test_each_tensor_has_its_letters_sizes_and_source_line() -> None:
+    result = recorded(SPLITTABLE, 8, 24)
+    named = {tensor.name.partition(".py:")[0]: tensor for tensor in result.tensors}
     hidden = named["BLD,DF->BLF at models/feed_forward"]
     assert (hidden.axes, hidden.shape, hidden.stored) == ("BLF", (8, 24, 40), False)
     weight = named["decoder/layers_N/mlp/wi_DF"]
     assert (weight.axes, weight.shape, weight.stored) == ("NDF", (3, 16, 40), True)
-    beside = next(t for t in found.tensors if t.axes == "BLM" and t.shape == (8, 24, None))
-    assert beside.name.startswith("BLM at models/attention.py:")
+    broadcast = next(t for t in result.tensors if t.axes == "BLM" and t.shape == (8, 24, None))
+    assert broadcast.name.startswith("BLM at models/attention.py:")
 
 
 @functools.partial(jax.jit, static_argnums=0)
