@@ -55,7 +55,7 @@ def main(
     host = measure_host(jax.devices())
     tell(str(host))
     start = time.perf_counter()
-    ranking = rank_layouts(run, host, tell)
+    ranking = rank_layouts(run, host)
     search_s = time.perf_counter() - start
     benchmarks = {}
     for number, ranked in enumerate(ranking, 1):
@@ -63,7 +63,7 @@ def main(
         timer = time.perf_counter if clock == "wall" else time.process_time
         benchmarks[ranked.name] = StepBenchmark(run, ranked.layout, timer)
         tell(f"compiled {number} of {len(ranking)} in {time.perf_counter() - start:.0f} s")
-    times = time_rounds(benchmarks, rounds, tell)
+    times = time_rounds(benchmarks, rounds)
     ratios = {name: slowdown(times, name) for name in benchmarks}
     first = [ranked.name for ranked in ranking[:COMPILED]]
     rows = [

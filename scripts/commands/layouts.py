@@ -53,7 +53,7 @@ def compare(
         inputs = PlanInputs.read(settings(None, (*gin_file, name), gin_param), slice)
         inputs.check(inputs.run)
         figures[Path(name).stem] = as_json(best_plan(inputs, analytic), inputs.layout)
-    names = sorted(figures, key=lambda name: fastest_first(figures[name]))
+    names = sorted(figures, key=lambda name: sort_key(figures[name]))
     print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
     write_json(json_file, {name: figures[name] for name in names})
 
@@ -72,24 +72,22 @@ def search(
     check_run(run)
     if verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-    ranking = rank_layouts(run, slice or measure_host(jax.devices()), tell)
+    ranking = rank_layouts(run, slice or measure_host(jax.devices()))
     best, basis = ranking, "by their traces"
     if slice is not None:
         check_any_fits(ranking, slice)
     if verify:
         if slice is None:
-            best = benchmark_layouts(run, ranking[:COMPILED], tell)
+            best = benchmark_layouts(run, ranking[:COMPILED])
         else:
-            best = compile_layouts(run, slice, ranking, COMPILED, tell)
-        basis = (
-            f"the first {len(best)} by their {'steps' if slice is None else 'compiled programs'}"
-        )
+            best = compile_layouts(run, slice, ranking, COMPILED)
+        programs = "steps" if slice is None else "compiled programs"
+        basis = f"the first {len(best)} by their {programs}"
         ranking = [*best, *ranking[len(best) :]]
     figures = {ranked.name: figures_of(ranked) for ranked in ranking}
-    print_table(
-        ["layout", "by", *COLUMNS], [[name, own["by"], *row(own)] for name, own in figures.items()]
-    )
-    write_json(json_file, [{"layout": name, **own} for name, own in figures.items()])
+    rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
+    print_table(["layout", "by", *COLUMNS], rows)
+    write_json(json_file, [{"layout": name, **plan} for name, plan in figures.items()])
     if output is not None:
         with open_output(output) as file:
             head = f"The fastest of {len(ranking)} layouts on {devices_text(slice)}, {basis}"
@@ -128,7 +126,7 @@ def comment(ranked: RankedLayout, best: RankedLayout) -> str:
     return f"{ranked.step_s / best.step_s - 1:+.0%}{misfit}: {ranked.name}"
 
 
-def fastest_first(figures: dict[str, Any]) -> tuple[bool, float]:
+def sort_key(figures: dict[str, Any]) -> tuple[bool, float]:
     """Orders plans by time, after those that fit, or may, the others."""
     step_s = figures["step_time_s"]
     return figures["fits"] is False, math.inf if step_s is None else step_s

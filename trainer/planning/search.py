@@ -1,8 +1,9 @@
 """Searches the layout under which a run is the fastest, among those that fit."""
 
 import dataclasses
+import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from configs.errors import UserError
@@ -27,7 +28,7 @@ from trainer.planning.training import (
 )
 from trainer.run import Run
 
-Report = Callable[[str], None]
+logger = logging.getLogger(__name__)
 Hardware = Slice | HostRates  # what a run is to be fast on
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 ROUNDS = 5  # of steps of layouts that take turns
@@ -60,7 +61,7 @@ class RankedLayout(NamedTuple):
         return one_line(self.layout)
 
 
-def rank_layouts(run: Run, hardware: Hardware, report: Report) -> list[RankedLayout]:
+def rank_layouts(run: Run, hardware: Hardware) -> list[RankedLayout]:
     """Ranks legal layouts by their traces: those that fit first, the fastest first.
 
     Leaves out those that cannot be the best: where products alone take longer than all of a step
@@ -73,17 +74,16 @@ def rank_layouts(run: Run, hardware: Hardware, report: Report) -> list[RankedLay
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
             "or a Run.batch_sequences that divides more ways."
         )
-    ranking = plan_layouts(run, drop_oversized(run, layouts, hardware), hardware, report, [])
+    ranking = plan_layouts(run, drop_oversized(run, layouts, hardware), hardware, [])
     wider = legal_layouts(run, devices, widened(record, fastest_first(ranking)[0].layout))
     wider = drop_oversized(run, wider, hardware)
-    return fastest_first(plan_layouts(run, wider, hardware, report, ranking))
+    return fastest_first(plan_layouts(run, wider, hardware, ranking))
 
 
 def plan_layouts(
     run: Run,
     layouts: list[Layout],
     hardware: Hardware,
-    report: Report,
     planned: list[RankedLayout],
 ) -> list[RankedLayout]:
     """Plans each layout by its trace, and appends it to those that are planned already."""
@@ -91,13 +91,14 @@ def plan_layouts(
     fitting_s = [ranked.step_s for ranked in ranking if ranked.plan.fits is not False]
     for number, (least_s, layout) in enumerate(fewest_products_first(run, layouts, hardware), 1):
         if least_s > min(fitting_s, default=math.inf):
-            report(f"the other {len(layouts) - number + 1} multiply for more than {least_s:.4g} s")
+            skipped = len(layouts) - number + 1
+            logger.info("Skipped %d: their products alone take %.4g s or more.", skipped, least_s)
             break
         ranked = RankedLayout(layout, plan_layout(run, layout, hardware))
         ranked = with_best_order(ranked) if isinstance(hardware, Slice) else ranked
         ranking.append(ranked)
         fitting_s += [ranked.step_s] * (ranked.plan.fits is not False)
-        report(f"{number} of {len(layouts)}: {ranked.name}: {ranked.step_s:.4g} s")
+        logger.info("%d of %d: %s: %.4g s", number, len(layouts), ranked.name, ranked.step_s)
     return ranking
 
 
@@ -165,13 +166,11 @@ def fastest_first(ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
     return sorted(ranking, key=lambda ranked: (ranked.plan.fits is False, ranked.step_s))
 
 
-def benchmark_layouts(
-    run: Run, ranking: Iterable[RankedLayout], report: Report
-) -> list[RankedLayout]:
+def benchmark_layouts(run: Run, ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
     """Sorts the same layouts by their steps on the devices at hand."""
     ranking, benchmarks = list(ranking), {}
     for ranked in ranking:
-        report(f"{ranked.name}: compiling")
+        logger.info("%s: compiling", ranked.name)
         benchmarks[ranked.name] = StepBenchmark(run, ranked.layout)
     rounds = time_rounds(benchmarks, ROUNDS)
     timed = [ranked._replace(measured_s=median_s(rounds, ranked.name)) for ranked in ranking]
@@ -179,7 +178,7 @@ def benchmark_layouts(
 
 
 def compile_layouts(
-    run: Run, slice: Slice, ranking: Iterable[RankedLayout], count: int, report: Report
+    run: Run, slice: Slice, ranking: Iterable[RankedLayout], count: int
 ) -> list[RankedLayout]:
     """Compiles the first layouts, and more until one fits; sorts them by their compiled steps."""
     compiled: list[RankedLayout] = []
@@ -190,7 +189,7 @@ def compile_layouts(
         step = trace_step(run, layout, topology_mesh(slice.name, sizes, layout.order))
         plan = plan_step(step, slice, compile_step(step))
         compiled.append(with_best_order(RankedLayout(layout, plan)))
-        report(f"{compiled[-1].name}: {compiled[-1].step_s:.4g} s compiled")
+        logger.info("%s: %.4g s compiled", compiled[-1].name, compiled[-1].step_s)
     return fastest_first(compiled)
 
 

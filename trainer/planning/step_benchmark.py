@@ -1,5 +1,6 @@
 """Times real training steps on the devices at hand, with random tokens."""
 
+import logging
 import math
 import statistics
 import time
@@ -14,6 +15,7 @@ from trainer.feed import place, placement
 from trainer.run import Run, program_of
 from trainer.step import init_state, train_step
 
+logger = logging.getLogger(__name__)
 BURST_S = 0.5  # far longer than another process gets a core for
 FIRST_TOKEN = 2  # smaller ids have a meaning
 RoundTimes = dict[str, float]  # seconds of a step of each benchmark in one round
@@ -65,14 +67,13 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
 def time_rounds(
     benchmarks: Mapping[str, StepBenchmark],
     count: int,
-    report: Callable[[str], None] = lambda text: None,
 ) -> list[RoundTimes]:
     """Times a step of each benchmark in every round; every other round goes backwards."""
     rounds = []
     for number in range(count):
         order = list(benchmarks)[:: 1 if number % 2 == 0 else -1]
         rounds.append({name: benchmarks[name].time_step() for name in order})
-        report(f"round {number + 1} of {count}: {sum(rounds[-1].values()):.1f} s")
+        logger.info("round %d of %d: %.1f s", number + 1, count, sum(rounds[-1].values()))
     return rounds
 
 

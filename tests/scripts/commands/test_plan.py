@@ -25,13 +25,13 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     flags = ["--topology=v3:2x2", "--analytic", f"--json={json_file}", f"--html={page}"]
     answer = run("plan", *toy(tmp_path), *flags)
     assert answer.code == 0, answer.error
-    found = json.loads(json_file.read_text())
-    assert set(found) >= STABLE
-    assert found["fits"] is True and found["compile_s"] is None
-    assert found["memory_bytes"] == 16 * 2**30
-    assert found["bytes_per_device"] == sum(found["bytes_by_cause"].values())
-    assert found["tokens_per_s"] * found["step_time_s"] == pytest.approx(8 * 24)
-    assert {"kind", "mesh_axes", "count", "bytes", "source"} <= set(found["collectives"][0])
+    figures = json.loads(json_file.read_text())
+    assert set(figures) >= STABLE
+    assert figures["fits"] is True and figures["compile_s"] is None
+    assert figures["memory_bytes"] == 16 * 2**30
+    assert figures["bytes_per_device"] == sum(figures["bytes_by_cause"].values())
+    assert figures["tokens_per_s"] * figures["step_time_s"] == pytest.approx(8 * 24)
+    assert {"kind", "mesh_axes", "count", "bytes", "source"} <= set(figures["collectives"][0])
     assert "decoder/layers_N/mlp/wi_DF" in answer.out and "chip-hours" in answer.out
     text = page.read_text()
     assert text.startswith("<!doctype html>") and "matrix products" in text
@@ -42,10 +42,10 @@ def test_a_plan_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) -> None:
     json_file = tmp_path / "plan.json"
     answer = run("plan", *toy(tmp_path), f"--json={json_file}")
     assert answer.code == 0, answer.error
-    found = json.loads(json_file.read_text())
-    assert found["compiled_for"] == "CPU" and found["compile_s"] > 0
-    assert found["step_time_s"] is None and found["fits"] is None
-    assert found["executed_flops"] == pytest.approx(found["model_flops"], rel=0.1)
+    figures = json.loads(json_file.read_text())
+    assert figures["compiled_for"] == "CPU" and figures["compile_s"] > 0
+    assert figures["step_time_s"] is None and figures["fits"] is None
+    assert figures["executed_flops"] == pytest.approx(figures["model_flops"], rel=0.1)
 
 
 def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "message"),
     [
         (["--topology=v9:2x2"], "Legal: v2, v3, v4, v5e, v5p, v6e"),
         (["--topology=v3:4x4x4"], "v3 has a torus of 2 axes"),
@@ -73,11 +73,11 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
     ],
 )
 def test_mistakes_are_told_with_what_is_legal(
-    run: Meshloom, tmp_path: Path, flags: list[str], wanted: str
+    run: Meshloom, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     answer = run("plan", *toy(tmp_path), *flags)
     assert answer.code == 2
-    assert wanted in answer.error
+    assert message in answer.error
     assert "Traceback" not in answer.error
 
 
@@ -95,10 +95,10 @@ def test_layouts_beside_each_other(run: Meshloom, tmp_path: Path) -> None:
     flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'both.json'}"]
     answer = run("plan", *toy(tmp_path)[1:], *flags, "--compare", *files)
     assert answer.code == 0, answer.error
-    found = json.loads((tmp_path / "both.json").read_text())
-    assert list(found) == sorted(found, key=lambda name: found[name]["step_time_s"])
-    assert found["fsdp"]["bytes_by_cause"]["parameters"] * 8 == pytest.approx(
-        found["data_parallel"]["bytes_by_cause"]["parameters"], rel=0.01
+    plans = json.loads((tmp_path / "both.json").read_text())
+    assert list(plans) == sorted(plans, key=lambda name: plans[name]["step_time_s"])
+    assert plans["fsdp"]["bytes_by_cause"]["parameters"] * 8 == pytest.approx(
+        plans["data_parallel"]["bytes_by_cause"]["parameters"], rel=0.01
     )
     assert run("plan", *toy(tmp_path), *files).code == 2
 
@@ -108,8 +108,8 @@ def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     flags = ["--topology=v3:2x1", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
     answer = run("layouts", *toy(tmp_path)[1:], *flags)
     assert answer.code == 0, answer.error
-    found = json.loads((tmp_path / "all.json").read_text())
-    times = [own["step_time_s"] for own in found if own["fits"]]
+    ranking = json.loads((tmp_path / "all.json").read_text())
+    times = [plan["step_time_s"] for plan in ranking if plan["fits"]]
     assert len(times) > 10 and times == sorted(times)
     text = best.read_text()
     assert "Runners-up:" in text and f"{times[0]:.4g} s a step" in text
@@ -126,12 +126,12 @@ def test_the_best_layout_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) 
     flags = [f"--output={best}", f"--json={tmp_path / 'all.json'}"]
     answer = run("layouts", *toy(tmp_path, *small)[1:], *flags)
     assert answer.code == 0, answer.error
-    found = json.loads((tmp_path / "all.json").read_text())
-    assert all(own["step_time_s"] > 0 and own["fits"] is None for own in found)
-    assert {own["by"] for own in found} == {"trace"}
+    ranking = json.loads((tmp_path / "all.json").read_text())
+    assert all(plan["step_time_s"] > 0 and plan["fits"] is None for plan in ranking)
+    assert {plan["by"] for plan in ranking} == {"trace"}
     text = best.read_text()
-    assert text.startswith(f"# The fastest of {len(found)} layouts on 8 devices of one machine")
-    assert f'Layout.mesh = "{found[0]["layout"].split(" ")[0]}"' in text
+    assert text.startswith(f"# The fastest of {len(ranking)} layouts on 8 devices of one machine")
+    assert f'Layout.mesh = "{ranking[0]["layout"].split(" ")[0]}"' in text
 
 
 def test_an_order_that_the_slice_cannot_have_is_refused(run: Meshloom, tmp_path: Path) -> None:

@@ -22,23 +22,23 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     files = [f"--json={json_file}", f"--html={page}"]
     answer = run("plan", "--decode", *toy(tmp_path), *flags, *files)
     assert answer.code == 0, answer.error
-    found = json.loads(json_file.read_text())
-    assert set(found) >= STABLE
-    assert found["fits"] is True and found["compile_s"] is None
+    figures = json.loads(json_file.read_text())
+    assert set(figures) >= STABLE
+    assert figures["fits"] is True and figures["compile_s"] is None
     # As `decode` would: rows fill the four parts of the batch, lengths the next of its shapes.
-    sizes = (found["batch_sequences"], found["prompt_tokens"], found["new_tokens"])
-    assert sizes == (8, 16, 16) and found["hypotheses"] == 3
-    assert found["bytes_per_device"] == sum(found["bytes_by_cause"].values())
-    assert found["output_latency_s"] == pytest.approx(
-        found["start_latency_s"] + 16 * found["token_latency_s"]
+    sizes = (figures["batch_sequences"], figures["prompt_tokens"], figures["new_tokens"])
+    assert sizes == (8, 16, 16) and figures["hypotheses"] == 3
+    assert figures["bytes_per_device"] == sum(figures["bytes_by_cause"].values())
+    assert figures["output_latency_s"] == pytest.approx(
+        figures["start_latency_s"] + 16 * figures["token_latency_s"]
     )
-    assert {own["part"] for own in found["collectives"]} == {"token", "start"}
+    assert {row["part"] for row in figures["collectives"]} == {"token", "start"}
     assert "waiting for memory" in answer.out and "ms a token" in answer.out
     assert "Time before the first token" in page.read_text()
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "message"),
     [
         (["--beam=4"], "--beam is about decoding.  Give --decode"),
         (["--apart"], "--flat is about decoding"),
@@ -51,9 +51,9 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_told_with_what_is_legal(
-    run: Meshloom, tmp_path: Path, flags: list[str], wanted: str
+    run: Meshloom, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     answer = run("plan", *toy(tmp_path), *SLICE, *flags)
     assert answer.code == 2
-    assert wanted in answer.error
+    assert message in answer.error
     assert "Traceback" not in answer.error

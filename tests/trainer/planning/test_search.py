@@ -1,6 +1,7 @@
 """Which layout is lines to be the fastest, and in which order of the devices."""
 
 import dataclasses
+import logging
 
 import pytest
 
@@ -54,21 +55,26 @@ def test_products_alone_bound_a_step_from_below() -> None:
     ]
 
 
-def test_what_only_multiplies_for_longer_than_the_best_step_is_not_traced() -> None:
+def test_what_only_multiplies_for_longer_than_the_best_step_is_not_traced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     layouts = [Layout(mesh="data:8"), Layout(mesh="data:8", rules="")]
-    lines: list[str] = []
+    logger = logging.getLogger("trainer.planning.search")
+    caplog.set_level(logging.INFO, logger.name)
+    logger.addHandler(caplog.handler)  # commands keep records from the root logger
     with optax_promotion():
-        ranking = plan_layouts(RUN, layouts, HOST, lines.append, [])
+        ranking = plan_layouts(RUN, layouts, HOST, [])
+    logger.removeHandler(caplog.handler)
     assert [ranked.layout for ranked in ranking] == layouts[:1]
-    assert lines[-1].startswith("the other 1 multiply for more than")
+    assert caplog.messages[-1].startswith("Skipped 1: their products alone take")
 
 
 def test_the_best_few_take_turns_on_the_devices_at_hand() -> None:
     """Their times are then those of real steps, not of the trace."""
     run, one = toy_run(dataclasses.replace(DENSE, layers=1)), HOST._replace(devices=1)
     with optax_promotion():
-        ranking = plan_layouts(run, [Layout(mesh="data:1", rules="")], one, lambda text: None, [])
-        again = benchmark_layouts(run, ranking, lambda text: None)
+        ranking = plan_layouts(run, [Layout(mesh="data:1", rules="")], one, [])
+        again = benchmark_layouts(run, ranking)
     assert [ranked.layout for ranked in again] == [ranked.layout for ranked in ranking]
     assert (ranking[0].basis, again[0].basis) == ("trace", "steps")
     assert 0 < again[0].step_s < 60 < ranking[0].step_s
