@@ -2,8 +2,8 @@
 
 import contextlib
 import hashlib
+import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,19 @@ from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.task import PackedPart, Task
 from data.vocab import Vocab
-from data.vocabs import Report, Vocabs
+from data.vocabs import Vocabs
 
-_LINES_A_REPORT = 500_000
+logger = logging.getLogger(__name__)
+
+_LINES_A_RECORD = 500_000
 
 
-def build(
-    folder: Path, task: Task, vocab: Vocab | None, source_vocab: Vocab | None, report: Report
-) -> None:
+def build(folder: Path, task: Task, vocab: Vocab | None, source_vocab: Vocab | None) -> None:
     """Fills a folder with the vocabs, the rows of each split and the manifest."""
     stamps = task.source.fingerprint()
-    vocabs = task.make_vocabs(vocab, source_vocab, report)
+    vocabs = task.make_vocabs(vocab, source_vocab)
     vocabs.save(folder)
-    splits = {s: _build_split(folder, s, task, vocabs, report) for s in task.source.splits()}
+    splits = {s: _build_split(folder, s, task, vocabs) for s in task.source.splits()}
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")
     made = {
@@ -39,13 +39,11 @@ def build(
         "splits": splits,
         "file_bytes": {p.name: p.stat().st_size for p in sorted(folder.iterdir())},
     }
-    report(f"{task.name}: content hash {made['content_hash']}")
+    logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)
 
 
-def _build_split(
-    folder: Path, split: str, task: Task, vocabs: Vocabs, report: Report
-) -> dict[str, Any]:
+def _build_split(folder: Path, split: str, task: Task, vocabs: Vocabs) -> dict[str, Any]:
     digest, counts, dropped, parts = hashlib.sha256(), Counts(), Counter[str](), []
     columns = task.columns(vocabs)
     with contextlib.ExitStack() as stack:
@@ -54,41 +52,31 @@ def _build_split(
             for name, kind in columns.items()
         }
         for part in task.packed_parts(split, vocabs, digest):
-            own = _write_part(part, arrays, _progress(report, split, counts.lines))
+            own = _write_part(part, arrays, split, counts.lines)
             if not own.lines and split == "train":
                 raise UserError(_no_lines(task, f"{split!r} of {part.name}", own, part.dropped))
             counts, dropped = counts + own, dropped + part.dropped
             parts.append({"name": part.name, "dropped": dict(part.dropped)} | own.written())
     if not counts.lines:
         raise UserError(_no_lines(task, repr(split), counts, dropped))
-    report(f"{split}: {task.summary(counts)}{_losses(counts, dropped)}")
+    logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
     entry = {**counts.written(), **task.fills(counts), "content_hash": digest.hexdigest()}
     return entry | task.part_entries(dropped, parts)
 
 
 def _write_part(
-    part: PackedPart, arrays: dict[str, storage.GrowingArray], progress: Callable[[int], None]
+    part: PackedPart, arrays: dict[str, storage.GrowingArray], split: str, lines_before: int
 ) -> Counts:
-    counts = Counts()
+    """Writes the rows of a part, and logs now and then how many lines of the split are done."""
+    counts, logged = Counts(), lines_before
     for packed, more in part.packed:
         for name, rows in packed.arrays().items():
             arrays[name].append(rows)
         counts += more
-        progress(counts.lines)
+        if lines_before + counts.lines >= logged + _LINES_A_RECORD:
+            logged = lines_before + counts.lines
+            logger.info("%s: %s lines so far", split, f"{logged:,}")
     return counts
-
-
-def _progress(report: Report, split: str, before: int) -> Callable[[int], None]:
-    """Returns what reports a number of lines, beyond those before, now and then."""
-    shown = before
-
-    def progress(lines: int) -> None:
-        nonlocal shown
-        if before + lines >= shown + _LINES_A_REPORT:
-            shown = before + lines
-            report(f"{split}: {shown:,} lines so far")
-
-    return progress
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:

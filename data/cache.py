@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from data.build import build
 from data.packing.rows import Rows
 from data.task import Task
 from data.vocab import Vocab
-from data.vocabs import Report, Vocabs
+from data.vocabs import Vocabs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,6 @@ def prepare(
     vocab: Vocab | None = None,
     source_vocab: Vocab | None = None,
     rebuild: bool = False,
-    report: Report = lambda line: None,
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
 
@@ -48,15 +50,15 @@ def prepare(
     given = {"vocab": vocab, "source_vocab": source_vocab}
     folder = Path(data_dir).expanduser() / task.name
     if not rebuild and folder.exists():
-        return _open(folder, task, given, report)
+        return _open(folder, task, given)
     with storage.lock(folder):
         if rebuild or not folder.exists():  # another process may have built it meanwhile
             with storage.whole_folder(folder) as building:
-                build(building, task, vocab, source_vocab, report)
-    return _open(folder, task, given, report)
+                build(building, task, vocab, source_vocab)
+    return _open(folder, task, given)
 
 
-def _open(folder: Path, task: Task, given: dict[str, Vocab | None], report: Report) -> Prepared:
+def _open(folder: Path, task: Task, given: dict[str, Vocab | None]) -> Prepared:
     found = manifest.read(folder)
     now = manifest.settings(task)
     cached = dict(found["settings"])
@@ -64,7 +66,7 @@ def _open(folder: Path, task: Task, given: dict[str, Vocab | None], report: Repo
         if vocab is not None:
             cached[name], now[name] = found.get(f"{name}_hash", "")[:16], vocab.hash[:16]
     manifest.refuse(folder, cached, now)
-    found = _check_text(folder, found, task, report)
+    found = _check_text(folder, found, task)
     vocabs = Vocabs.load(folder, task.source_vocab_file)
     for name, hash_now in vocabs.hashes().items():
         if found[name] != hash_now:
@@ -74,13 +76,17 @@ def _open(folder: Path, task: Task, given: dict[str, Vocab | None], report: Repo
     return Prepared(vocabs.target, vocabs.source, splits, found)
 
 
-def _check_text(folder: Path, found: dict[str, Any], task: Task, report: Report) -> dict[str, Any]:
+def _check_text(folder: Path, found: dict[str, Any], task: Task) -> dict[str, Any]:
     """Compares the text with the cache's: by sizes and dates, and only if these differ by hash."""
     stamps = task.source.fingerprint()
     if stamps is None:
-        report(f"{task.name}: its text is not on this machine; the cache in {folder} is used")
+        logger.info(
+            "%s: its text is not on this machine; the cache in %s is used", task.name, folder
+        )
     elif stamps != found["fingerprint"]:
-        report(f"{task.name}: file dates or versions changed; comparing the text with the cache")
+        logger.info(
+            "%s: file dates or versions changed; comparing the text with the cache", task.name
+        )
         text_hash = manifest.text_hash(task)
         manifest.refuse(folder, {"text": found["content_hash"][:16]}, {"text": text_hash[:16]})
         found = {**found, "fingerprint": stamps}

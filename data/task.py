@@ -4,6 +4,7 @@ What differs between kinds of tasks stands in their methods: nothing else asks f
 """
 
 import hashlib
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,9 @@ from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
 from data.vocab import UNK_WORD, SentencePiece, Vocab, make
-from data.vocabs import SOURCE_FILE, TARGET_FILE, Report, Vocabs
+from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
+
+logger = logging.getLogger(__name__)
 
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
@@ -119,21 +122,17 @@ class Task:
         """Names the file of the source's vocab, the target's where one vocab serves both sides."""
         return None
 
-    def make_vocabs(
-        self, vocab: Vocab | None, source_vocab: Vocab | None, report: Report
-    ) -> Vocabs:
+    def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""
         words = [] if self.word_list is None else [UNK_WORD]
-        return Vocabs(vocab or self._make_vocab(self.vocab, "vocab", report, words), None)
+        return Vocabs(vocab or self._make_vocab(self.vocab, "vocab", words), None)
 
     def vocab_text(self, name: str) -> Iterator[str]:
         """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
         return self.source.lines("train")
 
-    def _make_vocab(
-        self, settings: SentencePiece, name: str, report: Report, words: Sequence[str]
-    ) -> Vocab:
-        report(f"{self.name}: {name} of {settings.size} sub-words")
+    def _make_vocab(self, settings: SentencePiece, name: str, words: Sequence[str]) -> Vocab:
+        logger.info("%s: %s of %d sub-words", self.name, name, settings.size)
         return make(settings, self.vocab_text(name), words=words)
 
     # Rows
@@ -232,18 +231,14 @@ class Translation(Task):
         """Names the file of the source's vocab, the target's where one vocab serves both sides."""
         return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
 
-    def make_vocabs(
-        self, vocab: Vocab | None, source_vocab: Vocab | None, report: Report
-    ) -> Vocabs:
+    def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""
         tags = [tag_word(tag) for tag in self.tags]
         if self.source_vocab is None:
-            source = target = vocab or self._make_vocab(self.vocab, "vocab", report, tags)
+            source = target = vocab or self._make_vocab(self.vocab, "vocab", tags)
         else:
-            source = source_vocab or self._make_vocab(
-                self.source_vocab, "source vocab", report, tags
-            )
-            target = vocab or self._make_vocab(self.vocab, "target vocab", report, [])
+            source = source_vocab or self._make_vocab(self.source_vocab, "source vocab", tags)
+            target = vocab or self._make_vocab(self.vocab, "target vocab", [])
         self._check_tags(source)
         return Vocabs(target, source)
 

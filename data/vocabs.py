@@ -1,12 +1,9 @@
 """The vocabs of a task: of the target, and of the source where there is one."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from data.vocab import Vocab
-
-Report = Callable[[str], None]
 
 TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
 

@@ -76,7 +76,7 @@ def task_of(config: Config) -> Task:
 
 def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: Strings) -> None:
     task = task_of(settings(None, gin_file, gin_param))
-    prepared = prepare(task, data_dir, rebuild=rebuild, report=tell)
+    prepared = prepare(task, data_dir, rebuild=rebuild)
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)

@@ -178,7 +178,7 @@ def evaluation_rows(
     if text.text_file is not None:
         word_list = read_word_list(task.word_list)
         return Rows.from_lines(read_lines(text.text_file), target, task.length, word_list), {}
-    splits = prepare(task, data_dir, vocab=target, source_vocab=source, report=tell).splits
+    splits = prepare(task, data_dir, vocab=target, source_vocab=source).splits
     if text.split not in splits:
         raise UserError(
             f"--split={text.split}: not in task {task.name}.  Legal: {', '.join(splits)}."

@@ -21,7 +21,7 @@ from layouts.mesh import mesh_sizes
 from models.api import ModelSpec
 from models.transformer import Transformer
 from scripts.commands.common import Strings, only, set_where, settings, task_of, write_json
-from scripts.terminal import print_table, tell
+from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
 from trainer.checks import layout_name, record_loss, sources
@@ -49,7 +49,7 @@ def data(
 ) -> None:
     """Packed rows, decoded."""
     found = settings(model_dir, gin_file, gin_param)
-    prepared = prepare(task_of(found), data_dir, report=tell)
+    prepared = prepare(task_of(found), data_dir)
     if split not in prepared.splits:
         raise UserError(f"--split={split}: not there.  Legal: {', '.join(prepared.splits)}.")
     held = prepared.splits[split]

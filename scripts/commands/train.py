@@ -31,7 +31,7 @@ def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings
     check_run(run)
     for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
-    prepared = prepare(run.task, data_dir, report=tell)
+    prepared = prepare(run.task, data_dir)
     check_vocabs(run, prepared.vocabs)
     Workspace(model_dir).save(config, run, prepared.vocabs)
     metrics = MetricsWriter(model_dir, step_flops(run), peak_flops(mesh.devices.flat))

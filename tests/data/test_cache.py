@@ -59,13 +59,13 @@ def test_the_rows_hold_the_text(text, data_dir):
     assert manifest["settings"]["SentencePiece.size"] == 320
 
 
-def test_a_second_call_reads_no_text_and_writes_nothing(text, data_dir):
+def test_a_second_call_reads_no_text_and_writes_nothing(text, data_dir, log_lines):
     first = prepare(task_of(text), data_dir)
     stamps = {p.name: p.stat().st_mtime_ns for p in (data_dir / "mine").iterdir()}
     os.chmod(text, 0)
-    said = []
-    second = prepare(task_of(text), data_dir, report=said.append)
-    assert said == []
+    log_lines.clear()
+    second = prepare(task_of(text), data_dir)
+    assert log_lines == []
     assert {p.name: p.stat().st_mtime_ns for p in (data_dir / "mine").iterdir()} == stamps
     assert second.vocab.hash == first.vocab.hash
     assert (second.splits["train"].targets_BL == first.splits["train"].targets_BL).all()
@@ -99,26 +99,26 @@ def test_a_changed_word_list_is_named(text, data_dir, tmp_path):
         prepare(task_of(text, word_list=str(words)), data_dir)
 
 
-def test_other_text_is_refused_but_a_new_date_is_not(text, data_dir):
+def test_other_text_is_refused_but_a_new_date_is_not(text, data_dir, log_lines):
     prepare(task_of(text), data_dir)
     os.utime(text, (1, 1))
-    said = []
-    prepare(task_of(text), data_dir, report=said.append)
-    assert len(said) == 1 and "comparing the text" in said[0]
-    prepare(task_of(text), data_dir, report=said.append)
-    assert len(said) == 1, "the new date is remembered"
+    log_lines.clear()
+    prepare(task_of(text), data_dir)
+    assert len(log_lines) == 1 and "comparing the text" in log_lines[0]
+    prepare(task_of(text), data_dir)
+    assert len(log_lines) == 1, "the new date is remembered"
     text.write_text("\n".join(TEXT[1:]) + "\n")
     with pytest.raises(UserError, match=r"other settings or text.\n  text: '.*' in the cache"):
         prepare(task_of(text), data_dir)
     prepare(task_of(text), data_dir, rebuild=True)
 
 
-def test_a_cache_serves_without_its_text(text, data_dir):
+def test_a_cache_serves_without_its_text(text, data_dir, log_lines):
     prepare(task_of(text), data_dir)
     text.unlink()
-    said = []
-    assert len(prepare(task_of(text), data_dir, report=said.append).splits["train"])
-    assert "its text is not on this machine" in said[0]
+    log_lines.clear()
+    assert len(prepare(task_of(text), data_dir).splits["train"])
+    assert "its text is not on this machine" in log_lines[0]
 
 
 def test_a_given_vocab_is_used_and_another_refused(text, data_dir):
@@ -327,16 +327,16 @@ def test_rates_by_size_and_by_temperature_are_of_rows(pairs, others, data_dir):
         np.testing.assert_allclose(train.mix.rates, wanted / wanted.sum(), atol=1 / 4096)
 
 
-def test_what_was_dropped_is_told_and_kept_in_the_manifest(pairs, data_dir):
+def test_what_was_dropped_is_told_and_kept_in_the_manifest(pairs, data_dir, log_lines):
     with pairs.open("a") as file:
         file.write(f"{SOURCES[0]}\t{TEXT[0]}\nleer\t\nlang {'x' * 90}\tlong\n")
     source = Tsv(train=str(pairs), validation=str(pairs))
-    said, task = [], translation_of(source, clean=Clean(drops_duplicates=True))
-    prepared = prepare(task, data_dir, report=said.append)
+    task = translation_of(source, clean=Clean(drops_duplicates=True))
+    prepared = prepare(task, data_dir)
     [train] = prepared.splits["train"].parts
     assert train.dropped == {"an empty side": 1, "a repeat": 1, "longer than a row": 1}
     assert (train.counts.lines, train.counts.left_out, train.read) == (400, 1, 403)
-    [line] = [line for line in said if line.startswith("train: ")]
+    [line] = [line for line in log_lines if line.startswith("train: ")]
     assert line.endswith("; not taken: 1 (a repeat), 1 (an empty side), 1 (longer than a row)")
     entry = prepared.manifest["splits"]["train"]
     assert entry["dropped"] == {"an empty side": 1, "a repeat": 1}
@@ -400,7 +400,7 @@ def test_bad_pairs_leave_nothing(pairs, data_dir, tmp_path):
 
 
 def test_bytes_that_are_not_utf8_are_dropped_on_request_and_the_text_is_known_again(
-    pairs, data_dir
+    pairs, data_dir, log_lines
 ):
     pairs.write_bytes(pairs.read_bytes() + b"bad \xff\tline\n")
     task = translation_of(Tsv(train=str(pairs)), clean=Clean(drops_invalid_utf8=True))
@@ -408,9 +408,9 @@ def test_bytes_that_are_not_utf8_are_dropped_on_request_and_the_text_is_known_ag
     assert sum(s["dropped"].get("not UTF-8", 0)
                for s in prepared.manifest["splits"].values()) == 1  # fmt: skip
     os.utime(pairs, (1, 1))
-    said = []
-    prepare(task, data_dir, report=said.append)
-    assert "comparing the text" in said[0]
+    log_lines.clear()
+    prepare(task, data_dir)
+    assert "comparing the text" in log_lines[0]
     pairs.write_bytes(pairs.read_bytes().replace(b"\xff", b"\xfe"))
     with pytest.raises(UserError, match=r"text: '.*' in the cache"):
         prepare(task, data_dir)

@@ -11,6 +11,7 @@ from data.sources.pair_kinds import Mixture, Tsv
 from data.task import Translation
 from data.vocab import SentencePiece, make
 from data.vocabs import Vocabs
+from tests.data.conftest import kept_log_lines
 
 SYLLABLES = [a + b for a, b in itertools.product("bdgklmnprst", "aeiou")]
 
@@ -40,22 +41,22 @@ def task_of(source, *, source_size=None, **changes):
 
 
 def made(task, vocab=None, source_vocab=None):
-    said = []
-    return task.make_vocabs(vocab, source_vocab, said.append), said
+    with kept_log_lines() as lines:
+        return task.make_vocabs(vocab, source_vocab), lines
 
 
 def test_a_joint_vocab_is_trained_on_both_sides(source):
-    vocabs, said = made(task_of(source))
+    vocabs, lines = made(task_of(source))
     assert vocabs.source is vocabs.target
-    assert said == ["x: vocab of 320 sub-words"]
+    assert lines == ["x: vocab of 320 sub-words"]
     lengths = [len(ids) for ids in vocabs.target.encode([SOURCES[0], TARGETS[0]])]
     assert max(lengths) < 0.8 * len(SOURCES[0])  # characters: both sides have sub-words
 
 
 def test_separate_vocabs_are_trained_on_a_side_each(source):
-    vocabs, said = made(task_of(source, source_size=310))
+    vocabs, lines = made(task_of(source, source_size=310))
     assert (vocabs.source.size, vocabs.target.size) == (310, 320)
-    assert said == ["x: source vocab of 310 sub-words", "x: target vocab of 320 sub-words"]
+    assert lines == ["x: source vocab of 310 sub-words", "x: target vocab of 320 sub-words"]
     own, other = (len(vocabs.source.encode([side[0]])[0]) for side in (SOURCES, TARGETS))
     assert own < other / 1.5
 
@@ -63,10 +64,10 @@ def test_separate_vocabs_are_trained_on_a_side_each(source):
 def test_given_vocabs_are_taken_and_a_missing_one_trained(source):
     given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
     assert made(task_of(source), given) == (Vocabs(given, given), [])
-    vocabs, said = made(task_of(source, source_size=310), None, given)
-    assert vocabs.source is given and len(said) == 1
-    vocabs, said = made(task_of(source, source_size=310), given, None)
-    assert vocabs.target is given and len(said) == 1
+    vocabs, lines = made(task_of(source, source_size=310), None, given)
+    assert vocabs.source is given and len(lines) == 1
+    vocabs, lines = made(task_of(source, source_size=310), given, None)
+    assert vocabs.target is given and len(lines) == 1
 
 
 def test_dropped_pairs_train_no_vocab(source):

@@ -1,0 +1,38 @@
+"""What the tests of the data share: what is logged."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+
+class LineHandler(logging.Handler):
+    """Keeps the text of each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def kept_log_lines() -> Iterator[list[str]]:
+    """Gives what data logs, line by line, as it comes."""
+    handler, logger = LineHandler(), logging.getLogger("data")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    with kept_log_lines() as lines:
+        yield lines
