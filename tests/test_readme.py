@@ -18,7 +18,8 @@ NAME = re.compile(
     r"\b(?:configs|layouts|models|data|trainer|scripts|tests|docs)/[\w/.]+\.(?:gin|py|md|txt)\b"
 )
 MODULE = re.compile(r"python -m ((?:scripts|tests)\.[\w.]*\w)")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = ("README.md", "CONTRIBUTING.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands() -> str:
