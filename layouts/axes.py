@@ -1,13 +1,17 @@
-"""The alphabet: one letter and one name per tensor axis.  This table is its only home."""
+"""Lists the letter and the name of each tensor axis, in the only table of them."""
 
 from typing import NamedTuple
 
 
 class Axis(NamedTuple):
+    """An axis that tensors may have."""
+
     letter: str
     name: str
     meaning: str
-    meets: str = ""  # letters that may want the same mesh axis in one tensor; the leftmost gets it
+    meets: str = (
+        ""  # letters with which it may share a mesh axis in one tensor; the leftmost gets it
+    )
     pads: bool = False  # whether a rule may pad it, "batch:data+"
 
 
@@ -25,7 +29,7 @@ AXES = (
     Axis("E", "experts", "feed-forward experts", meets="G", pads=True),
     Axis("G", "groups", "token groups", meets="E"),
     Axis("S", "group_tokens", "position inside a group"),
-    Axis("C", "capacity", "places per expert"),
+    Axis("C", "capacity", "slots per expert"),
     Axis("I", "choices", "experts of a token"),
     Axis("N", "layers", "scan stack"),
     Axis("W", "beam", "hypotheses"),
@@ -44,7 +48,7 @@ ABSENT = {"ensemble": "several models in one run"}
 
 
 def letters_of(name: str) -> str:
-    """The letters that a suffix adds: "DF" for "wi_DF", "" for "attention".
+    """Returns the letters that a suffix adds: "DF" for "wi_DF", "" for "attention".
 
     >>> letters_of("wi_DF"), letters_of("layers_N"), letters_of("attention")
     ('DF', 'N', '')
@@ -54,7 +58,7 @@ def letters_of(name: str) -> str:
 
 
 def axes_of_path(path: str) -> str:
-    """The axes of a weight, read off its path.
+    """Returns the axes of a weight from its path.
 
     >>> axes_of_path("decoder/layers_N/mlp/wi_DF")
     'NDF'

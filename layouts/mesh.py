@@ -148,7 +148,7 @@ def topology_mesh(topology: str, sizes: dict[str, int], order: str | None = None
     try:
         description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"--topology={topology}: the TPU compiler refuses it: {error}") from None
+        raise UserError(f"--topology={topology}: the TPU compiler rejects it: {error}") from None
     if len(description.devices) != math.prod(sizes.values()):
         raise UserError(
             f"--topology={topology}: the TPU compiler knows it as "

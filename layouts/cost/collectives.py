@@ -48,7 +48,7 @@ class Collective(NamedTuple):
 
     @property
     def received_bytes(self) -> float:
-        """Bytes that a device receives in a step, by ring algorithms."""
+        """Counts the bytes that a device receives in a step, by ring algorithms."""
         share = 1.0 if self.kind == "collective-permute" else (self.group - 1) / self.group
         return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 

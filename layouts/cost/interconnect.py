@@ -70,7 +70,7 @@ class Slice:
 
     @property
     def torus(self) -> dict[str, int]:
-        """Chips along each axis, then cores of a chip."""
+        """Returns the chips along each axis, then the cores of a chip."""
         axes = (*CHIP_AXES[: len(self.extents)], CORE)
         return dict(zip(axes, (*self.extents, self.chip.cores), strict=True))
 

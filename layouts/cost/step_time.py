@@ -38,7 +38,7 @@ class Timing:
 
     @property
     def parts(self) -> dict[str, float]:
-        """All parts by name."""
+        """Lists all parts by name."""
         waits_s = max(0.0, self.memory_s - self.products_s - self.other_s)
         return {
             "matrix products": self.products_s,

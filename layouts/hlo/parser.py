@@ -22,7 +22,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result, without padding."""
+        """Counts the bytes of the result, without padding."""
         return sum(count * bits // 8 for count, bits in shapes(self.shape))
 
     def attribute(self, name: str) -> str | None:

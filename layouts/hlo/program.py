@@ -62,7 +62,7 @@ class CompiledProgram:
 
     @functools.cached_property
     def executed(self) -> list[ExecutedInstruction]:
-        """All that a step executes, trip counts of loops multiplied."""
+        """Lists all that a step executes, trip counts of loops multiplied."""
         entries = (self.computations[name] for name in self.entries)
         return [executed for entry in entries for executed in self._walk(entry, 1, None)]
 
@@ -96,12 +96,12 @@ class CompiledProgram:
 
     @functools.cached_property
     def flops(self) -> int:
-        """FLOPs of the matrix products of a step on one device."""
+        """Counts the FLOPs of the matrix products of a step on one device."""
         return sum(e.times * product_flops(e.instruction, e.computation) for e in self.executed)
 
     @functools.cached_property
     def cycles(self) -> dict[str, int]:
-        """The compiler's estimates of a step: cycles of matrix products and of all else."""
+        """Adds up the compiler's estimates of a step: cycles of matrix products and of all else."""
         cycles = {"products": 0, "other": 0}
         for executed in self.executed:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', executed.instruction.rest)

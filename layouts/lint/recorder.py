@@ -70,7 +70,7 @@ class Record:
 
     @property
     def flops(self) -> int:
-        """FLOPs of all products of the trace."""
+        """Adds up the FLOPs of all products of the trace."""
         return sum(product.flops for product in self.products)
 
 
