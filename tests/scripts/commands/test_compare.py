@@ -1,4 +1,4 @@
-"""Comparing files of translations, from the files to the table and the JSON."""
+"""Tests the comparison of translation files, from the files to the table and the JSON."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ BAD = [text.replace("dem Sofa", "die Bank") for text in REFERENCE]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A reference and two systems, each in another kind of file."""
+    """Writes a reference and two systems, each in another kind of file."""
 
     def whole(lines: list[str]) -> bytes:
         return "".join(line + "\n" for line in lines).encode()
@@ -43,32 +43,32 @@ def test_one_system_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]
         tokenize="intl",
         json_file=str(folder / "j"),
     )
-    wanted = compute_metrics(GOOD, [REFERENCE], tokenize="intl")
-    found = read_json(folder / "j")
-    assert found["paired"] is None
-    (system,) = found["systems"]
+    metrics = compute_metrics(GOOD, [REFERENCE], tokenize="intl")
+    figures = read_json(folder / "j")
+    assert figures["paired"] is None
+    (system,) = figures["systems"]
     assert system.pop("system") == str(folder / "good.gz")
-    assert system == json.loads(json.dumps(wanted.as_dict()))
-    shown, told = capsys.readouterr()
-    for measure in wanted.measures:
-        assert f"{measure.score:.2f}" in shown and measure.signature in shown
-    assert "40 sentences" in told and wanted.references_hash in told
+    assert system == json.loads(json.dumps(metrics.as_dict()))
+    output, log = capsys.readouterr()
+    for measure in metrics.measures:
+        assert f"{measure.score:.2f}" in output and measure.signature in output
+    assert "40 sentences" in log and metrics.references_hash in log
 
 
-def test_several_systems_are_held_against_the_first(
+def test_several_systems_are_compared_with_the_first(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = str(folder / "good.gz"), str(folder / "bad.xz")
     references = (str(folder / "ref.txt"), str(folder / "ref.txt"))
     compare((good, bad), references=references, resamples=100, ter=False, json_file=f"{folder}/j")
-    found = read_json(folder / "j")
-    assert [system["system"] for system in found["systems"]] == [good, bad]
-    assert [system["ter"] for system in found["systems"]] == [None, None]
-    wanted = paired([REFERENCE, REFERENCE], {good: GOOD, bad: BAD}, resamples=100)
-    assert found["paired"] == json.loads(json.dumps(wanted.as_dict()))
-    assert "nrefs:2" in found["paired"]["bleu_signature"]
-    shown = capsys.readouterr().out
-    assert "baseline" in shown and wanted.rows()[1][2] in shown
+    figures = read_json(folder / "j")
+    assert [system["system"] for system in figures["systems"]] == [good, bad]
+    assert [system["ter"] for system in figures["systems"]] == [None, None]
+    comparison = paired([REFERENCE, REFERENCE], {good: GOOD, bad: BAD}, resamples=100)
+    assert figures["paired"] == json.loads(json.dumps(comparison.as_dict()))
+    assert "nrefs:2" in figures["paired"]["bleu_signature"]
+    output = capsys.readouterr().out
+    assert "baseline" in output and comparison.rows()[1][2] in output
 
 
 def test_a_test_set_stands_in_for_references(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_test_set_stands_in_for_references(folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "words"),
     [
         ({}, ["--references=FILE", "--test_set=NAME"]),
         ({"references": ["ref.txt"], "test_set": "wmt14"}, ["--references=FILE", "--test_set"]),
@@ -99,12 +99,12 @@ def test_a_test_set_stands_in_for_references(folder: Path, monkeypatch: pytest.M
     ids=str,
 )  # fmt: skip
 def test_bad_flags_are_refused_and_nothing_is_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], wanted: list[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], words: list[str]
 ) -> None:
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     with pytest.raises(UserError) as error:
         compare(**{"system": ["good.gz"], "json_file": "j", **flags})
-    for word in wanted:
+    for word in words:
         assert word in str(error.value), str(error.value)
     assert sorted(folder.rglob("*")) == before

@@ -9,7 +9,7 @@ from configs.load import load
 from data.sources.pair_kinds import ParallelFiles
 from data.task import Translation
 from data.vocab import SentencePiece
-from layouts.cost.collectives import Collective, by_mesh_axis
+from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, topology_mesh
@@ -20,7 +20,6 @@ from models.spec import Moe
 from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import layout_named, toy_run
-from trainer.planning.counts import WorkCounts
 from trainer.planning.decoding import (
     DecodeCounts,
     DecodeShape,
@@ -85,14 +84,6 @@ def test_trace_and_compiler_count_the_same(case: str) -> None:
         traced_bytes = by_mesh_axis(expected.collectives, step.sizes)
         # A CPU exchanges small integers of the search in ways of its own: nothing of a layer.
         assert compiled_bytes["model"] == pytest.approx(traced_bytes["model"], rel=0.15)
-
-
-def test_the_start_is_what_a_whole_has_beside_a_token() -> None:
-    once, each = (Collective("all-reduce", ("x",), 2, size, 1, "") for size in (8, 4))
-    whole = WorkCounts(10, (once, each, each), (), {"products": 7, "other": 5}, 9)
-    token = WorkCounts(4, (each,), (), {"products": 2, "other": 1}, 3)
-    prefill = WorkCounts(6, (once, each), (), {"products": 5, "other": 4}, 9)
-    assert whole.without(token) == prefill
 
 
 def test_products_and_cache_are_those_of_the_model() -> None:
