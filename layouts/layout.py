@@ -173,6 +173,19 @@ class Layout:
         missing = tuple(i for i, letter in enumerate(like) if letter not in axes)
         return jnp.expand_dims(placed, missing)
 
+    def broadcast_in_dim(
+        self, x: Array, shape: tuple[int, ...], dimensions: Sequence[int], axes: str
+    ) -> Array:
+        """Repeats x along new axes; the result is placed as these letters say."""
+        return jax.lax.broadcast_in_dim(x, shape, dimensions, out_sharding=self.place(axes))
+
+    def cumsum(self, x: Array, axes: str) -> Array:
+        """Returns running sums along the last axis, which is whole."""
+        summed = jax.sharding.auto_axes(
+            lambda x: jnp.cumsum(x, axis=-1), out_sharding=self.place(axes)
+        )
+        return summed(x)
+
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         """Gathers rows of a table by integer ids; the result is placed as these letters say."""
         return table.at[ids].get(mode="clip", out_sharding=self.place(axes))

@@ -1,6 +1,7 @@
 """The parts around attention: norm, feed-forward, and the residual block that joins them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,28 @@ class Norm(nnx.Module):
         return (wide_BLD * jax.lax.rsqrt(power_BL1 + 1e-6) * scale_11D).astype(x_BLD.dtype)
 
 
+class FeedForward(Protocol):
+    """The part of a block that sees each token alone; with experts it reports their load."""
+
+    def __call__(
+        self, x_BLD: Array, is_token_BL: Array | None, key: Array | None = None
+    ) -> tuple[Array, Load | None]: ...
+
+
+class Parts(NamedTuple):
+    """Names the attention and the feed-forward layer of a kind of block."""
+
+    attention: Callable[[TransformerSpec, Layout, Weights], Attention]
+    feed_forward: Callable[[TransformerSpec, Layout, Weights], FeedForward]
+
+
+# A new kind is a module, a line here, and its name in `models.spec.BlockKind`.
+BLOCK_KINDS: dict[BlockKind, Parts] = {
+    "dense": Parts(Attention, Mlp),
+    "moe": Parts(Attention, MoeLayer),
+}
+
+
 class Block(nnx.Module):
     """Attention, attention over a source where there is one, and feed-forward or experts.
 
@@ -50,15 +73,14 @@ class Block(nnx.Module):
     ):
         self.spec = spec
         self.layout = layout
+        parts = BLOCK_KINDS[kind]
         self.attention_norm = Norm(layout, weights)
-        self.attention = Attention(spec, layout, weights)
+        self.attention = parts.attention(spec, layout, weights)
         if cross_attention:
             self.source_norm = Norm(layout, weights)
             self.source_attention = CrossAttention(spec, layout, weights)
         self.mlp_norm = Norm(layout, weights)
-        self.mlp = (
-            Mlp(spec, layout, weights) if kind == "dense" else MoeLayer(spec, layout, weights)
-        )
+        self.mlp = parts.feed_forward(spec, layout, weights)
 
     def __call__(
         self,
@@ -81,11 +103,7 @@ class Block(nnx.Module):
                 self.source_norm(x_BLD), source_context, cache, source_keys[0]
             )
             x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
-        x_norm_BLD, load = self.mlp_norm(x_BLD), None
-        if isinstance(self.mlp, MoeLayer):
-            y_BLD, load = self.mlp(x_norm_BLD, context.is_token_BL, keys[2])
-        else:
-            y_BLD = self.mlp(x_norm_BLD, keys[2])
+        y_BLD, load = self.mlp(self.mlp_norm(x_BLD), context.is_token_BL, keys[2])
         return x_BLD + self.drop(y_BLD, keys[3]), cache, load
 
     def init_cache(self, sizes: Mapping[str, int], memory_BMD: Array | None) -> Cache:

@@ -29,11 +29,14 @@ class Mlp(nnx.Module):
             self.wg_DF = weights.normal("DF", fan_in="D")
         self.wo_FD = weights.normal("FD", fan_in="F")
 
-    def __call__(self, x_BLD: Array, key: Array | None = None) -> Array:
+    def __call__(
+        self, x_BLD: Array, is_token_BL: Array | None = None, key: Array | None = None
+    ) -> tuple[Array, None]:
+        """Returns the output of each token, and no load: there are no experts."""
         einsum, gate_BLF = self.layout.einsum, None
         h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
         if self.spec.gated:
             gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
         h_BLF = activate_hidden(self.spec, h_BLF, gate_BLF)
         h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
-        return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...])
+        return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...]), None

@@ -149,9 +149,7 @@ def prefill(
 def repeat(layout: Layout, x: Array, width: int, axes: str) -> Array:
     """Repeats x for each hypothesis; they become the second axis."""
     shape = (x.shape[0], width, *x.shape[1:])
-    return jax.lax.broadcast_in_dim(
-        x, shape, (0, *range(2, len(shape))), out_sharding=layout.place(axes)
-    )
+    return layout.broadcast_in_dim(x, shape, (0, *range(2, len(shape))), axes)
 
 
 class SharedCache:
@@ -191,9 +189,11 @@ class SeparateCaches:
         self.cache_length = prompt + new_tokens
 
     def expand(self, cache: Cache) -> Cache:
-        return self._by_name(
-            cache, lambda x, axes: self._merge(repeat(self.layout, x, self.width, "BW" + axes[1:]))
-        )
+        def repeated(x: Array, axes: str) -> Array:
+            axes = "BW" + axes[1:]
+            return self._merge(repeat(self.layout, x, self.width, axes), axes)
+
+        return self._by_name(cache, repeated)
 
     def step(
         self, model_step: Step, cache: Cache, mask_BWM: Array, last_BW: Array, position_BW: Array,
@@ -203,7 +203,8 @@ class SeparateCaches:
         shape = (self.rows, self.width, self.cache_length)
         mask_BWM = mask_BWM | (self.layout.iota("BWM", shape, "M") == cache_index)
         last, position, mask = (
-            jnp.expand_dims(self._merge(x), 1) for x in (last_BW, position_BW, mask_BWM)
+            jnp.expand_dims(self._merge(x, axes), 1)
+            for x, axes in ((last_BW, "BW"), (position_BW, "BW"), (mask_BWM, "BWM"))
         )
         cache, logits_BLV = model_step(cache, last, position, mask, cache_index)
         return cache, mask_BWM, self._split(logits_BLV[:, 0], "BWV")
@@ -211,7 +212,8 @@ class SeparateCaches:
     def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
         def moved(x: Array, axes: str) -> Array:
             axes = "BW" + axes[1:]
-            return self._merge(self.layout.take_along_axis(self._split(x, axes), parents_BW, axes))
+            x = self.layout.take_along_axis(self._split(x, axes), parents_BW, axes)
+            return self._merge(x, axes)
 
         return self._by_name(cache, moved, but="source"), mask_BWM
 
@@ -229,11 +231,10 @@ class SeparateCaches:
 
         return jax.tree.map_with_path(changed, cache)
 
-    def _merge(self, x: Array) -> Array:
-        """Merges hypotheses into rows."""
-        place = jax.typeof(x).sharding.spec
+    def _merge(self, x: Array, axes: str) -> Array:
+        """Merges hypotheses, the second of these axes, into rows."""
         shape = (x.shape[0] * x.shape[1], *x.shape[2:])
-        return jax.lax.reshape(x, shape, out_sharding=jax.P(place[0], *place[2:]))
+        return self.layout.reshape(x, shape, axes[0] + axes[2:])
 
     def _split(self, x: Array, axes: str) -> Array:
         """Splits rows into the hypotheses of their sentences."""

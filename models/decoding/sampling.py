@@ -115,16 +115,8 @@ def without_early_end(
 def nucleus(layout: Layout, sorted_BWU: Array, top_p: float) -> Array:
     """Masks what lies outside the likeliest p of the mass; the first always stays."""
     share_BWU = jax.nn.softmax(sorted_BWU, axis=-1)
-    before_BWU = cumulative(layout, share_BWU) - share_BWU
+    before_BWU = layout.cumsum(share_BWU, "BWU") - share_BWU
     return jnp.where(before_BWU < top_p, sorted_BWU, -jnp.inf)
-
-
-def cumulative(layout: Layout, x_BWU: Array) -> Array:
-    """Returns running sums along the last axis, which is whole."""
-    summed = jax.sharding.auto_axes(
-        lambda x: jnp.cumsum(x, axis=-1), out_sharding=layout.place("BWU")
-    )
-    return summed(x_BWU)
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, shape: tuple[int, ...]) -> Array:

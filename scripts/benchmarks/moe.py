@@ -65,10 +65,9 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
 
     def objective(params: object, x_BLD: jax.Array, key: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, params)
-        if isinstance(layer, Mlp):
-            return jnp.vdot(layer(x_BLD), dy_BLD)
         y_BLD, load = layer(x_BLD, is_token_BL, key)
-        return jnp.vdot(y_BLD, dy_BLD) + load.aux
+        objective = jnp.vdot(y_BLD, dy_BLD)
+        return objective if load is None else objective + load.aux
 
     gradient = jax.jit(jax.grad(objective, argnums=(0, 1)))
 

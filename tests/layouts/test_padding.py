@@ -11,7 +11,7 @@ import pytest
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.padding import pad_batch, with_padding, without_padding
-from models.dropout import random_bytes
+from layouts.random_bytes import random_bytes
 from tests.toys import WHOLE
 
 RULES = "batch:data+;heads:model+;vocab:model+;experts:data+"

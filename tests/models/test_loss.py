@@ -1,0 +1,96 @@
+"""The loss and its hand-written gradient against a numpy oracle."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layouts.mesh import make_mesh
+from models.loss import Criterion, LossSums, softmax_loss, token_losses
+from tests.toys import WHOLE
+
+COUNTED_BL = np.array([[1, 1, 1, 0, 1, 1], [1] * 6, [0] * 6, [1, 0, 1, 0, 1, 0]], bool)
+CRITERIA = {
+    "plain": Criterion(),
+    "smoothed": Criterion(label_smoothing=0.1),
+    "z-loss, scaled": Criterion(z_loss=0.01, logit_scale=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_device() -> Iterator[None]:
+    with jax.set_mesh(make_mesh(WHOLE)):
+        yield
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(4, 6, 10)), rng.normal(size=(22, 10)), rng.integers(0, 22, (4, 6))
+
+
+def reference(
+    criterion: Criterion, x_BLD: np.ndarray, softmax_VD: np.ndarray, targets_BL: np.ndarray
+) -> LossSums:
+    """The sums, one token at a time."""
+    objective, loss, correct, smooth = 0.0, 0.0, 0, criterion.label_smoothing
+    for b, i in np.argwhere(COUNTED_BL):
+        logits_V = criterion.logit_scale * softmax_VD @ x_BLD[b, i]
+        log_z = np.log(np.exp(logits_V).sum())
+        target_V = smooth / 22 + (1 - smooth) * (np.arange(22) == targets_BL[b, i])
+        objective += target_V @ (log_z - logits_V) + criterion.z_loss * log_z**2
+        loss += log_z - logits_V[targets_BL[b, i]]
+        correct += int(logits_V.argmax() == targets_BL[b, i])
+    return LossSums(objective, loss, correct, COUNTED_BL.sum())
+
+
+def sums(
+    criterion: Criterion,
+    chunks: int,
+    x_BLD: jax.Array,
+    softmax_VD: jax.Array,
+    targets_BL: jax.Array,
+) -> LossSums:
+    counted_BL = jnp.asarray(COUNTED_BL)
+    return softmax_loss(WHOLE, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("name", CRITERIA)
+def test_sums_and_gradients_equal_the_oracle(name: str, chunks: int) -> None:
+    criterion, (x_BLD, softmax_VD, targets_BL) = CRITERIA[name], arrays()
+    given = x_BLD.astype(np.float32), softmax_VD.astype(np.float32), targets_BL.astype(np.int32)
+
+    def objective(x_BLD: jax.Array, softmax_VD: jax.Array) -> tuple[jax.Array, LossSums]:
+        counted_BL = jnp.asarray(COUNTED_BL)
+        computed = softmax_loss(WHOLE, criterion, chunks, x_BLD, softmax_VD, given[2], counted_BL)
+        return computed.objective, computed
+
+    run = jax.jit(jax.value_and_grad(objective, argnums=(0, 1), has_aux=True))
+    (_, computed), gradients = run(*given[:2])
+    expected = reference(criterion, x_BLD, softmax_VD, targets_BL)
+    for field in ("objective", "loss", "correct", "tokens"):
+        actual = getattr(computed, field)
+        np.testing.assert_allclose(actual, getattr(expected, field), rtol=1e-5, err_msg=field)
+
+    rng = np.random.default_rng(1)
+    for argument, gradient in enumerate(gradients):
+        step = rng.normal(size=gradient.shape)
+
+        def moved(size: float, argument: int = argument, step: np.ndarray = step) -> float:
+            values = [x_BLD, softmax_VD]
+            values[argument] = values[argument] + size * step
+            return float(reference(criterion, *values, targets_BL).objective)
+
+        wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5
+        np.testing.assert_allclose(np.vdot(gradient, step), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_token_losses_sum_to_the_loss_and_are_zero_elsewhere() -> None:
+    x_BLD, softmax_VD, targets_BL = arrays()
+    given = x_BLD.astype(np.float32), softmax_VD.astype(np.float32), targets_BL.astype(np.int32)
+    losses_BL = np.asarray(token_losses(WHOLE, *given, jnp.asarray(COUNTED_BL)))
+    assert not losses_BL[~COUNTED_BL].any() and (losses_BL[COUNTED_BL] > 0).all()
+    expected = reference(Criterion(), x_BLD, softmax_VD, targets_BL)
+    np.testing.assert_allclose(losses_BL.sum(), expected.loss, rtol=1e-5)
