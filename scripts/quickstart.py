@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
-from scripts.commands import decode as decoding
-from scripts.commands import evaluate as evaluating
+from scripts.command_line import exits
+from scripts.commands.decode import continuations
+from scripts.commands.evaluate import evaluate_model
+from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
+from scripts.commands.flags.shared import CheckpointFlags, SearchFlags, SettingsFlags
+from scripts.commands.flags.train import TrainFlags
 from scripts.commands.train import train
-from scripts.meshloom import DATA_DIR, exits, start_devices
+from scripts.devices import start_devices
 
 MODEL_DIR = Path("runs/quickstart")
 GIN_FILE = "configs/runs/quickstart.gin"
@@ -15,9 +19,11 @@ PROMPTS = ("Return the", "This function", "If the array")
 def main() -> None:
     """Trains (or goes on where it was stopped), evaluates on the test split, prints samples."""
     start_devices()
-    train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
-    result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
-    texts = decoding.continuations(PROMPTS, MODEL_DIR, temperature=0.7, max_tokens=30, seed=1)
+    train(TrainFlags(model_dir=MODEL_DIR, settings=SettingsFlags(gin_file=(GIN_FILE,))))
+    model, text = CheckpointFlags(model_dir=MODEL_DIR), TextFlags(split="test")
+    [result] = evaluate_model(EvaluateFlags(model=model, text=text))
+    search = SearchFlags(temperature=0.7, max_tokens=30, seed=1)
+    texts = continuations(PROMPTS, MODEL_DIR, search)
     say = f"""
 Per-word perplexity on the test split: {result["perplexity_per_word"]:.1f}
 ({result["words"]:,} words, one end of line each; {result["bits_per_byte"]:.3f} bits a byte)

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
-from scripts.commands import decode as decoding
-from scripts.commands import evaluate as evaluating
+from scripts.command_line import exits
+from scripts.commands.decode import continuations
+from scripts.commands.evaluate import evaluate_model
+from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
+from scripts.commands.flags.shared import CheckpointFlags, SearchFlags, SettingsFlags
+from scripts.commands.flags.train import TrainFlags
 from scripts.commands.train import train
-from scripts.meshloom import DATA_DIR, exits, start_devices
+from scripts.devices import start_devices
 from scripts.terminal import print_table
 from trainer.model_dir import Workspace
 from trainer.run import Run
@@ -19,11 +23,12 @@ SHOWN = 10
 def main() -> None:
     """Trains (or goes on where it was stopped), measures BLEU on the test split, shows examples."""
     start_devices()
-    train(MODEL_DIR, DATA_DIR, (GIN_FILE,), ())
-    result = evaluating.evaluate_model(MODEL_DIR, DATA_DIR, split="test")[0]
+    train(TrainFlags(model_dir=MODEL_DIR, settings=SettingsFlags(gin_file=(GIN_FILE,))))
+    model, text = CheckpointFlags(model_dir=MODEL_DIR), TextFlags(split="test")
+    [result] = evaluate_model(EvaluateFlags(model=model, text=text))
     task = Workspace(MODEL_DIR).load((), ()).make(Run).task
     [shown] = subset(evaluation_sets(task, "test"), SHOWN)
-    texts = decoding.continuations(shown.sources, MODEL_DIR, batch_sequences=SHOWN)
+    texts = continuations(shown.sources, MODEL_DIR, SearchFlags(), batch_sequences=SHOWN)
     rows = list(zip(shown.sources, texts, shown.references[0], strict=True))
     print("\nTen sentences of the test split:")
     print_table(["source", "translation", "reference"], rows)

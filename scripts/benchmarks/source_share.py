@@ -20,8 +20,9 @@ import numpy as np
 from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
-from scripts.commands.common import Strings, settings, task_of, write_json
-from scripts.commands.decode import scores_of
+from scripts.commands.common import settings, task_of, write_json
+from scripts.commands.flags.shared import CheckpointFlags, Strings
+from scripts.commands.score import scores_of
 from scripts.terminal import print_table
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -102,7 +103,7 @@ def told(name: str, pairs: Sequence[tuple[Pair, str]]) -> Told:
     own = ["\t".join(pair) for pair, _ in pairs]
     stranger = [f"{source}\t{pair.target}" for pair, source in pairs]
     folder, step = model_and_step(name)
-    scores = scores_of([*own, *stranger], folder, (), (), step, None, None, None)
+    scores = scores_of([*own, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step))
     nats = np.array([score.log_likelihood for score in scores])
     tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(own)]], np.float64).T
     return Told(nats[: len(own)], nats[len(own) :], tokens, words)

@@ -1,11 +1,10 @@
-"""What each command does, in a few calls."""
+"""Settings, input and output of the commands."""
 
 import contextlib
-import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -13,21 +12,17 @@ from configs.errors import UserError
 from configs.load import Config, load
 from configs.read import Reference
 from configs.spec import SPECS
-from data.cache import prepare
-from data.packing.rows import Rows
 from data.sources.text_files import read_lines
 from data.storage import atomic_open
 from data.task import Task
 from layouts.layout import Layout
-from layouts.mesh import batch_shards, make_mesh
 from models.transformer import Transformer
-from scripts.terminal import print_table, tell
-from trainer.checkpoints.restore import Trained, TrainedModels
-from trainer.checks import check_layout
+from scripts.commands.flags.shared import SavedSettingsFlags
+from scripts.commands.flags.shared import Strings as Strings
+from scripts.terminal import tell
 from trainer.model_dir import Workspace
 from trainer.run import Run
 
-Strings = tuple[str, ...]
 # What gin files may name without an import, beside what these are made of.
 BUILT_IN = (Run, Layout, Transformer)
 
@@ -43,6 +38,11 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
     return load(gin_file, gin_param)
 
 
+def settings_of(flags: SavedSettingsFlags) -> Config:
+    """Returns the settings that the flags name."""
+    return settings(flags.model_dir, flags.gin_file, flags.gin_param)
+
+
 def warn_unused(config: Config, *used: type) -> None:
     for binding in config.unused(*used):
         tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
@@ -51,18 +51,6 @@ def warn_unused(config: Config, *used: type) -> None:
 def set_where(config: Config) -> dict[str, str]:
     """Which file set each value."""
     return {binding.name: binding.where for binding in config.bindings()}
-
-
-def trained_models(model_dir: Path, gin_file: Strings, gin_param: Strings) -> TrainedModels:
-    """The checkpoints of a run, once the layout given now was held against its model."""
-    config = settings(model_dir, gin_file, gin_param)
-    run, layout = config.make(Run), config.make(Layout)
-    mesh_sizes = dict(make_mesh(layout).shape)
-    rows = rounded(run.batch_sequences, batch_shards(layout, mesh_sizes) * rows_of_group(run))
-    fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in check_layout(fitting, layout, mesh_sizes, set_where(config)):
-        tell(warning)
-    return TrainedModels(model_dir, run, layout)
 
 
 def task_of(config: Config) -> Task:
@@ -74,59 +62,17 @@ def task_of(config: Config) -> Task:
     return task
 
 
-def prepare_task(data_dir: Path, rebuild: bool, gin_file: Strings, gin_param: Strings) -> None:
-    task = task_of(settings(None, gin_file, gin_param))
-    prepared = prepare(task, data_dir, rebuild=rebuild)
-    numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
-    print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
-    print_parts(prepared.splits)
-    tell(f"content hash {prepared.manifest['content_hash']}")
-
-
-def print_parts(splits: Mapping[str, Rows]) -> None:
-    """What each part of a mixture gave to a split, and which pairs are in no row."""
-    parts = [(split, part) for split, rows in splits.items() for part in rows.parts]
-    if len(parts) > len(splits):
-        found = [(split, p.name, p.counts.lines, p.counts.rows) for split, p in parts]
-        print_table(["split", "part", "pairs", "rows"], found)
-    lost = [
-        (
-            split,
-            part.name,
-            why,
-            pairs,
-            f"{pairs / (part.counts.lines + sum(part.dropped.values())):.2%}",
-        )
-        for split, part in parts
-        for why, pairs in part.dropped.items()
-    ]
-    if lost:
-        print_table(["split", "part", "not in the rows", "pairs", "share"], lost)
-
-
-def only(steps: list[int | None]) -> int | None:
-    if len(steps) != 1:
-        raise UserError("--checkpoint=all: this command takes one checkpoint: latest, best, STEP.")
-    return steps[0]
-
-
-def batch_of(trained: Trained, wanted: int | None) -> int:
-    """Rows at a time: what was asked for, rounded up to what the batch is split over."""
-    pieces = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
-    return rounded(wanted or trained.run.batch_sequences, pieces)
-
-
 def rows_of_group(run: Run) -> int:
-    """How many rows have whole groups of tokens, where experts serve groups of several rows."""
+    """Returns how many rows hold whole groups of tokens, where a group spans several rows."""
     lengths = run.task.array_lengths
     whole = [math.lcm(group, lengths[name]) // lengths[name]
              for name, group in run.model.groups.items()]  # fmt: skip
     return math.lcm(*whole)
 
 
-def rounded(rows: int, pieces: int) -> int:
-    """The next number of rows that divides over so many pieces."""
-    return -(-rows // pieces) * pieces
+def rounded(rows: int, shards: int) -> int:
+    """Returns the next number of rows that divides over so many shards."""
+    return -(-rows // shards) * shards
 
 
 def read_input(path: str) -> Iterator[str]:
@@ -151,7 +97,7 @@ def short(value: float) -> float | str:
     return value if isinstance(value, int) else f"{value:.4f}"
 
 
-def write_json(path: str | None, found: object) -> None:
+def write_json(path: str | None, result: object) -> None:
     if path is not None:
         with open_output(path) as file:
-            file.write(json.dumps(found, indent=2) + "\n")
+            file.write(json.dumps(result, indent=2) + "\n")

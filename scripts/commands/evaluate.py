@@ -1,4 +1,4 @@
-"""What `evaluate` does: loss and perplexities, and the quality of translations."""
+"""`meshloom evaluate`: loss, perplexities and metrics of translations."""
 
 import dataclasses
 import statistics
@@ -12,15 +12,11 @@ from data.packing.rows import Rows, read_word_list
 from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines
 from data.task import Task
-from scripts.commands.common import (
-    Strings,
-    batch_of,
-    open_output,
-    short,
-    trained_models,
-    write_json,
-)
-from scripts.commands.decode import Wishes, decoder_of
+from scripts.commands.common import open_output, short, write_json
+from scripts.commands.decode import decoder_of, options_of
+from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
+from scripts.commands.flags.shared import SearchFlags
+from scripts.commands.trained import batch_of, trained_models
 from scripts.terminal import Bar, print_table, tell
 from trainer.checkpoints.restore import Trained, TrainedModels, chosen_steps
 from trainer.evaluate import evaluate
@@ -35,119 +31,84 @@ from trainer.translation.metrics import check_settings, check_texts
 from trainer.translation.test_sets import read_test_set
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Text:
-    """Which text is evaluated: a split of the task, files, or a test set by its name."""
-
-    split: str = "validation"
-    text_file: str | None = None
-    references: Strings = ()
-    test_set: str | None = None
-    languages: str | None = None
-    tag: str | None = None
-
-    def given(self, task: Task) -> EvaluationSet | None:
-        """Sources and references that are not the task's own."""
-        if self.test_set is not None and self.languages is not None:
-            name, (sources, references) = (
-                f"{self.test_set} {self.languages}",
-                read_test_set(self.test_set, self.languages),
-            )
-        elif self.text_file is not None and self.references:
-            name, sources = self.text_file, list(read_lines(self.text_file))
-            references = [list(read_lines(path)) for path in self.references]
-        elif any((self.test_set, self.languages, self.text_file, self.references)):
-            raise UserError(
-                "A translation is evaluated on --input=SOURCES with --references=FILE, on "
-                "--test_set=NAME with --languages=SRC-TGT, or on --split."
-            )
-        else:
-            return None
-        check_texts({name: sources}, references)
-        return EvaluationSet(name, chosen_tag(self.tag, task.tags), sources, references)
+def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
+    """Returns sources and references that are not the task's own."""
+    if flags.test_set is not None and flags.languages is not None:
+        name, (sources, references) = (
+            f"{flags.test_set} {flags.languages}",
+            read_test_set(flags.test_set, flags.languages),
+        )
+    elif flags.text_file is not None and flags.references:
+        name, sources = flags.text_file, list(read_lines(flags.text_file))
+        references = [list(read_lines(path)) for path in flags.references]
+    elif any((flags.test_set, flags.languages, flags.text_file, flags.references)):
+        raise UserError(
+            "A translation is evaluated on --input=SOURCES with --references=FILE, on "
+            "--test_set=NAME with --languages=SRC-TGT, or on --split."
+        )
+    else:
+        return None
+    check_texts({name: sources}, references)
+    return EvaluationSet(name, chosen_tag(flags.tag, task.tags), sources, references)
 
 
-def evaluate_model(
-    model_dir: Path,
-    data_dir: Path,
-    gin_file: Strings = (),
-    gin_param: Strings = (),
-    checkpoint: str = "latest",
-    average: int | None = None,
-    json_file: str | None = None,
-    batch_sequences: int | None = None,
-    logit_scale: float = 1.0,
-    sentences: int | None = None,
-    tokenize: str | None = None,
-    resamples: int = 1000,
-    ter: bool = True,
-    hypotheses: str | None = None,
-    beam: int | None = None,
-    alpha: float = 0.6,
-    length_penalty: Any = "gnmt",
-    **text: Any,
-) -> list[dict[str, Any]]:
-    """Some checkpoints on a text; of a translation task, also what their translations are worth.
-
-    With sentences = 0 nothing is translated.
-    """
-    which, found = Text(**text), []
-    check_settings(tokenize, which.languages)
-    wishes = Wishes(beam=beam, alpha=alpha, length_penalty=length_penalty)
-    with trained_models(model_dir, gin_file, gin_param) as models:
-        steps = chosen_steps(models.checkpoints, checkpoint)
+def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
+    """Evaluates checkpoints on a text, and the translations of a translation task as well."""
+    text, sentences, lines = flags.text, flags.sentences, []
+    check_settings(flags.metrics.tokenize, text.languages)
+    with trained_models(flags.model) as models:
+        steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         task = models.run.task
-        given = which.given(task) if task.has_source else None
-        rows, train_pairs = evaluation_rows(models, data_dir, which, given)
-        to_translate = translation_parts(models, which, given, sentences)
+        given = given_text(text, task) if task.has_source else None
+        rows, train_pairs = evaluation_rows(models, flags.data_dir, text, given)
+        to_translate = translation_parts(models, text, given, sentences)
         for step in steps:
-            trained = models.open(step, average)
+            trained = models.open(step, flags.model.average)
             with Bar("evaluate") as bar:
                 result, by_part = evaluate(
                     trained.model,
                     trained.params,
                     rows,
                     trained.mesh,
-                    batch_sequences=batch_of(trained, batch_sequences),
-                    logit_scale=logit_scale,
+                    batch_sequences=batch_of(trained, flags.batch_sequences),
+                    logit_scale=flags.logit_scale,
                     report=bar.update,
                 )
             line = {"step": trained.step, **dataclasses.asdict(result)}
-            parts = {name: part._asdict() for name, part in by_part.items()}
+            parts = {name: numbers._asdict() for name, numbers in by_part.items()}
             if to_translate:
-                made = translations(
-                    trained, to_translate, wishes, tokenize=tokenize, resamples=resamples, ter=ter
-                )
+                made = translations(trained, to_translate, flags)
                 line |= {**made[0].metrics.as_dict(), "is_subset": sentences is not None}
                 for one in made[1:]:
-                    own = parts.setdefault(one.part.name, {})
-                    own |= one.metrics.as_dict() | {"train_pairs": train_pairs.get(one.part.name)}
+                    part = parts.setdefault(one.part.name, {})
+                    part |= one.metrics.as_dict() | {"train_pairs": train_pairs.get(one.part.name)}
                 if made[1:]:
                     line["mean_bleu"] = mean_bleu(made[1:])
                 show(made, is_subset=sentences is not None)
-                write_hypotheses(hypotheses, made)
-            found.append(line | ({"parts": parts} if parts else {}))
-    numbers = ["step", *(field.name for field in dataclasses.fields(result))]
-    print_table(numbers, [[short(line[name]) for name in numbers] for line in found])
-    write_json(json_file, found if len(steps) > 1 else found[0])
-    return found
+                write_hypotheses(flags.hypotheses, made)
+            lines.append(line | ({"parts": parts} if parts else {}))
+    names = ["step", *(field.name for field in dataclasses.fields(result))]
+    print_table(names, [[short(line[name]) for name in names] for line in lines])
+    write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
+    return lines
 
 
 def translations(
-    trained: Trained, parts: list[EvaluationSet], wishes: Wishes, **metrics: Any
+    trained: Trained, parts: list[EvaluationSet], flags: EvaluateFlags
 ) -> list[TranslatedSet]:
-    """What one checkpoint makes of the sources."""
+    """Translates the sources with one checkpoint."""
     task = trained.run.task
-    decoder = decoder_of([trained], wishes, None)
+    search = SearchFlags(**dataclasses.asdict(flags.search))
+    decoder = decoder_of([trained], search, None)
     with Bar("translate") as bar:
         return translate(
-            decoder, parts, task, trained.vocabs, wishes.options(), trained.run.model.max_length,
-            say=tell, progress=bar.update, **metrics,
+            decoder, parts, task, trained.vocabs, options_of(search), trained.run.model.max_length,
+            say=tell, progress=bar.update, **dataclasses.asdict(flags.metrics),
         )  # fmt: skip
 
 
 def translation_parts(
-    models: TrainedModels, text: Text, given: EvaluationSet | None, sentences: int | None
+    models: TrainedModels, text: TextFlags, given: EvaluationSet | None, sentences: int | None
 ) -> list[EvaluationSet]:
     """The sentences to translate; none of a language model's."""
     task = models.run.task
@@ -158,7 +119,7 @@ def translation_parts(
 
 
 def evaluation_rows(
-    models: TrainedModels, data_dir: Path, text: Text, given: EvaluationSet | None
+    models: TrainedModels, data_dir: Path, text: TextFlags, given: EvaluationSet | None
 ) -> tuple[Rows, dict[str, int]]:
     """The rows of a split of the model's task, or of files, with the model's vocabularies.
 

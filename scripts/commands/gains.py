@@ -1,4 +1,4 @@
-"""`meshloom gains`: what other models win over a baseline, part by part, against data size."""
+"""`meshloom gains`: draws the gains of models over a baseline, part by part."""
 
 import json
 import statistics
@@ -7,62 +7,61 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from scripts.commands.common import Strings, write_json
+from scripts.commands.common import write_json
+from scripts.commands.flags.compare import GainsFlags
 from scripts.terminal import print_table, tell
 
 SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6
 
 
-def gains(
-    baseline: str, evaluation: Strings, output: str, json_file: str | None = None
-) -> dict[str, Any]:
+def gains(flags: GainsFlags) -> dict[str, Any]:
     """Reads what `meshloom evaluate --json` wrote, prints a table and draws a picture.
 
     Lepikhin et al. 2020 (GShard), Figure 6.
     """
-    wanted = parts_of(baseline)
-    models = {path: parts_of(path) for path in evaluation}
+    baseline = parts_of(flags.baseline)
+    models = {path: parts_of(path) for path in flags.evaluation}
     for path, parts in models.items():
-        check_same(baseline, wanted, path, parts)
-    names = sorted(wanted, key=lambda name: -wanted[name]["train_pairs"])
+        check_same(flags.baseline, baseline, path, parts)
+    names = sorted(baseline, key=lambda name: -baseline[name]["train_pairs"])
     gained = {
-        path: [parts[name]["bleu"] - wanted[name]["bleu"] for name in names]
+        path: [parts[name]["bleu"] - baseline[name]["bleu"] for name in names]
         for path, parts in models.items()
     }
     rows = [
         [
             name,
-            f"{wanted[name]['train_pairs']:,}",
-            f"{wanted[name]['bleu']:.2f}",
-            *(f"{own[i]:+.2f}" for own in gained.values()),
+            f"{baseline[name]['train_pairs']:,}",
+            f"{baseline[name]['bleu']:.2f}",
+            *(f"{part_gains[i]:+.2f}" for part_gains in gained.values()),
         ]
         for i, name in enumerate(names)
     ]
-    means = {path: statistics.fmean(own) for path, own in gained.items()}
-    of_baseline = statistics.fmean(wanted[name]["bleu"] for name in names)
+    means = {path: statistics.fmean(part_gains) for path, part_gains in gained.items()}
+    of_baseline = statistics.fmean(baseline[name]["bleu"] for name in names)
     rows.append(["mean", "", f"{of_baseline:.2f}", *(f"{mean:+.2f}" for mean in means.values())])
-    print_table(["part", "train pairs", f"BLEU of {baseline}", *models], rows)
-    pairs = [wanted[name]["train_pairs"] for name in names]
-    draw(output, names, pairs, gained)
-    tell(f"Wrote {output}.")
+    print_table(["part", "train pairs", f"BLEU of {flags.baseline}", *models], rows)
+    pairs = [baseline[name]["train_pairs"] for name in names]
+    draw(flags.output, names, pairs, gained)
+    tell(f"Wrote {flags.output}.")
     result = {
         "baseline": {"mean_bleu": of_baseline},
         "models": {
-            path: {"mean_gain": means[path], "gains": dict(zip(names, own, strict=True))}
-            for path, own in gained.items()
+            path: {"mean_gain": means[path], "gains": dict(zip(names, part_gains, strict=True))}
+            for path, part_gains in gained.items()
         },
     }
-    write_json(json_file, result)
+    write_json(flags.json_file, result)
     return result
 
 
 def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
     """The parts of an evaluation, each with its BLEU and its data size."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        evaluation = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
-    parts = found.get("parts", {}) if isinstance(found, dict) else {}
+    parts = evaluation.get("parts", {}) if isinstance(evaluation, dict) else {}
     if not parts or any(part.get("train_pairs") is None for part in parts.values()):
         raise UserError(
             f"{path}: holds no BLEU by part.  Evaluate a split of a mixture, one checkpoint: "

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from configs.errors import UserError, did_you_mean
 from configs.spec import SPECS, is_spec, legal
 from scripts.commands.common import write_json
+from scripts.commands.flags.inspect import InspectSettingsFlags
 from scripts.terminal import print_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +49,9 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def inspect_settings(name: str | None, json_file: str | None) -> None:
+def inspect_settings(flags: InspectSettingsFlags) -> None:
     """Prints all settings, those of one spec, or one of them."""
+    name = flags.name
     settings = [setting for spec in specs() for setting in settings_of(spec)]
     chosen = [s for s in settings if name in (None, s.name, s.name.partition(".")[0])]
     if not chosen:
@@ -59,7 +61,7 @@ def inspect_settings(name: str | None, json_file: str | None) -> None:
             "Legal: the names of docs/settings.md, such as Run or Run.steps."
         )
     print_table(Setting._fields, chosen)
-    write_json(json_file, [setting._asdict() for setting in chosen])
+    write_json(flags.json_file, [setting._asdict() for setting in chosen])
 
 
 def specs() -> list[type[Any]]:

@@ -15,7 +15,8 @@ from scripts.commands.common import (
     warn_unused,
     write_json,
 )
-from scripts.commands.decode import BATCH, Wishes
+from scripts.commands.decode import BATCH, search_of
+from scripts.commands.flags.shared import SearchFlags
 from scripts.commands.plan import PlanInputs, mesh_to_compile_for, parse_topology
 from scripts.commands.plan_page import write_page
 from scripts.commands.plan_tables import (
@@ -59,7 +60,7 @@ def plan_decoding(
     rows = rounded(batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     tokens = padded_lengths(run, source_tokens, prompt_tokens, max_tokens)
-    shape = DecodeShape(Wishes(**flags).search(run.task), rows, *tokens)
+    shape = DecodeShape(search_of(SearchFlags(**flags), run.task), rows, *tokens)
     plan = best_plan(inputs, shape, analytic)
     figures = decode_as_json(plan)
     print_plan(plan, figures, inputs.title)

@@ -1,14 +1,14 @@
-"""`meshloom report`: a run's curves as pictures, and as one page."""
+"""`meshloom report`: draws the curves of a run as pictures and as one page."""
 
 import base64
 import html
-from pathlib import Path
 from typing import Any
 
 import click
 
 from configs.errors import UserError
 from data.storage import atomic_write
+from scripts.commands.flags.report import ReportFlags
 from trainer.plots import RunPlots
 
 CAPTIONS = {
@@ -25,8 +25,9 @@ STYLE = (
 )
 
 
-def report(model_dir: Path) -> None:
+def report(flags: ReportFlags) -> None:
     """Writes report.html and its pictures into the model directory."""
+    model_dir = flags.model_dir
     pictures = RunPlots(model_dir)
     if not pictures.names():
         raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")

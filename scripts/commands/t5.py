@@ -23,7 +23,9 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
 from models.transformer import Transformer
-from scripts.commands.common import Strings, only, trained_models
+from scripts.commands.flags.shared import SettingsFlags
+from scripts.commands.flags.t5 import ExportT5Flags, ImportT5Flags
+from scripts.commands.trained import only, trained_models
 from scripts.terminal import tell
 from trainer.checkpoints import huggingface
 from trainer.checkpoints.manager import Checkpoints
@@ -42,10 +44,9 @@ LENGTH = 512
 """Tokens a row on either side, as T5 was trained."""
 
 
-def import_t5(
-    input: Path, model_dir: Path, gin_file: Strings = (), gin_param: Strings = ()
-) -> None:
-    """Makes a model directory of a T5.  The settings choose its task and how to train it on."""
+def import_t5(flags: ImportT5Flags) -> None:
+    """Makes a model directory of a T5.  The settings choose its task and its further training."""
+    input, model_dir = flags.input, flags.model_dir
     check_new_run(model_dir)
     settings = read_json(input, SETTINGS)
     huggingface.check_settings(settings, input / SETTINGS)
@@ -55,7 +56,7 @@ def import_t5(
     huggingface.check_tensors(spec, tensors, input)
     vocab = make(SentencePiece(model_file=str(existing(input, VOCAB))), iter(()))
     vocabs = Vocabs(vocab, vocab)
-    config = config_of(run_of(spec, model_dir), gin_file, gin_param)
+    config = config_of(run_of(spec, model_dir), flags.settings)
     run = config.make(Run)
     check_run(run, spec, vocabs, model_dir)
     save_weights(model_dir, run, huggingface.params_of(spec, tensors))
@@ -69,19 +70,15 @@ def import_t5(
     tell(f"Imported {weights:,} weights into {model_dir}.")
 
 
-def export_t5(
-    model_dir: Path,
-    output: Path,
-    gin_file: Strings = (),
-    gin_param: Strings = (),
-    checkpoint: str = "latest",
-    average: int | None = None,
-) -> None:
+def export_t5(flags: ExportT5Flags) -> None:
     """Writes a model as a T5 that Hugging Face reads."""
+    output = flags.output
     check_new_folder(output)
-    with trained_models(model_dir, gin_file, gin_param) as models:
+    with trained_models(flags.model) as models:
         settings = huggingface.settings_of(models.run.model)
-        trained = models.open(only(chosen_steps(models.checkpoints, checkpoint)), average)
+        trained = models.open(
+            only(chosen_steps(models.checkpoints, flags.model.checkpoint)), flags.model.average
+        )
         spec = trained.run.model
         assert isinstance(spec, Transformer)
         tensors = huggingface.tensors_of(spec, jax.device_get(trained.params))
@@ -194,12 +191,12 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
     )
 
 
-def config_of(run: Run, gin_file: Strings, gin_param: Strings) -> Config:
+def config_of(run: Run, settings: SettingsFlags) -> Config:
     """The settings of a run, under the given ones; tells of those that nothing uses."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "huggingface.gin"
         own.write_text(dump([run]))
-        config = load([str(own), *gin_file], gin_param)
+        config = load([str(own), *settings.gin_file], settings.gin_param)
     for binding in config.unused(Run, Layout):
         if not binding.where.startswith(str(own)):
             tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")

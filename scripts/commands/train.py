@@ -1,12 +1,11 @@
 """Trains a model, or continues a run."""
 
-from pathlib import Path
-
 from data.cache import prepare
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from scripts.commands.common import Strings, set_where, settings, warn_unused
+from scripts.commands.common import set_where, settings, warn_unused
+from scripts.commands.flags.train import TrainFlags
 from scripts.commands.progress import ProgressBar
 from scripts.terminal import tell
 from trainer.checks import check_layout, check_run, check_vocabs, step_flops
@@ -21,17 +20,18 @@ from trainer.run import Run
 from trainer.translation.bleu import bleu_observers
 
 
-def train(model_dir: Path, data_dir: Path, gin_file: Strings, gin_param: Strings) -> None:
+def train(flags: TrainFlags) -> None:
     """Trains the run of these settings, under the observers that a person wants."""
+    model_dir, gin_file = flags.model_dir, flags.settings.gin_file
     saved = None if gin_file else model_dir  # a run goes on without being told its files again
-    config = settings(saved, gin_file, gin_param)
+    config = settings(saved, gin_file, flags.settings.gin_param)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
     check_run(run)
     for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
-    prepared = prepare(run.task, data_dir)
+    prepared = prepare(run.task, flags.data_dir)
     check_vocabs(run, prepared.vocabs)
     Workspace(model_dir).save(config, run, prepared.vocabs)
     metrics = MetricsWriter(model_dir, step_flops(run), peak_flops(mesh.devices.flat))

@@ -8,7 +8,7 @@ import pytest
 from configs.load import load
 from layouts.lint.recorder import record
 from models.transformer import Transformer
-from scripts.commands.inspect import model_of
+from scripts.commands.inspect.params import model_of
 from tests.toys import ROOT
 
 # Shazeer et al. 2018, Tables 2 and 3, in billions.

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from configs.errors import UserError
+from scripts.commands.flags.inspect import InspectSettingsFlags
 from scripts.commands.inspect_settings import PAGE, Setting, inspect_settings, settings_of
 from tests.toys import ROOT
 from trainer.run import Run
@@ -29,13 +30,13 @@ def test_a_setting_has_its_type_its_default_and_its_docstring() -> None:
 
 
 def test_a_name_prints_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    inspect_settings("Run.steps", None)
+    inspect_settings(InspectSettingsFlags(name="Run.steps"))
     assert "Run.steps" in (shown := capsys.readouterr().out)
     assert "Run.seed" not in shown
-    inspect_settings("Top2", None)  # with what it takes from Router
+    inspect_settings(InspectSettingsFlags(name="Top2"))  # with what it takes from Router
     assert {"Top2.random_second", "Top2.jitter"} <= set(capsys.readouterr().out.split())
 
 
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(UserError, match=r"Run\.stepz: no such setting\.  Did you mean Run\.steps"):
-        inspect_settings("Run.stepz", None)
+        inspect_settings(InspectSettingsFlags(name="Run.stepz"))

@@ -27,6 +27,8 @@ from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.transformer import Transformer, TransformerModel
 from scripts.commands import t5
+from scripts.commands.flags.shared import CheckpointFlags, SettingsFlags, Strings
+from scripts.commands.flags.t5 import ExportT5Flags, ImportT5Flags
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from trainer.checkpoints.huggingface import settings_of
@@ -56,6 +58,18 @@ ADAMW = ("Run.optimizer = @AdamW()",)
 """Adafactor has no slots for stacks of several depths."""
 FILES = ("config.json", "model.safetensors")
 Case = dict[str, np.ndarray]
+
+
+def import_t5(folder: Path, model_dir: Path, gin_param: Strings = ()) -> None:
+    settings = SettingsFlags(gin_param=gin_param)
+    t5.import_t5(ImportT5Flags(input=folder, model_dir=model_dir, settings=settings))
+
+
+def export_t5(
+    model_dir: Path, output: Path, checkpoint: str = "latest", gin_param: Strings = ()
+) -> None:
+    model = CheckpointFlags(model_dir=model_dir, checkpoint=checkpoint, gin_param=gin_param)
+    t5.export_t5(ExportT5Flags(model=model, output=output))
 
 
 # What Hugging Face says
@@ -207,7 +221,7 @@ def unpack(version: str, folder: Path) -> Case:
 
 
 def made_of(folder: Path, case: Case, model_dir: Path) -> Imported:
-    t5.import_t5(folder, model_dir, gin_param=ADAMW)
+    import_t5(folder, model_dir, gin_param=ADAMW)
     return Imported(folder, case, model_dir)
 
 
@@ -250,7 +264,7 @@ def test_live_hugging_face_gives_the_same_before_and_after(version: str, tmp_pat
     folder, output = tmp_path / "t5", tmp_path / "out"
     imported = made_of(folder, record(version, folder, seed=7), tmp_path / "run")
     check_like_hugging_face(imported)
-    t5.export_t5(imported.model_dir, output)
+    export_t5(imported.model_dir, output)
     model = transformers.T5ForConditionalGeneration.from_pretrained(output).eval()
     given = {name: torch.from_numpy(imported.case[name]) for name in ("sources", "mask", "inputs")}
     with torch.no_grad():
@@ -273,7 +287,7 @@ def file_bytes(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def test_a_round_trip_keeps_every_bit(imported: Imported, tmp_path: Path) -> None:
-    t5.export_t5(imported.model_dir, tmp_path)
+    export_t5(imported.model_dir, tmp_path)
     wanted = file_bytes(imported.folder / "model.safetensors")
     assert file_bytes(tmp_path / "model.safetensors") == wanted
     assert (tmp_path / "spiece.model").read_bytes() == spiece()
@@ -295,8 +309,8 @@ def test_a_round_trip_keeps_the_type(tied: Path, tmp_path: Path, dtype: str) -> 
         tied / "model.safetensors",
     )
     wanted = file_bytes(tied / "model.safetensors")
-    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
-    t5.export_t5(tmp_path / "run", tmp_path / "out")
+    import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    export_t5(tmp_path / "run", tmp_path / "out")
     assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
     assert {kind for kind, _, _ in wanted.values()} == {dtype}
 
@@ -309,8 +323,8 @@ def test_a_sharded_t5_is_the_same_in_one_file(tied: Path, tmp_path: Path) -> Non
     for part in set(where.values()):
         save_file({n: x for n, x in tensors.items() if where[n] == part}, tied / part)
     (tied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
-    t5.export_t5(tmp_path / "run", tmp_path / "out")
+    import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    export_t5(tmp_path / "run", tmp_path / "out")
     assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
 
 
@@ -325,10 +339,10 @@ def test_copies_and_what_t5_never_reads_are_left_out(
     unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     more = {**copies, unread: np.ones((8, 6), np.float32)}
     save_file(tensors | more, tied / "model.safetensors")
-    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    import_t5(tied, tmp_path / "run", gin_param=ADAMW)
     said = capsys.readouterr().err
     assert all(f"Left out: {name}," in said for name in more)
-    t5.export_t5(tmp_path / "run", tmp_path / "out")
+    export_t5(tmp_path / "run", tmp_path / "out")
     assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
 
 
@@ -338,7 +352,7 @@ def test_several_types_become_float32(
     tensors = load_file(tied / "model.safetensors")
     tensors["shared.weight"] = tensors["shared.weight"].astype(np.float16)
     save_file(tensors, tied / "model.safetensors")
-    t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+    import_t5(tied, tmp_path / "run", gin_param=ADAMW)
     assert "float16 and float32" in capsys.readouterr().err
     saved = Checkpoints(tmp_path / "run").describe(0)
     assert saved["params/embed_VD"].dtype == np.float32
@@ -358,7 +372,7 @@ def test_an_old_file_without_the_newer_settings_is_read_as_hugging_face_reads_it
     tensors = load_file(tied / "model.safetensors")
     kept = {name: x for name, x in tensors.items() if not name.startswith("encoder.block.2")}
     save_file(kept, tied / "model.safetensors")
-    t5.import_t5(tied, tmp_path / "run")
+    import_t5(tied, tmp_path / "run")
     spec = Imported(tied, {}, tmp_path / "run").run.model
     assert isinstance(spec, Transformer)
     assert (spec.encoder_layers, spec.layers, spec.max_distance) == (2, 2, 128)
@@ -378,7 +392,7 @@ def test_every_command_takes_an_imported_t5(tied: Path, tmp_path: Path) -> None:
         f"Tsv.train = '{pairs}'", f"Tsv.validation = '{pairs}'", "Run.batch_sequences = 2",
         "Translation.length = 24", "Translation.source_length = 32",
     )  # fmt: skip
-    t5.import_t5(tied, run, gin_param=settings)
+    import_t5(tied, run, gin_param=settings)
     flags = (f"--model_dir={run}", "--gin_param=Layout.mesh = 'data:1'")
     lines, texts = f"--input={tmp_path / 'lines'}", f"--output={tmp_path / 'texts'}"
     assert call("decode", *flags, lines, texts, "--beam=1", "--max_tokens=4") == 0
@@ -389,11 +403,11 @@ def test_every_command_takes_an_imported_t5(tied: Path, tmp_path: Path) -> None:
     assert call("train", *flags, f"--data_dir={tmp_path / 'data'}") == 0
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2]
 
-    t5.export_t5(run, out)
+    export_t5(run, out)
     before, after = (load_file(folder / "model.safetensors") for folder in (tied, out))
     assert before.keys() == after.keys()
     assert all((before[name] != after[name]).any() for name in before if "bias" not in name)
-    t5.export_t5(run, tmp_path / "again", checkpoint="0")
+    export_t5(run, tmp_path / "again", checkpoint="0")
     again = file_bytes(tmp_path / "again" / "model.safetensors")
     assert again == file_bytes(tied / "model.safetensors")
 
@@ -483,7 +497,7 @@ def test_an_import_is_refused_and_leaves_nothing(
 ) -> None:
     damage(tied)
     with pytest.raises(UserError) as error:
-        t5.import_t5(tied, tmp_path / "run", gin_param=ADAMW)
+        import_t5(tied, tmp_path / "run", gin_param=ADAMW)
     for words in wanted:
         assert words in str(error.value)
     assert not (tmp_path / "run").exists()
@@ -503,7 +517,7 @@ def test_settings_that_are_not_the_t5s_are_refused(
     tied: Path, tmp_path: Path, setting: str, wanted: list[str]
 ) -> None:
     with pytest.raises(UserError) as error:
-        t5.import_t5(tied, tmp_path / "run", gin_param=(setting,))
+        import_t5(tied, tmp_path / "run", gin_param=(setting,))
     for words in wanted:
         assert words in str(error.value)
     assert not (tmp_path / "run").exists()
@@ -512,21 +526,21 @@ def test_settings_that_are_not_the_t5s_are_refused(
 def test_a_vocabulary_beyond_the_embedding_is_refused(tied: Path, tmp_path: Path) -> None:
     (tied / "spiece.model").write_bytes(spiece(60))
     with pytest.raises(UserError, match=r"Transformer\.vocab = 50.*60 tokens"):
-        t5.import_t5(tied, tmp_path / "run")
+        import_t5(tied, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_no_run_and_no_model_is_overwritten(imported: Imported, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in imported.model_dir.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="holds a run already"):
-        t5.import_t5(imported.folder, imported.model_dir)
+        import_t5(imported.folder, imported.model_dir)
     with pytest.raises(UserError, match=r"holds config\.json, model\.safetensors, spiece\.model"):
-        t5.export_t5(imported.model_dir, imported.folder)
+        export_t5(imported.model_dir, imported.folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        t5.import_t5(imported.folder, tmp_path / "file")
+        import_t5(imported.folder, tmp_path / "file")
     with pytest.raises(UserError, match="is a file"):
-        t5.export_t5(imported.model_dir, tmp_path / "file")
+        export_t5(imported.model_dir, tmp_path / "file")
     assert before == {p: p.read_bytes() for p in imported.model_dir.rglob("*") if p.is_file()}
 
 
@@ -554,7 +568,7 @@ def test_a_model_that_t5_cannot_express_is_not_exported(
         assert f"Transformer.{words}" in str(error.value) or words == "or 1.0"
     if settings == ["attention_dropout = 0.0"]:  # the others do not even fit the saved weights
         with pytest.raises(UserError, match="T5 cannot express"):
-            t5.export_t5(imported.model_dir, tmp_path / "out", gin_param=params)
+            export_t5(imported.model_dir, tmp_path / "out", gin_param=params)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,0 +1,184 @@
+"""Commands whose flags are the fields of one frozen dataclass each."""
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import click
+
+from configs.errors import RunError, UserError
+from scripts import devices
+from scripts.flag import Flag
+
+Flags = TypeVar("Flags")
+
+
+class FlagOption(click.Option):
+    """A flag that knows under which heading the help shows it."""
+
+    heading: str | None = None
+
+
+def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Parameter]:
+    """The flags of a dataclass and, in its order, of the groups of flags that it nests."""
+    heading = getattr(flags, "HEADING", heading)
+    hints = typing.get_type_hints(flags, include_extras=True)
+    for field in dataclasses.fields(flags):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield from parameters_of(kind, heading)
+        else:
+            base, flag = typing.get_args(kind)
+            yield parameter_of(field, base, flag, heading)
+
+
+def parameter_of(
+    field: "dataclasses.Field[Any]", kind: Any, flag: Flag, heading: str | None
+) -> click.Parameter:
+    if flag.is_argument:
+        nargs = -1 if kind == tuple[str, ...] else 1
+        return click.Argument([field.name], nargs=nargs, required=False, metavar=flag.metavar)
+    settings: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
+    declaration = f"--{flag.name or field.name}"
+    if field.default is dataclasses.MISSING:
+        settings["required"] = True
+    else:
+        settings["default"] = field.default
+        settings["show_default"] = not any(field.default is value for value in (None, False, ()))
+    if kind is bool:
+        settings["is_flag"] = True
+        declaration += f"/--{flag.off}" if flag.off else ""
+    else:
+        settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
+    option = FlagOption([declaration, field.name], **settings)
+    option.heading = heading
+    return option
+
+
+def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
+    """The click type of a field's type."""
+    if typing.get_origin(kind) is types.UnionType:
+        [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    if kind is Path:
+        return click.Path(path_type=Path)
+    if typing.get_origin(kind) is Literal:
+        return click.Choice(typing.get_args(kind))
+    if kind is int and flag.min is not None:
+        return click.IntRange(int(flag.min))
+    if kind is float and (flag.min, flag.max) != (None, None):
+        return click.FloatRange(flag.min, flag.max)
+    return kind if kind in (int, float) else str
+
+
+def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:
+    """The dataclass with what the command line gave, its nested groups as well."""
+    hints = typing.get_type_hints(flags)
+    assert dataclasses.is_dataclass(flags)
+    fields = {
+        field.name: value_of(hints[field.name], values)
+        if dataclasses.is_dataclass(hints[field.name])
+        else values[field.name]
+        for field in dataclasses.fields(flags)
+    }
+    return typing.cast(Flags, flags(**fields))
+
+
+class Command(click.Command):
+    """A command whose help shows groups of flags under their headings, and examples."""
+
+    examples: Sequence[str] = ()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                heading = getattr(parameter, "heading", None) or "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's flags when they are asked for, and its work when it runs.
+
+    `work` gives, for each command, the dataclass of its flags and the function that takes one, as
+    "module:name" under scripts.commands.
+    """
+
+    def __init__(
+        self, *arguments: Any, work: Mapping[str, tuple[str, str]], **settings: Any
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.work = work
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.work, *self.commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.work:
+            return super().get_command(ctx, cmd_name)
+        flags, function = self.work[cmd_name]
+        return command_of(cmd_name, imported(flags), function)
+
+
+def command_of(name: str, flags: type, function: str) -> Command:
+    """Makes the command that calls a function ("module:name") with its flags."""
+
+    def call(**values: Any) -> None:
+        given: Any = value_of(flags, values)
+        if hasattr(given, "devices"):
+            devices.start_devices(given.devices)
+        imported(function)(given)
+
+    text = inspect.cleandoc(flags.__doc__ or "")
+    command = Command(
+        name,
+        callback=call,
+        params=list(parameters_of(flags)),
+        help=text,
+        short_help=" ".join(text.split("\n\n")[0].split()),
+    )
+    command.examples = getattr(flags, "EXAMPLES", ())
+    return command
+
+
+def imported(path: str) -> Any:
+    """Imports what a path "module:name" under scripts.commands names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"scripts.commands.{module}"), name)
+
+
+def is_given(field: str) -> bool:
+    """Whether the command line of the running command gives a flag."""
+    source = click.get_current_context().get_parameter_source(field)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def exits(call: Callable[[], object]) -> NoReturn:
+    """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
+    try:
+        call()
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (UserError, RunError) as error:
+        click.echo(f"meshloom: {error}", err=True)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    sys.exit(0)

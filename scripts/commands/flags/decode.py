@@ -1,0 +1,76 @@
+"""Flags of `meshloom decode`, `score` and `rescore`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from scripts.commands.flags.shared import (
+    BatchSequences,
+    CheckpointFlags,
+    SearchFlags,
+    Tag,
+)
+from scripts.devices import ProcessFlags
+from scripts.flag import Flag
+
+Format = Literal["text", "tsv", "jsonl"]
+Input = Annotated[str, Flag("File to read; - is the standard input.", metavar="FILE")]
+Output = Annotated[str, Flag("File to write; - is the standard output.", metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeFlags:
+    """Translates sources or continues prompts, one per line.
+
+    A translation is found by beam search of size 4 and a continuation greedily, unless --beam,
+    --temperature or --samples says otherwise.  Several checkpoints, separated by commas, decode
+    together as an ensemble.  A command that was interrupted continues when it is called again.
+    """
+
+    EXAMPLES = (
+        "echo 'Return the' | meshloom decode --model_dir=runs/mine --input=- --temperature=0.7",
+        "meshloom decode --model_dir=runs/mine --input=test.en --output=test.de",
+        "meshloom decode --model_dir=runs/mine --input=test.en --nbest=4 --format=jsonl",
+    )
+    input: Input
+    output: Output = "-"
+    nbest: Annotated[
+        int | None, Flag("Writes the N best texts of each line.", metavar="N", min=1)
+    ] = None
+    format: Annotated[
+        Format,
+        Flag(
+            "Format of the output: texts; or columns of line, rank, score, log-probability and "
+            "text; or JSON objects."
+        ),
+    ] = "text"
+    batch_sequences: Annotated[
+        int | None, Flag("Number of lines in a batch. Default: 64.", metavar="N", min=1)
+    ] = None
+    model: CheckpointFlags
+    search: SearchFlags = field(default_factory=SearchFlags)
+    devices: ProcessFlags = field(default_factory=ProcessFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreFlags:
+    """Computes log-likelihood, words and tokens of each line, separated by tabs.
+
+    For a translation model a line is a source, a tab and the target to score.
+    """
+
+    EXAMPLES = ("meshloom score --model_dir=runs/mine --input=text.txt --output=scores.tsv",)
+    input: Input
+    output: Output = "-"
+    batch_sequences: BatchSequences = None
+    tag: Tag = None
+    model: CheckpointFlags
+    devices: ProcessFlags = field(default_factory=ProcessFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreFlags(ScoreFlags):
+    """Ranks an n-best list (decode --format=jsonl) again with the scores of another model."""
+
+    EXAMPLES = ("meshloom rescore --model_dir=runs/other --input=nbest.jsonl --weight=0.5",)
+    weight: Annotated[float, Flag("Weight of this model's log-likelihood.")] = 1.0
+    alpha: Annotated[float, Flag("Exponent of the length penalty.")] = 0.6

@@ -1,0 +1,88 @@
+"""Flags of `meshloom inspect`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from scripts.commands.flags.shared import (
+    DATA_DIR,
+    DataDir,
+    JsonFile,
+    ModelDir,
+    SavedSettingsFlags,
+)
+from scripts.devices import DeviceFlags
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfigFlags:
+    """Shows the value of each setting and the file that set it."""
+
+    EXAMPLES = ("meshloom inspect config --gin_file=configs/runs/quickstart.gin",)
+    json_file: JsonFile = None
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectDataFlags:
+    """Shows packed rows as a model sees them, decoded."""
+
+    EXAMPLES = (
+        "meshloom inspect data --gin_file=configs/runs/quickstart.gin --rows=0,7,12",
+        "meshloom inspect data --model_dir=runs/mine --step=100",
+    )
+    data_dir: DataDir = DATA_DIR
+    split: Annotated[str, Flag("Split of the task.")] = "train"
+    rows: Annotated[str, Flag("Ids of the packed rows to show.", metavar="ID,ID…")] = "0"
+    step: Annotated[
+        int | None, Flag("Shows the rows of this training step instead.", metavar="N", min=1)
+    ] = None
+    json_file: JsonFile = None
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectParamsFlags:
+    """Shows path, axes, shape, placement and bytes per device of every weight.
+
+    It allocates no weight.
+    """
+
+    EXAMPLES = ("meshloom inspect params --gin_file=configs/runs/quickstart.gin",)
+    json_file: JsonFile = None
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    devices: DeviceFlags = field(default_factory=DeviceFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCheckpointFlags:
+    """Shows the arrays of a checkpoint without loading it."""
+
+    EXAMPLES = ("meshloom inspect checkpoint --model_dir=runs/mine --checkpoint=best",)
+    model_dir: ModelDir
+    checkpoint: Annotated[
+        str, Flag("Checkpoint to show: the latest, the best or a step.", metavar="latest|best|STEP")
+    ] = "latest"
+    json_file: JsonFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectLayoutFlags:
+    """Shows the problems of a layout with a model, and the placement of each kind of tensor."""
+
+    EXAMPLES = (
+        "meshloom inspect layout --gin_file=configs/runs/quickstart.gin "
+        "--gin_file=layouts/fsdp.gin --simulate_devices=8",
+    )
+    json_file: JsonFile = None
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    devices: DeviceFlags = field(default_factory=DeviceFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectSettingsFlags:
+    """Shows every setting that gin files can bind, or those of NAME, such as Run or Run.steps."""
+
+    EXAMPLES = ("meshloom inspect settings Run", "meshloom inspect settings Run.steps")
+    name: Annotated[str | None, Flag("Spec or setting.", metavar="[NAME]", is_argument=True)] = None
+    json_file: JsonFile = None

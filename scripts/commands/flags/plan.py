@@ -1,0 +1,107 @@
+"""Flags of `meshloom plan` and `meshloom layouts`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from scripts.commands.flags.shared import (
+    Beam,
+    Flat,
+    JsonFile,
+    Samples,
+    SettingsFlags,
+    Strings,
+    Temperature,
+    TopK,
+    Topology,
+    TopP,
+)
+from scripts.devices import DeviceFlags
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePlanFlags:
+    """What to plan of decoding, by the names of the flags of `meshloom decode`."""
+
+    HEADING = "Decoding, with --decode"
+    batch_sequences: Annotated[
+        int | None, Flag("Number of rows in a batch.", metavar="N", min=1)
+    ] = None
+    beam: Beam = None
+    flat: Flat = True
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    samples: Samples = None
+    max_tokens: Annotated[int | None, Flag("Maximum number of new tokens.", metavar="N", min=1)] = (
+        None
+    )
+    source_tokens: Annotated[
+        int | None,
+        Flag("Source tokens of a translation. Default: the row length.", metavar="N", min=1),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None,
+        Flag(
+            "Tokens of the prompt. Default: half the row length; for translation, none.",
+            metavar="N",
+            min=0,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """Predicts memory, FLOPs, traffic and time of the training step of a run.
+
+    With --topology the step is compiled for TPUs that this machine does not have (needs libtpu);
+    without it, for the devices of this machine, of which --simulate_devices makes any number.
+    With --decode the plan is of decoding: memory, cache, and time of a token and of a whole output,
+    for a batch of --batch_sequences.
+    """
+
+    EXAMPLES = (
+        "meshloom plan --gin_file=configs/runs/quickstart.gin",
+        "meshloom plan --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --analytic",
+    )
+    layouts: Annotated[Strings, Flag("", metavar="[LAYOUT]...", is_argument=True)] = ()
+    compare: Annotated[bool, Flag("Plans the run under each of the given layout files.")] = False
+    topology: Topology = None
+    analytic: Annotated[
+        bool, Flag("Predicts from the layout alone, in seconds, and compiles nothing.")
+    ] = False
+    html: Annotated[
+        str | None, Flag("Also writes the result to FILE as a page with charts.", metavar="FILE")
+    ] = None
+    json_file: JsonFile = None
+    decode: Annotated[bool, Flag("Plans decoding instead of training.")] = False
+    settings: SettingsFlags = field(default_factory=SettingsFlags)
+    decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)
+    devices: DeviceFlags = field(default_factory=DeviceFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutsFlags:
+    """Ranks the layouts that a model can have on a slice, the fastest that fits first.
+
+    Without --topology it ranks them on the devices of this machine, whose speed it measures first.
+    """
+
+    EXAMPLES = (
+        "meshloom layouts --gin_file=configs/runs/quickstart.gin --topology=v3:2x2",
+        "meshloom layouts --gin_file=configs/runs/quickstart.gin --simulate_devices=8 "
+        "--output=best.gin",
+    )
+    topology: Topology = None
+    verify: Annotated[
+        bool,
+        Flag(
+            "Compiles the best three (needs libtpu); without --topology, runs them.", name="search"
+        ),
+    ] = False
+    output: Annotated[
+        str | None, Flag("Writes the best layout to FILE as a layout file.", metavar="FILE")
+    ] = None
+    json_file: JsonFile = None
+    settings: SettingsFlags = field(default_factory=SettingsFlags)
+    devices: DeviceFlags = field(default_factory=DeviceFlags)

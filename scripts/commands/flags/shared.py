@@ -1,0 +1,177 @@
+"""Groups of flags that several commands share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from scripts.flag import Flag
+
+DATA_DIR = Path("~/.cache/meshloom")
+Strings = tuple[str, ...]
+
+ModelDir = Annotated[Path, Flag("The run's directory.")]
+DataDir = Annotated[Path, Flag("Directory of the tokenized tasks.")]
+JsonFile = Annotated[
+    str | None, Flag("Also writes the result to FILE as JSON.", metavar="FILE", name="json")
+]
+BatchSequences = Annotated[
+    int | None,
+    Flag("Number of rows in a batch. Default: the batch size of the run.", metavar="N", min=1),
+]
+Tag = Annotated[
+    str | None, Flag("Language tag of the target, for a task with several target languages.")
+]
+References = Annotated[
+    Strings,
+    Flag("Reference translations, one per line. Repeat it for several references.", metavar="FILE"),
+]
+TestSet = Annotated[
+    str | None,
+    Flag("Test set from sacrebleu's cache, by its name, such as wmt14/full.", metavar="NAME"),
+]
+Languages = Annotated[
+    str | None, Flag("Language pair of the test set, such as en-de.", metavar="SRC-TGT")
+]
+Topology = Annotated[
+    str | None,
+    Flag("Plans for TPUs that this machine does not have, such as v3:32x32.", metavar="KIND:SIZES"),
+]
+Beam = Annotated[
+    int | None,
+    Flag(
+        "Beam size. Default: 4 for a translation; other texts are decoded greedily.",
+        metavar="N",
+        min=1,
+    ),
+]
+Flat = Annotated[
+    bool,
+    Flag(
+        "Keeps all hypotheses of a line in one KV cache, or one cache for each. "
+        "The results are the same.",
+        off="apart",
+    ),
+]
+Temperature = Annotated[float | None, Flag("Samples at this temperature; 0 is greedy.", min=0)]
+TopK = Annotated[int | None, Flag("Samples from the K most likely tokens.", metavar="K", min=1)]
+TopP = Annotated[
+    float | None,
+    Flag(
+        "Samples from the most likely tokens that hold the share P of the probability.",
+        metavar="P",
+        min=0,
+        max=1,
+    ),
+]
+Samples = Annotated[int | None, Flag("Samples N texts per line.", metavar="N", min=1)]
+MaxTokens = Annotated[
+    int | None,
+    Flag(
+        "Maximum number of new tokens. Default: half the row length; for translation, "
+        "--length_factor x source tokens + --length_extra.",
+        metavar="N",
+        min=1,
+    ),
+]
+GinFile = Annotated[
+    Strings, Flag("Settings file. Repeat it for several files; later files win.", metavar="FILE")
+]
+GinParam = Annotated[
+    Strings,
+    Flag("One setting, such as 'Run.steps=100'. Wins over files.", metavar="'NAME=VALUE'"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsFlags:
+    """Where the settings come from."""
+
+    HEADING = "Settings"
+    gin_file: GinFile = ()
+    gin_param: GinParam = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedSettingsFlags(SettingsFlags):
+    """Settings, over those that a run saved."""
+
+    model_dir: Annotated[Path | None, Flag("Starts from the settings that a run saved.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFlags:
+    """Which weights of a run, and the settings that change for this command."""
+
+    HEADING = "Model"
+    model_dir: ModelDir
+    checkpoint: Annotated[
+        str,
+        Flag(
+            "Checkpoint to load: the latest, the best by its evaluation, all, or steps.",
+            metavar="latest|best|all|STEP,…",
+        ),
+    ] = "latest"
+    average: Annotated[
+        int | None, Flag("Averages the weights of the last N checkpoints.", metavar="N", min=1)
+    ] = None
+    gin_file: GinFile = ()
+    gin_param: GinParam = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamFlags:
+    """How a beam search ranks hypotheses."""
+
+    HEADING = "Search"
+    beam: Beam = None
+    alpha: Annotated[float, Flag("Exponent of the length penalty.")] = 0.6
+    length_penalty: Annotated[
+        Literal["gnmt", "power"],
+        Flag("Length penalty for n tokens: gnmt is ((5 + n) / 6)^alpha, power is n^alpha."),
+    ] = "gnmt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags(BeamFlags):
+    """How to decode, and which limits the output has."""
+
+    flat: Flat = True
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    samples: Samples = None
+    consensus: Annotated[
+        bool,
+        Flag("Takes the sample that is most similar to all others (minimum Bayes risk by chrF)."),
+    ] = False
+    seed: Annotated[int, Flag("Seed of the random choices.")] = 0
+    max_tokens: MaxTokens = None
+    min_tokens: Annotated[int, Flag("Minimum number of new tokens.", metavar="N", min=0)] = 0
+    length_factor: Annotated[
+        float, Flag("New tokens of a translation per source token, at most.")
+    ] = 1.5
+    length_extra: Annotated[
+        int, Flag("New tokens of a translation in addition to --length_factor.", metavar="N")
+    ] = 10
+    prefix: Annotated[str | None, Flag("Text that each translation begins with.")] = None
+    tag: Tag = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricFlags:
+    """How translations are measured."""
+
+    HEADING = "Metrics"
+    tokenize: Annotated[
+        str | None,
+        Flag("sacrebleu's tokenizer for BLEU, such as 13a or intl.", metavar="NAME"),
+    ] = None
+    resamples: Annotated[
+        int,
+        Flag(
+            "Number of bootstrap resamples; 0 computes no confidence intervals.",
+            metavar="N",
+            min=0,
+        ),
+    ] = 1000
+    ter: Annotated[bool, Flag("Computes TER, which is the slowest metric.", off="no_ter")] = True

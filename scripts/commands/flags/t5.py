@@ -1,0 +1,39 @@
+"""Flags of `meshloom import t5` and `meshloom export t5`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from scripts.commands.flags.shared import CheckpointFlags, ModelDir, SettingsFlags
+from scripts.devices import ProcessFlags
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportT5Flags:
+    """Makes a model directory of a T5 from Hugging Face.
+
+    The settings choose its task and how to continue its training.
+    """
+
+    EXAMPLES = ("meshloom import t5 --input=t5-small --model_dir=runs/t5",)
+    input: Annotated[
+        Path,
+        Flag(
+            "Directory with config.json, model.safetensors and spiece.model, as Hugging Face "
+            "writes them.",
+            metavar="DIR",
+        ),
+    ]
+    model_dir: ModelDir
+    settings: SettingsFlags = field(default_factory=SettingsFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportT5Flags:
+    """Writes a model as a T5 that Hugging Face reads."""
+
+    EXAMPLES = ("meshloom export t5 --model_dir=runs/t5 --output=exported",)
+    output: Annotated[Path, Flag("New directory for Hugging Face to read.", metavar="DIR")]
+    model: CheckpointFlags
+    devices: ProcessFlags = field(default_factory=ProcessFlags)

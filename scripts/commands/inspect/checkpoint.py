@@ -1,0 +1,34 @@
+"""`meshloom inspect checkpoint`: shows the arrays of a checkpoint."""
+
+from configs.errors import UserError
+from scripts.commands.common import write_json
+from scripts.commands.flags.inspect import InspectCheckpointFlags
+from scripts.commands.trained import only
+from scripts.terminal import print_table
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import chosen_steps
+
+
+def checkpoint(flags: InspectCheckpointFlags) -> None:
+    """Prints every array of a checkpoint."""
+    with Checkpoints(flags.model_dir) as checkpoints:
+        steps = checkpoints.steps()
+        if not steps:
+            raise UserError(f"{flags.model_dir}: no checkpoint there.")
+        step = only(chosen_steps(checkpoints, flags.checkpoint)) or steps[-1]
+        arrays = checkpoints.describe(step)
+    rows = [
+        (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()
+    ]
+    print_table(["path", "shape", "type", "bytes"], rows)
+    print(f"step {step} of {steps}; {sum(row[3] for row in rows):,} bytes")
+    write_json(
+        flags.json_file,
+        {
+            "step": step,
+            "steps": steps,
+            "arrays": [
+                dict(zip(("path", "shape", "dtype", "bytes"), row, strict=True)) for row in rows
+            ],
+        },
+    )

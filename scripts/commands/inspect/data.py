@@ -1,0 +1,61 @@
+"""`meshloom inspect data`: shows packed rows."""
+
+from typing import Any
+
+import numpy as np
+
+from configs.errors import UserError
+from data.cache import Prepared, prepare
+from data.order import rows_of_step
+from data.packing.rows import Rows
+from scripts.commands.common import settings_of, task_of, write_json
+from scripts.commands.flags.inspect import InspectDataFlags
+from scripts.terminal import print_table
+from trainer.run import Run
+
+
+def data(flags: InspectDataFlags) -> None:
+    """Prints packed rows, decoded."""
+    config = settings_of(flags.settings)
+    prepared = prepare(task_of(config), flags.data_dir)
+    if flags.split not in prepared.splits:
+        raise UserError(f"--split={flags.split}: not there.  Legal: {', '.join(prepared.splits)}.")
+    rows = prepared.splits[flags.split]
+    if flags.step is not None:
+        run = config.make(Run)
+        ids = rows_of_step(rows, run.seed, flags.step - 1, run.batch_sequences).tolist()
+    else:
+        ids = _numbers(flags.rows, len(rows))
+    segments = [segment for row in ids for segment in _segments(prepared, rows, row)]
+    shown = ["row", "segment", *([] if prepared.source_vocab is None else ["source"]), "tokens"]
+    shown.append("text")
+    print_table(shown, [[segment[name] for name in shown] for segment in segments])
+    write_json(flags.json_file, segments)
+
+
+def _numbers(text: str, count: int) -> list[int]:
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--rows={text}: legal are numbers with commas, as in 0,7,12.") from None
+    if not all(0 <= number < count for number in ids):
+        raise UserError(f"--rows={text}: the split has rows 0 to {count - 1}.")
+    return ids
+
+
+def _segments(prepared: Prepared, rows: Rows, row: int) -> list[dict[str, Any]]:
+    batch = rows.batch(np.array([row]))
+    segments = []
+    for segment in range(1, int(batch["segments_BL"].max()) + 1):
+        ids = batch["targets_BL"][batch["segments_BL"] == segment]
+        line: dict[str, Any] = {"row": row, "segment": segment}
+        if prepared.source_vocab is not None:
+            sources = batch["inputs_BM"][batch["segments_BM"] == segment]
+            line["source"] = prepared.source_vocab.decode(sources)
+            line["source_tokens"] = len(sources)
+            line["source_pieces"] = " ".join(prepared.source_vocab.pieces(sources))
+        line["tokens"] = len(ids)
+        line["text"] = prepared.vocab.decode(ids)
+        line["pieces"] = " ".join(prepared.vocab.pieces(ids))
+        segments.append(line)
+    return segments

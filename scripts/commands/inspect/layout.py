@@ -1,0 +1,38 @@
+"""`meshloom inspect layout`: shows the problems and placements of a layout."""
+
+from layouts.layout import Layout
+from layouts.lint.report import lint, report
+from scripts.commands.common import set_where, settings_of, write_json
+from scripts.commands.flags.inspect import InspectLayoutFlags
+from scripts.commands.inspect.params import placed, planned_sizes
+from scripts.terminal import print_table
+from trainer.checks import layout_name, record_loss, sources
+from trainer.run import Run
+
+
+def layout(flags: InspectLayoutFlags) -> None:
+    """Prints the problems of the layout, and where each kind of tensor of the model lives."""
+    config = settings_of(flags.settings)
+    run, layout = config.make(Run), config.make(Layout)
+    sizes = planned_sizes(layout)
+    record = record_loss(run)
+    problems = lint(layout, sizes, record, sources(set_where(config)))
+    kinds = sorted({(t.axes, t.stored) for t in record.tensors})
+    places = [
+        (
+            axes,
+            "weight" if stored else "activation",
+            placed(axes, layout.place(axes, stored=stored)),
+        )
+        for axes, stored in kinds
+    ]
+    print_table(["axes", "kind", "place"], places)
+    print(report(layout_name(set_where(config)), problems))
+    write_json(
+        flags.json_file,
+        {
+            "mesh": sizes,
+            "problems": [str(problem) for problem in problems],
+            "places": [dict(zip(("axes", "kind", "place"), row, strict=True)) for row in places],
+        },
+    )

@@ -1,0 +1,75 @@
+"""`meshloom inspect params`: shows the weights of a model."""
+
+import jax
+import numpy as np
+
+from configs.load import Config
+from configs.read import Reference
+from configs.spec import SPECS
+from layouts.axes import BY_LETTER
+from layouts.layout import Layout
+from layouts.lint.recorder import record
+from layouts.lint.report import table
+from layouts.mesh import mesh_sizes
+from models.api import ModelSpec
+from models.transformer import Transformer
+from scripts.commands.common import settings_of, write_json
+from scripts.commands.flags.inspect import InspectParamsFlags
+from scripts.terminal import print_table
+
+
+def params(flags: InspectParamsFlags) -> None:
+    """Prints every weight of the model."""
+    config = settings_of(flags.settings)
+    spec, layout = model_of(config), config.make(Layout)
+    weights = record(lambda whole: spec.model(whole).init(jax.random.key(0))).weights
+    sizes = planned_sizes(layout)
+    rows = table(weights, layout, sizes)
+    total = sum(int(np.prod(row.shape)) for row in rows)
+    per_device = sum(row.bytes_per_device for row in rows)
+    print_table(
+        ["path", "axes", "shape", "place", "weights", "bytes a device"],
+        [
+            (r.path, r.axes, "x".join(map(str, r.shape)), placed(r.axes, r.place),
+             int(np.prod(r.shape)), r.bytes_per_device)
+            for r in rows
+        ],
+    )  # fmt: skip
+    print(f"{total:,} parameters, {per_device:,} bytes on each device of mesh {layout.mesh}")
+    write_json(
+        flags.json_file,
+        {
+            "parameters": total,
+            "bytes": sum(row.bytes for row in rows),
+            "bytes_per_device": per_device,
+            "weights": [{**row._asdict(), "place": placed(row.axes, row.place)} for row in rows],
+        },
+    )
+
+
+def model_of(config: Config) -> ModelSpec:
+    """The model that the settings name; a run's other settings may be missing."""
+    bound = {binding.name: binding.value for binding in config.bindings()}
+    reference = bound.get("Run.model")
+    kind = SPECS[reference.target] if isinstance(reference, Reference) else Transformer
+    model = config.make(kind)
+    assert isinstance(model, ModelSpec)
+    return model
+
+
+def planned_sizes(layout: Layout) -> dict[str, int]:
+    """Mesh sizes as written, whatever devices there are; -1 stands for what this machine has."""
+    return mesh_sizes(layout.mesh, len(jax.devices()) if "-1" in layout.mesh else None)
+
+
+def placed(axes: str, place: jax.P) -> str:
+    """A placement in the words of a layout file.
+
+    >>> placed("NDF", jax.P(None, "data", "model"))
+    'd_model:data;d_ff:model'
+    """
+    pairs = []
+    for letter, mesh_axes in zip(axes, place, strict=True):
+        for mesh_axis in (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ():
+            pairs.append(f"{BY_LETTER[letter.upper()].name}:{mesh_axis}")
+    return ";".join(pairs) or "whole"

@@ -1,0 +1,40 @@
+"""`meshloom prepare`: tokenizes and packs a task."""
+
+from collections.abc import Mapping
+
+from data.cache import prepare
+from data.packing.rows import Rows
+from scripts.commands.common import settings, task_of
+from scripts.commands.flags.prepare import PrepareFlags
+from scripts.terminal import print_table, tell
+
+
+def prepare_task(flags: PrepareFlags) -> None:
+    """Prepares a task and prints what its splits hold."""
+    task = task_of(settings(None, flags.settings.gin_file, flags.settings.gin_param))
+    prepared = prepare(task, flags.data_dir, rebuild=flags.rebuild)
+    numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
+    print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
+    print_parts(prepared.splits)
+    tell(f"content hash {prepared.manifest['content_hash']}")
+
+
+def print_parts(splits: Mapping[str, Rows]) -> None:
+    """Prints what each part of a mixture gave to a split, and which pairs are in no row."""
+    parts = [(split, part) for split, rows in splits.items() for part in rows.parts]
+    if len(parts) > len(splits):
+        rows = [(split, p.name, p.counts.lines, p.counts.rows) for split, p in parts]
+        print_table(["split", "part", "pairs", "rows"], rows)
+    dropped = [
+        (
+            split,
+            part.name,
+            reason,
+            pairs,
+            f"{pairs / (part.counts.lines + sum(part.dropped.values())):.2%}",
+        )
+        for split, part in parts
+        for reason, pairs in part.dropped.items()
+    ]
+    if dropped:
+        print_table(["split", "part", "not in the rows", "pairs", "share"], dropped)

@@ -1,0 +1,39 @@
+"""`meshloom rescore`: ranks an n-best list with the scores of another model."""
+
+import json
+from typing import Any
+
+from configs.errors import UserError
+from data.sources.pairs import Pair
+from scripts.commands.common import open_output, read_input
+from scripts.commands.flags.decode import RescoreFlags
+from scripts.commands.score import scores_of
+
+
+def rescore_file(flags: RescoreFlags) -> None:
+    """Ranks the hypotheses of an n-best list again with the scores of another model."""
+    entries = [_entry(number, line) for number, line in enumerate(read_input(flags.input), 1)]
+    pairs = [Pair(entry["source"], one["text"]) for entry in entries for one in entry["hypotheses"]]
+    lines = ["\t".join(part.replace("\t", " ") for part in pair) for pair in pairs]
+    scores = iter(scores_of(lines, flags.model, flags.batch_sequences, flags.tag))
+    with open_output(flags.output) as file:
+        for entry in entries:
+            for one, score in zip(entry["hypotheses"], scores, strict=False):
+                both = one["log_probability"] + flags.weight * score.log_likelihood
+                one["rescored"] = both / ((5 + score.tokens) / 6) ** flags.alpha
+            entry["hypotheses"].sort(key=lambda one: one["rescored"], reverse=True)
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def _entry(number: int, line: str) -> dict[str, Any]:
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        for one in entry["hypotheses"]:
+            one["text"], one["log_probability"] = str(one["text"]), float(one["log_probability"])
+        entry["source"] = str(entry["source"])
+        return entry
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"line {number}: no n-best entry ({type(error).__name__}: {error}).  Make the list "
+            "with: meshloom decode --nbest=4 --format=jsonl."
+        ) from None

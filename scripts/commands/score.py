@@ -1,0 +1,48 @@
+"""`meshloom score`: log-likelihoods of given texts."""
+
+from collections.abc import Sequence
+
+from scripts.commands.common import open_output, read_input
+from scripts.commands.flags.decode import ScoreFlags
+from scripts.commands.flags.shared import CheckpointFlags
+from scripts.commands.trained import batch_of, only, trained_models
+from scripts.terminal import Bar, tell
+from trainer.checkpoints.restore import chosen_steps
+from trainer.decoding.score import Score, score_lines
+
+
+def score_file(flags: ScoreFlags) -> None:
+    """Scores each line, or each pair of a source and a target with a tab between."""
+    lines = list(read_input(flags.input))
+    scores = scores_of(lines, flags.model, flags.batch_sequences, flags.tag)
+    with open_output(flags.output) as file:
+        file.write("log_likelihood\twords\ttokens\n")
+        file.writelines(f"{s.log_likelihood:.6f}\t{s.words}\t{s.tokens}\n" for s in scores)
+
+
+def scores_of(
+    lines: Sequence[str],
+    model: CheckpointFlags,
+    batch_sequences: int | None = None,
+    tag: str | None = None,
+) -> list[Score]:
+    """Scores lines with one checkpoint; warns of lines that are too long."""
+    with trained_models(model) as models, Bar("score") as bar:
+        trained = models.open(
+            only(chosen_steps(models.checkpoints, model.checkpoint)), model.average
+        )
+        scores = score_lines(
+            trained.model,
+            trained.params,
+            lines,
+            trained.run.task,
+            trained.vocabs,
+            trained.mesh,
+            batch_of(trained, batch_sequences),
+            bar.update,
+            tag=tag,
+        )
+    too_long = sum(not score.tokens for score in scores)
+    if too_long:
+        tell(f"Warning: {too_long} of {len(lines)} pairs are longer than a row and have no score.")
+    return scores

@@ -1,0 +1,18 @@
+"""What a field of a dataclass of flags says beyond its name, type and default."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """Describes a flag: what the name, type and default of its field do not say."""
+
+    help: str
+    metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
+    name: str | None = None
+    """Of the flag, where it is not the field's."""
+    off: str | None = None
+    """Name of the flag that says no, of a field that is True unless it is given."""
+    is_argument: bool = False

@@ -1,0 +1,133 @@
+"""Flags from dataclasses, and imports that follow use."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import click
+import pytest
+
+from scripts import command_line, devices, meshloom
+from scripts.command_line import command_of, parameters_of
+from scripts.flag import Flag
+from tests.scripts.conftest import Meshloom
+from tests.toys import ROOT
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeFlags:
+    HEADING = "Sizes"
+    width: Annotated[int | None, Flag("Width.", metavar="N", min=1)] = None
+    share: Annotated[float, Flag("Share.", min=0, max=1)] = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyFlags:
+    """Does nothing.
+
+    It is a toy.
+    """
+
+    EXAMPLES = ("meshloom toy --text=a",)
+    text: Annotated[str, Flag("Text.")]
+    names: Annotated[tuple[str, ...], Flag("Names.", name="name")] = ()
+    kind: Annotated[Literal["a", "b"], Flag("Kind.")] = "a"
+    fast: Annotated[bool, Flag("Speed.", off="slow")] = True
+    dry: Annotated[bool, Flag("Dry.")] = False
+    sizes: SizeFlags = field(default_factory=SizeFlags)
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ToyFlags:
+    received: list[Any] = []
+    monkeypatch.setattr(command_line, "imported", lambda _: received.append)
+    command_of("toy", ToyFlags, "nowhere:toy").main(list(arguments), standalone_mode=False)
+    (flags,) = received
+    assert isinstance(flags, ToyFlags)
+    return flags
+
+
+def test_flags_arrive_as_the_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(monkeypatch, "--text=a") == ToyFlags(text="a")
+    given = ["--text=a", "--name=x", "--name=y", "--kind=b", "--slow", "--dry", "--width=3"]
+    assert parse(monkeypatch, *given) == ToyFlags(
+        text="a", names=("x", "y"), kind="b", fast=False, dry=True, sizes=SizeFlags(width=3)
+    )
+
+
+@pytest.mark.parametrize("wrong", ["--width=0", "--share=2", "--kind=c", "--names=x"])
+def test_illegal_values_are_usage_errors(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(monkeypatch, "--text=a", wrong)
+
+
+def test_help_shows_groups_of_flags_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    command_of("toy", ToyFlags, "nowhere:toy").main(["--help"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert shown.index("--text") < shown.index("Sizes:") < shown.index("--width")
+    assert shown.index("Examples:") < shown.index("meshloom toy --text=a")
+
+
+def every_command() -> list[tuple[str, type]]:
+    groups = {
+        "": meshloom.WORK,
+        "inspect ": meshloom.INSPECT_WORK,
+        "import ": meshloom.IMPORT_WORK,
+        "export ": meshloom.EXPORT_WORK,
+    }
+    return [
+        (group + name, command_line.imported(flags))
+        for group, work in groups.items()
+        for name, (flags, _) in work.items()
+    ]
+
+
+@pytest.mark.parametrize(("name", "flags"), every_command(), ids=str)
+def test_every_command_explains_itself_in_sentences(name: str, flags: type) -> None:
+    assert (flags.__doc__ or "").rstrip().endswith(".")
+    assert all(example.find(f"meshloom {name} ") >= 0 for example in flags.EXAMPLES)
+    for option in parameters_of(flags):
+        if isinstance(option, click.Option):
+            assert (option.help or "").endswith("."), option.name
+
+
+def test_devices_are_flags_of_the_commands_that_use_them() -> None:
+    without = {"prepare", "compare", "gains", "report", "import t5"}
+    without |= {"inspect config", "inspect data", "inspect checkpoint", "inspect settings"}
+    named = {
+        name
+        for name, flags in every_command()
+        if "simulate_devices" not in {parameter.name for parameter in parameters_of(flags)}
+    }
+    assert named == without
+    assert devices.ProcessFlags.HEADING == "Devices and processes"
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a process has imported once a command is done."""
+    script = (
+        "import sys, scripts.meshloom as m\n"
+        f"m.cli.main({list(arguments)!r}, standalone_mode=False)\n"
+        "print('modules', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["decode", "--help"], ["plan", "--help"]])
+def test_help_imports_no_library_of_the_work(arguments: list[str]) -> None:
+    heavy = {"jax", "flax", "numpy", "orbax", "rich", "pydantic", "matplotlib", "sacrebleu"}
+    assert not imported_by(*arguments) & heavy
+
+
+def test_inspect_config_imports_what_settings_need() -> None:
+    used = imported_by("inspect", "config", "--gin_file=configs/runs/quickstart.gin")
+    heavy = {"orbax", "grain", "sacrebleu", "matplotlib", "tensorflow_datasets"}
+    assert not used & heavy
+
+
+def test_version_is_printed(run: Meshloom) -> None:
+    answer = run("--version")
+    assert answer.code == 0 and answer.out.startswith("meshloom, version ")
