@@ -11,10 +11,12 @@ from sacrebleu.dataset import DATASETS
 
 from configs.errors import UserError
 from scripts.commands.compare import compare
+from scripts.commands.flags.compare import ComparedMetricFlags, CompareFlags
 from trainer.translation.metrics import compute_metrics, paired
 
 REFERENCE = [f"Die {n}. Katze sitzt auf dem Sofa, nicht im Garten {n % 3}." for n in range(40)]
 GOOD = [text.replace("Sofa", "Stuhl") if n % 4 else text for n, text in enumerate(REFERENCE)]
+UNKNOWN = ComparedMetricFlags(tokenize="13b")
 BAD = [text.replace("dem Sofa", "die Bank") for text in REFERENCE]
 
 
@@ -38,10 +40,12 @@ def read_json(path: Path) -> Any:
 
 def test_one_system_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(
-        (str(folder / "good.gz"),),
-        references=(str(folder / "ref.txt"),),
-        tokenize="intl",
-        json_file=str(folder / "j"),
+        CompareFlags(
+            system=(str(folder / "good.gz"),),
+            references=(str(folder / "ref.txt"),),
+            metrics=ComparedMetricFlags(tokenize="intl"),
+            json_file=str(folder / "j"),
+        )
     )
     metrics = compute_metrics(GOOD, [REFERENCE], tokenize="intl")
     figures = read_json(folder / "j")
@@ -60,7 +64,12 @@ def test_several_systems_are_compared_with_the_first(
 ) -> None:
     good, bad = str(folder / "good.gz"), str(folder / "bad.xz")
     references = (str(folder / "ref.txt"), str(folder / "ref.txt"))
-    compare((good, bad), references=references, resamples=100, ter=False, json_file=f"{folder}/j")
+    metrics = ComparedMetricFlags(resamples=100, ter=False)
+    compare(
+        CompareFlags(
+            system=(good, bad), references=references, metrics=metrics, json_file=f"{folder}/j"
+        )
+    )
     figures = read_json(folder / "j")
     assert [system["system"] for system in figures["systems"]] == [good, bad]
     assert [system["ter"] for system in figures["systems"]] == [None, None]
@@ -77,8 +86,13 @@ def test_a_test_set_stands_in_for_references(folder: Path, monkeypatch: pytest.M
     for field in ("src", "ref"):
         text = "\n".join(REFERENCE) + "\n"
         (folder / "set" / f"wmt14_full.en-de.{field}").write_text(text)
-    named = {"test_set": "wmt14/full", "languages": "en-de"}
-    (system,) = compare((str(folder / "ref.txt"),), **named, resamples=0)["systems"]
+    flags = CompareFlags(
+        system=(str(folder / "ref.txt"),),
+        test_set="wmt14/full",
+        languages="en-de",
+        metrics=ComparedMetricFlags(resamples=0),
+    )
+    (system,) = compare(flags)["systems"]
     assert system["bleu"] == pytest.approx(100)
     assert "test:wmt14/full|lang:en-de" in system["bleu_signature"]
 
@@ -93,7 +107,7 @@ def test_a_test_set_stands_in_for_references(folder: Path, monkeypatch: pytest.M
         ({"references": ["ref.txt"], "system": ["good.gz", "good.gz"]}, ["--system", "twice"]),
         ({"references": ["reff.txt"]}, ["reff.txt", "Did you mean ref.txt"]),
         ({"references": ["ref.txt"], "system": ["good.gz", "short.txt"]}, ["short.txt: 37", "40"]),
-        ({"references": ["ref.txt"], "tokenize": "13b"}, ["13b", "Did you mean 13a"]),
+        ({"references": ["ref.txt"], "metrics": UNKNOWN}, ["13b", "Did you mean 13a"]),
         ({"references": ["ref.txt"], "json_file": "no/such/j"}, ["no/such/j", "cannot be written"]),
     ],
     ids=str,
@@ -104,7 +118,7 @@ def test_bad_flags_are_refused_and_nothing_is_written(
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     with pytest.raises(UserError) as error:
-        compare(**{"system": ["good.gz"], "json_file": "j", **flags})
+        compare(CompareFlags(**{"system": ["good.gz"], "json_file": "j", **flags}))
     for word in words:
         assert word in str(error.value), str(error.value)
     assert sorted(folder.rglob("*")) == before
