@@ -1,4 +1,4 @@
-"""The two ways in which Meshloom fails, and how a message lists and suggests."""
+"""Defines the two kinds of errors, and how a message lists and suggests."""
 
 import difflib
 import textwrap

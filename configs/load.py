@@ -1,4 +1,4 @@
-"""Gin files as a `Config`, from which specs are made."""
+"""Loads gin files into a `Config`, which makes specs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Specs: frozen settings, checked when they are made, that gin files can bind."""
+"""Defines specs: frozen settings, checked when they are made, that gin files can bind."""
 
 import dataclasses
 import functools
@@ -134,7 +134,7 @@ def is_spec(value: object) -> bool:
 
 
 def names(cls: type[Any]) -> list[str]:
-    """The parameters of a spec."""
+    """Returns the names of a spec's parameters."""
     return [field.name for field in dataclasses.fields(cls)]
 
 

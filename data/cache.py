@@ -1,4 +1,4 @@
-"""The cache: a task's packed rows and vocab on disk, and the proof that they still belong to it."""
+"""Keeps a task's packed rows and vocabs on disk, and checks that they still belong to it."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A task's vocabs, its rows by split, and what the cache says about them."""
+    """Holds a task's vocabs, its rows by split, and what the cache says about them."""
 
     vocab: Vocab
     source_vocab: Vocab | None

@@ -1,4 +1,4 @@
-"""The manifest of a cache: what its rows were made from, so that another text or setting shows."""
+"""Keeps in a manifest what a cache was made from, so that another text or setting shows."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Which row comes when: permutations without end, of one set of rows or of several at rates."""
+"""Orders rows by endless permutations, of one set of rows or of several at given rates."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ def _permutations(seed: int, stream: int, rows: int) -> Callable[[int], np.ndarr
 
 
 def _numbers(count: int, *entropy: int) -> np.ndarray:
-    """numpy promises these raw numbers in every version, and no `Generator.permutation`."""
+    """Draws numbers that numpy promises in every version, unlike `Generator.permutation`."""
     return np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
 
 

@@ -1,4 +1,4 @@
-"""The order of rows in training: a pure function of (seed, step, batch size)."""
+"""Orders the rows of training as a pure function of (seed, step, batch size)."""
 
 import sys
 from collections.abc import Iterator

@@ -98,7 +98,7 @@ def write_errors(target: Path) -> Iterator[None]:
 
 
 class GrowingArray:
-    """A .npy file of rows, written in parts; its header is completed at the end."""
+    """Writes a .npy file of rows in parts; its header is completed at the end."""
 
     def __init__(self, path: Path, columns: int, dtype: Any):
         self._dtype = np.dtype(dtype)

@@ -1,4 +1,4 @@
-"""Tasks: which text, which vocab, and how examples lie in rows.
+"""Defines tasks: which text, which vocab, and how examples lie in rows.
 
 What differs between kinds of tasks stands in their methods: nothing else asks for the kind.
 """
@@ -46,7 +46,7 @@ class PackedPart(NamedTuple):
 
 
 class PairsOfPart(NamedTuple):
-    """The pairs of one part of a split, as they stand in its files."""
+    """Holds the pairs of one part of a split, as they stand in its files."""
 
     name: str
     tag: str | None
@@ -55,7 +55,7 @@ class PairsOfPart(NamedTuple):
 
 @spec
 class Task:
-    """What `prepare` makes rows from: here of text, for a language model."""
+    """Defines what `prepare` makes rows from: here text, for a language model."""
 
     name: str
     """Names the cache: a folder of data_dir."""
@@ -183,7 +183,7 @@ class Task:
 
 @spec
 class Translation(Task):
-    """A task of pairs, for a model that translates the source into the target."""
+    """Defines a task of pairs, for a model that translates the source into the target."""
 
     source: Pairs
     vocab: SentencePiece

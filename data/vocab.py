@@ -1,4 +1,4 @@
-"""The vocab: SentencePiece's sub-words and their ids."""
+"""Trains and applies vocabs of SentencePiece's sub-words."""
 
 import functools
 import hashlib
@@ -26,7 +26,7 @@ _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192, drops long lin
 
 @spec
 class SentencePiece:
-    """How to train a vocab, or which trained one to take."""
+    """Sets how to train a vocab, or which trained one to take."""
 
     size: Count = 8192
     model_type: Literal["unigram", "bpe"] = "bpe"
@@ -44,7 +44,7 @@ class SentencePiece:
 
 
 class Vocab:
-    """A trained vocab: text to ids and back."""
+    """Maps text to ids and back by a trained vocab."""
 
     def __init__(self, model: bytes):
         self.model = model

@@ -1,4 +1,4 @@
-"""The vocabs of a task: of the target, and of the source where there is one."""
+"""Keeps the vocabs of a task: of the target, and of the source where there is one."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
 
 
 class Vocabs(NamedTuple):
-    """A language model has no source; the two of a joint vocab are equal."""
+    """Holds the vocabs of both sides: equal if joint; a language model has no source."""
 
     target: Vocab
     source: Vocab | None

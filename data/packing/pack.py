@@ -14,7 +14,7 @@ _EXAMPLES_A_CHUNK = 16_384
 
 @dataclass(frozen=True)
 class Packed:
-    """Finished rows; a segment is a piece of an example, numbered from 1, and 0 is padding.
+    """Holds finished rows; a segment is a piece of an example, numbered from 1, and 0 is padding.
 
     pieces says where each example went: a line of (example, row, segment) for each piece.  Both
     halves of a pair have the same segment number; only pairs have sources.
@@ -107,7 +107,7 @@ class Side:
 
 
 class BegunRows:
-    """The rows that a packer has begun; they come out once closed, in the order of opening."""
+    """Keeps begun rows, which come out once they are closed, in the order of opening."""
 
     def __init__(self, *sides: Side):
         self.sides = sides

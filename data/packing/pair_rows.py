@@ -1,4 +1,4 @@
-"""Packed rows of pairs: what the decoder reads, as in any rows, and what the encoder reads."""
+"""Holds packed rows of pairs: what the decoder reads, as in any rows, and the encoder."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Packed rows, in memory or on disk, read as batches by row number."""
+"""Reads batches by row number from packed rows, in memory or on disk."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What a set of rows was made from; words are separated by white space in the raw text."""
+    """Counts what rows were made from; words are separated by white space in the raw text."""
 
     lines: int = 0
     words: int = 0
@@ -61,7 +61,7 @@ class Counts:
 
 
 class RowsOfPart(NamedTuple):
-    """The rows that one source of a mixture gave, and its pairs that are in no row, by reason."""
+    """Holds the rows of one source of a mixture, and its pairs that are in no row, by reason."""
 
     name: str
     rows: range

@@ -1,4 +1,4 @@
-"""Cleaning: which training pairs are dropped, and for which reason."""
+"""Drops training pairs, and counts them by reason."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ _NOT_UTF8 = "not UTF-8"
 
 @spec
 class Clean:
-    """Which training pairs are dropped; the other splits are kept whole, so that they stay honest.
+    """Chooses which training pairs are dropped; other splits are kept whole, to stay honest.
 
     Lengths are in characters, because not every language puts spaces between words, and before the
     vocab is trained there are no tokens.

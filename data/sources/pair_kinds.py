@@ -1,4 +1,4 @@
-"""The kinds of pairs that a task file can name."""
+"""Reads pairs from the sources that a task file can name."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
 
 @abstract_spec
 class FilePairs(Pairs):
-    """What all kinds of pairs from files have in common; a task file names one of those."""
+    """Reads pairs from files; a task file names one of its kinds."""
 
     validation_fraction: HeldOutFraction = 0.02
     """About this share of the training pairs is held out where there are no validation files.  A
@@ -136,7 +136,7 @@ class Jsonl(FilePairs):
 
 @spec
 class TfdsPairs(Pairs):
-    """A TFDS data set of translations, made by its own builder as ArrayRecord files."""
+    """Reads a TFDS data set of translations, made by its own builder as ArrayRecord files."""
 
     name: str
     """Such as "wmt14_translate/de-en"."""
@@ -167,7 +167,7 @@ class TfdsPairs(Pairs):
 
 @spec
 class Phrases(Pairs):
-    """Dates, numbers, names and the like in two languages, made from locale data by a seed."""
+    """Makes dates, numbers, names and the like in two languages, from locale data by a seed."""
 
     language: str = "de"
     target_language: str = "en"
@@ -202,7 +202,7 @@ def _phrases(
 
 @spec
 class Mixture(Pairs):
-    """Several sources as one; the parts of a batch come at rates that the settings choose.
+    """Reads several sources as one; the parts of a batch come at rates that the settings choose.
 
     Each part is packed into rows of its own, and rates and sizes are of rows.
     """
@@ -228,7 +228,7 @@ class Mixture(Pairs):
 
     @property
     def all_parts(self) -> tuple[Pairs, ...]:
-        """The parts, or those of each language."""
+        """Returns the parts, or those of each language."""
         if not self.languages:
             return self.parts
         return tuple(_spoken(part, one) for one in self.languages for part in self.parts)
@@ -296,7 +296,7 @@ class Mixture(Pairs):
 
 
 def _spoken(part: Pairs, language: str) -> Pairs:
-    """A part with a language in place of "{language}"."""
+    """Returns a part with a language in place of "{language}"."""
 
     def filled(value: Any) -> Any:
         if isinstance(value, tuple):

@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"[\t\n\r]")
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation, each without tabs and line breaks."""
+    """Holds a sentence and its translation, each without tabs and line breaks."""
 
     source: str
     target: str
@@ -60,7 +60,7 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
 
 @abstract_spec
 class Pairs(Source):
-    """What a translation reads its pairs from; a task file names one of the kinds below."""
+    """Reads the pairs of a translation; a task file names one of its kinds."""
 
     tag: Annotated[str, Field(pattern=_NAME)] | None = None
     """Written as <tag> in front of each source line, for a model that serves many languages."""

@@ -25,7 +25,7 @@ def is_held_out(text: str, fraction: float) -> bool:
 
 @abstract_spec
 class Source:
-    """What a task reads its text from; a task file names one of the kinds below."""
+    """Reads the text of a task; a task file names one of its kinds."""
 
     def splits(self) -> tuple[str, ...]:
         """Names the splits that this source has."""
@@ -42,7 +42,7 @@ class Source:
 
 @spec
 class Docstrings(Source):
-    """English prose from the docstrings of the installed Python library, numpy and jax."""
+    """Reads English prose from the docstrings of the installed Python library, numpy and jax."""
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS
@@ -56,7 +56,7 @@ class Docstrings(Source):
 
 @spec
 class TextFiles(Source):
-    """Text files, plain, .gz or .xz; one example a line.  Blank lines are no examples."""
+    """Reads text files, plain, .gz or .xz; one example a line.  Blank lines are no examples."""
 
     train: Files
     """One path or glob, or several; so are validation and test."""
@@ -93,7 +93,7 @@ class TextFiles(Source):
 
 @spec
 class Tfds(Source):
-    """A TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
+    """Reads a TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
 
     name: str
     feature: str = "text"

@@ -13,13 +13,13 @@ Ngrams = list[Counter[str]]  # how often each n-gram of characters stands in a t
 
 
 def consensus(samples: Sequence[str], weights: Sequence[float] | None = None) -> int:
-    """The index of the sample with the highest utility; of equals, the first."""
+    """Returns the index of the sample with the highest utility; of equals, the first."""
     found = utilities(samples, weights)
     return found.index(max(found))
 
 
 def utilities(samples: Sequence[str], weights: Sequence[float] | None = None) -> list[float]:
-    """The mean sentence chrF of each sample against all, in percent.
+    """Returns the mean sentence chrF of each sample against all, in percent.
 
     Each counts itself as full agreement, which without weights leaves the order as the mean
     against the others has it.  Weights, such as the model's probabilities, are not negative and
@@ -41,7 +41,7 @@ def utilities(samples: Sequence[str], weights: Sequence[float] | None = None) ->
 
 
 def _totals(masses: dict[str, float]) -> dict[str, float]:
-    """The weighted sum of each text's chrF against all texts, itself among them."""
+    """Returns the weighted sum of each text's chrF against all texts, itself among them."""
     totals = {text: SAME * mass for text, mass in masses.items()}
     ngrams = {text: extract_all_char_ngrams(text, CHRF2.char_order) for text in masses}
     texts = list(masses)
@@ -54,7 +54,7 @@ def _totals(masses: dict[str, float]) -> dict[str, float]:
 
 
 def _both_ways(hypothesis: Ngrams, reference: Ngrams) -> tuple[float, float]:
-    """chrF of one text against another, and the other way round, from one count of matches.
+    """Computes chrF of two texts against each other, both ways, from one count of matches.
 
     sacrebleu's own `sentence_score` counts all n-grams of both texts in each call, which for 16
     samples takes 6 times as long.

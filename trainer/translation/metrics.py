@@ -28,7 +28,7 @@ DIGITS = 12  # of an interval's ends, which sacrebleu hands out as text
 
 
 class Chrf(CHRF):
-    """chrF in Python's own numbers.
+    """Computes chrF in Python's own numbers.
 
     sacrebleu's bootstrap fails where some resamples score a float32 and others, without a match,
     a float.
@@ -39,7 +39,7 @@ class Chrf(CHRF):
 
 
 class Ter(TER):
-    """TER in Python's own numbers, for the same reason."""
+    """Computes TER in Python's own numbers, for the same reason."""
 
     def _compute_score_from_stats(self, stats: Sequence[Any]) -> TERScore:
         return super()._compute_score_from_stats(np.asarray(stats).tolist())
@@ -133,7 +133,7 @@ class Paired:
     HEADERS = ("system", "BLEU", "p", "chrF2", "p")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row under `HEADERS` for each system."""
+        """Returns a row under `HEADERS` for each system."""
         return [
             (s.system, f"{s.bleu:.2f}", _shown(s.bleu_p), f"{s.chrf:.2f}", _shown(s.chrf_p))
             for s in self.systems
@@ -237,7 +237,7 @@ def paired(
 
 
 def _scores_and_ps(results: Sequence[Result]) -> list[tuple[float, float | None]]:
-    """The score of each system with its p-value; the baseline's is None.
+    """Computes the score of each system with its p-value; the baseline's is None.
 
     sacrebleu calls a difference of exactly nothing significant, because its test counts only what
     is larger; each resample is as large, so p is 1.
@@ -290,7 +290,7 @@ def check_settings(tokenize: str | None = None, languages: str | None = None) ->
 
 
 def text_hash(texts: References) -> str:
-    """The SHA-256 of texts, each with a line's end, in hexadecimal digits.
+    """Returns the SHA-256 of texts, each with a line's end, in hexadecimal digits.
 
     >>> text_hash([["one", "two"]])[:8]
     'c3f9c8c2'
@@ -333,7 +333,7 @@ def _measured(score: Score, signature: str, *, resampled: bool) -> Measure:
 
 
 def _named(prefix: str, measure: Measure | None) -> dict[str, Any]:
-    """The fields of a measure as prefix, prefix_low and so on; all None where it is absent."""
+    """Names the fields of a measure prefix, prefix_low and so on; all None where it is absent."""
     fields = dataclasses.fields(Measure if measure is None else measure)
     values = {field.name: getattr(measure, field.name, None) for field in fields}
     del values["name"]
