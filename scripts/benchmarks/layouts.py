@@ -1,4 +1,4 @@
-"""Measures every legal layout of a small model on eight virtual devices, beside what a search says.
+"""Measures every legal layout of a small model on eight devices, beside a search's predictions.
 
     python -m scripts.benchmarks.layouts --json=layouts.json   (about 15 minutes on two quiet cores)
 

@@ -54,7 +54,7 @@ def formulas(layout: Layout) -> Costs:
     gradient of x over hidden, hidden and its gradient over io, the weights' gradients over the
     batch.
     """
-    r, c, p = (num_shards(layout, axis) for axis in ("batch", "d_ff", "d_model"))
+    r, c, p = (shard_count(layout, axis) for axis in ("batch", "d_ff", "d_model"))
     b, d_io, d_h = BATCH // r, IO // p, HIDDEN // c
     weights = 2 * d_io * d_h + d_h
     summed = (c > 1) * 2 * b * d_io + (p > 1) * 2 * b * d_h + (r > 1) * weights
@@ -62,7 +62,7 @@ def formulas(layout: Layout) -> Costs:
     return Costs(ITEM_BYTES * summed, 6 * 2 * b * d_io * d_h, argument_bytes)
 
 
-def num_shards(layout: Layout, axis: str) -> int:
+def shard_count(layout: Layout, axis: str) -> int:
     """Counts the shards into which a layout splits an axis."""
     rules = dict(pair.split(":") for pair in layout.rules.split(";") if pair)
     return mesh_sizes(layout.mesh, DEVICES)[rules[axis]] if axis in rules else 1
@@ -124,7 +124,7 @@ def illegal() -> str:
 @click.command()
 @click.option("--json", "json_file", metavar="FILE", help="Write the numbers as JSON.")
 def main(json_file: str | None) -> None:
-    """Compile the two layers under each layout."""
+    """Compiles the two layers under each layout."""
     simulate_devices(DEVICES)
     costs = {name: (measure(layout), formulas(layout)) for name, layout in LAYOUTS.items()}
     columns = [f"{what} ({source})" for what in ("summed bytes", "FLOPs", "argument bytes")

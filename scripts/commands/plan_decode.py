@@ -61,7 +61,7 @@ def plan_decoding(
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     tokens = padded_lengths(run, source_tokens, prompt_tokens, max_tokens)
     shape = DecodeShape(search_of(SearchFlags(**flags), run.task), rows, *tokens)
-    plan = best_plan(inputs, shape, analytic)
+    plan = best_decode_plan(inputs, shape, analytic)
     figures = decode_as_json(plan)
     print_plan(plan, figures, inputs.title)
     write_json(json_file, figures)
@@ -69,7 +69,7 @@ def plan_decoding(
         write_page(html, f"Decoding: {inputs.title}", figures)
 
 
-def best_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
+def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
     _, run, layout, slice, sizes = inputs
     mesh = None if analytic else mesh_to_compile_for(inputs)

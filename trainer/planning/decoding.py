@@ -87,7 +87,7 @@ class TracedDecode(TracedProgram):
 
     @property
     def loop(self) -> Any:
-        """The loop over new tokens."""
+        """Finds the loop over new tokens."""
         return next(
             eqn
             for eqn in self.jaxpr.eqns
@@ -96,7 +96,7 @@ class TracedDecode(TracedProgram):
 
     @property
     def array_bytes(self) -> dict[str, int]:
-        """Bytes of the arguments and of the cache on one device, without padding."""
+        """Sums the bytes of the arguments and of the cache on one device, without padding."""
         return {
             "parameters": shard_bytes(self.params),
             "inputs": shard_bytes(self.inputs),
@@ -213,18 +213,18 @@ class DecodePlan(ProgramPlan):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache on all devices."""
+        """Sums the bytes of the cache on all devices."""
         return self.devices * self.step.array_bytes["cache"]
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of all outputs that the model needs, nothing computed twice."""
+        """Counts the FLOPs of all outputs that the model needs, nothing computed twice."""
         one_device = dict.fromkeys(self.mesh, 1)
         return self.step.output_flops(self.step.work_on(one_device))
 
     @property
     def executed_flops(self) -> int:
-        """The same with what several devices compute alike."""
+        """Counts the same with what several devices compute alike."""
         return self.devices * self.step.output_flops(self.work)
 
     @property
@@ -233,21 +233,21 @@ class DecodePlan(ProgramPlan):
 
     @property
     def output_s(self) -> float | None:
-        """Seconds from the prompts to the last token, where no text ends sooner."""
+        """Predicts the seconds from the prompts to the last token, where no text ends sooner."""
         if self.timings is None:
             return None
         return self.timings.prefill.step_s + self.step.shape.new_tokens * self.timings.token.step_s
 
     @property
     def tokens_per_s(self) -> float | None:
-        """New tokens of one text a row."""
+        """Predicts the new tokens a second, of one text a row."""
         if self.output_s is None:
             return None
         return self.step.shape.rows * self.step.shape.new_tokens / self.output_s
 
     @property
     def unexpected_collectives(self) -> tuple[UnexpectedTraffic, ...]:
-        """Traffic of a token that the compiler makes more or less of than the layout implies."""
+        """Finds traffic of a token that differs from what the layout implies."""
         expected = self.step.work.token.collectives
         return tuple(unexpected_traffic(self.work.token.collectives, expected, self.mesh))
 

@@ -50,7 +50,7 @@ class TracedStep(TracedProgram):
 
     @property
     def argument_bytes(self) -> dict[str, int]:
-        """Bytes of the arguments on one device, without padding."""
+        """Sums the bytes of the arguments on one device, without padding."""
         return {
             "parameters": shard_bytes(self.state["params"]),
             "optimizer state": shard_bytes(self.state["slots"]),
@@ -59,7 +59,7 @@ class TracedStep(TracedProgram):
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients on one device, which are sharded like the weights."""
+        """Sums the bytes of the gradients on one device; they are sharded like the weights."""
         return shard_bytes(self.state["params"])
 
 
@@ -99,7 +99,7 @@ class StepPlan(ProgramPlan):
 
     @property
     def utilisation(self) -> float | None:
-        """Share of the matrix units' peak that the model's own FLOPs reach."""
+        """Computes the share of the matrix units' peak that the model's own FLOPs reach."""
         if self.step_s is None or self.slice is None:
             return None
         return self.model_flops / (self.step_s * self.slice.peak_flops)
