@@ -1,0 +1,42 @@
+"""Tests how the flags of `meshloom decode` choose a search."""
+
+import pytest
+
+from configs.errors import UserError
+from data.sources.text import TextFiles
+from data.task import Task
+from data.vocab import SentencePiece
+from models.decoding.beam import Beam
+from models.decoding.sampling import Sampling
+from scripts.commands.decode import options_of, search_of
+from scripts.commands.flags.shared import SearchFlags
+
+TASK = Task(name="toy", source=TextFiles(train="none.txt"), length=8, vocab=SentencePiece(size=64))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_samples_share_a_cache_or_have_their_own(flat: bool) -> None:
+    search = search_of(SearchFlags(samples=4, flat=flat), TASK)
+    assert isinstance(search, Sampling)
+    assert (search.width, search.flat) == (4, flat)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_beam_shares_a_cache_or_each_hypothesis_has_its_own(flat: bool) -> None:
+    assert search_of(SearchFlags(beam=3, flat=flat), TASK) == Beam(3, flat=flat)
+
+
+def test_a_text_is_continued_greedily() -> None:
+    assert search_of(SearchFlags(), TASK) == Sampling(temperature=0)
+
+
+def test_beams_and_samples_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="choose one way"):
+        search_of(SearchFlags(beam=2, samples=2), TASK)
+    with pytest.raises(UserError, match="--temperature=1"):
+        search_of(SearchFlags(top_k=2), TASK)
+
+
+def test_options_are_flags_of_the_same_names() -> None:
+    options = options_of(SearchFlags(max_tokens=7, length_extra=3, tag="de"))
+    assert (options.max_tokens, options.length_extra, options.tag) == (7, 3, "de")
