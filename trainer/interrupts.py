@@ -69,6 +69,6 @@ def check_finite(
         f"The {NAMES[what]} of step {step} is {numbers[what]}.\n"
         f"  Rows of that batch: {', '.join(map(str, row_ids))}.\n"
         f"  Last good checkpoint: {'none was saved yet' if good is None else f'step {good}'}.\n"
-        "  Start again from it with a lower learning rate (Adafactor.schedule, AdamW.schedule), or"
+        "  Start again from it with a lower learning rate (the optimizer's schedule), or"
         " clip gradients (clip_global_norm); `meshloom inspect data --rows=…` shows the rows."
     )

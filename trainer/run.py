@@ -8,8 +8,12 @@ from data.task import Task
 from layouts.layout import Layout
 from models.api import ModelSpec
 from models.loss import Criterion
-from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.step import Program
+
+OPTIMIZERS = (Adafactor, AdamW)  # gin files name these without an import
 
 
 @spec
@@ -18,7 +22,7 @@ class Run:
 
     model: ModelSpec
     task: Task
-    optimizer: Adafactor | AdamW = Adafactor()
+    optimizer: OptimizerSpec = Adafactor()
     steps: Count
     """Updates in the whole run."""
     batch_sequences: Count

@@ -15,7 +15,7 @@ from layouts.mesh import use_mesh
 from layouts.padding import without_padding
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums
-from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.optimizer import OptimizerSpec
 
 Array = jax.Array
 State = dict[str, Any]  # params, slots, step: everything that is saved
@@ -27,7 +27,7 @@ class Program:
     """Everything that a compiled step depends on beside its arguments.  Hashable: the jit key."""
 
     model: Model
-    optimizer: Adafactor | AdamW
+    optimizer: OptimizerSpec
     criterion: Criterion
     steps: int
     seed: int

@@ -46,7 +46,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
     from models.loss import Criterion
     from models.transformer import Transformer
     from trainer.feed import place, placement
-    from trainer.optimizers.optimizer import AdamW
+    from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant
     from trainer.step import Program, init_state, train_step
 

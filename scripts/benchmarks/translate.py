@@ -50,7 +50,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from layouts.mesh import make_mesh
     from models.loss import Criterion
     from trainer.feed import place, placement
-    from trainer.optimizers.optimizer import AdamW
+    from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant
     from trainer.step import Program, init_state, train_step
 

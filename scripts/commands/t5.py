@@ -32,7 +32,7 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import Workspace
-from trainer.optimizers.optimizer import Adafactor
+from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run, program_of
 from trainer.step import abstract_state

@@ -21,7 +21,9 @@ from models.moe.routing import Top2
 from models.transformer import Transformer, TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
-from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run as Run  # model files name it
 from trainer.step import Program, State, abstract_state, train_step
@@ -127,7 +129,7 @@ def first_state(program: Program, mesh: jax.sharding.Mesh) -> State:
 
 
 def trained(
-    optimizer: AdamW | Adafactor, layout: Layout, spec: Transformer = SPEC, microbatches: int = 1
+    optimizer: OptimizerSpec, layout: Layout, spec: Transformer = SPEC, microbatches: int = 1
 ) -> Trained:
     """What training leaves; each case is trained once."""
     case = f"{optimizer} {layout} {spec} {microbatches}"
@@ -137,7 +139,7 @@ def trained(
 
 
 def train(
-    optimizer: AdamW | Adafactor, layout: Layout, spec: Transformer, microbatches: int
+    optimizer: OptimizerSpec, layout: Layout, spec: Transformer, microbatches: int
 ) -> Trained:
     """Calls the training step for each batch."""
     program = Program(Noted(spec, layout), optimizer, CRITERION, STEPS, 5, microbatches)

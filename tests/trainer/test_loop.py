@@ -19,7 +19,7 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.evaluate import Part
 from trainer.loop import TrainJob, train
 from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
-from trainer.optimizers.optimizer import AdamW
+from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run
 from trainer.step import abstract_params

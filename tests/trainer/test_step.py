@@ -12,7 +12,8 @@ from layouts.mesh import make_mesh
 from models.loss import Criterion
 from tests.trainer.bigram import Bigram, logits, text_rows, weights
 from trainer.feed import place, placement
-from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
 from trainer.step import Program, State, abstract_state, add_microbatches, init_state, train_step
 

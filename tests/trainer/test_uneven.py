@@ -32,7 +32,8 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import Disk
 from trainer.decoding.score import token_losses
 from trainer.feed import host_rows, place, placement
-from trainer.optimizers.optimizer import Adafactor, AdamW
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
 from trainer.step import Program, State, train_step
 

@@ -1,4 +1,4 @@
-"""The parts of Adafactor, as optax has them, for weights that are stacked and may be padded.
+"""Adafactor, of parts as optax has them, for weights that are stacked and may be padded.
 
 Adafactor looks at a weight's two longest axes and at its root mean square.  Neither may mix layers,
 or the result would depend on how layers are stored; nor experts, or its moments would not lie where
@@ -6,7 +6,7 @@ the experts do.  Every mean divides by the weight's true size.  Trees are weight
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,17 +14,54 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from configs.spec import Fraction, NotNegative, Positive, spec
 from layouts.axes import axes_of_path
+from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes, by_path, clip, finish
+from trainer.optimizers.schedules import InverseSqrt, ScheduleSpec
 
 Array = jax.Array
 Weights = dict[str, Array]
-Shapes = Mapping[str, tuple[int, ...]]
-"""The true shape of each weight whose held one may differ."""
 EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
 
 
+@spec
+class Adafactor(OptimizerSpec):
+    """Makes Adafactor with the papers' settings.  Shazeer and Stern 2018, algorithms 4 to 7."""
+
+    schedule: ScheduleSpec = InverseSqrt()
+    decay_exponent: Positive = 0.8
+    """The second moment's decay at step t is 1 - t^-exponent."""
+    decay_cap: Fraction | None = None
+    """No decay above this (GShard: 0.99)."""
+    momentum: Fraction | None = None
+    clip_update_rms: Positive = 1.0
+    multiply_by_parameter_scale: bool = True
+    factored_from: int = 128
+    """A second moment is factored when its two longest axes are at least this long."""
+    weight_decay: NotNegative = 0.0
+    clip_global_norm: Positive | None = None
+
+    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> optax.GradientTransformation:
+        """Returns the update of all weights, of which the padded ones have these true shapes."""
+
+        def decay(step: jax.Array) -> jax.Array:
+            plain = 1.0 - (step + 1.0) ** -self.decay_exponent
+            return plain if self.decay_cap is None else jnp.minimum(plain, self.decay_cap)
+
+        parts = [
+            scale_by_factored_rms(decay, self.factored_from, padded),
+            clip_by_rms(self.clip_update_rms, padded),
+        ]
+        if self.multiply_by_parameter_scale:
+            parts.append(scale_by_weight_rms(1e-3, padded))
+        outer = [clip(self.clip_global_norm), by_path(optax.chain(*parts))]
+        if self.momentum is not None:
+            outer.append(optax.ema(self.momentum, debias=False))
+        return finish(outer, self.weight_decay, self.schedule, steps)
+
+
 class Moments(NamedTuple):
-    """What is kept of one weight's squared gradients; what is not kept has size 1."""
+    """Second moments of one weight; one that is not kept has size 1."""
 
     row: Array
     column: Array
@@ -57,7 +94,7 @@ def scale_by_factored_rms(
         return state(jnp.zeros((), jnp.int32), own)
 
     def factored(path: str, weight: Array) -> tuple[int, int] | None:
-        """The second longest and the longest axis, where the second is long enough."""
+        """Returns the second longest and the longest axis, where the second is long enough."""
         true, stacked = shapes.get(path, weight.shape), stacked_axes(path)
         order = stacked + np.argsort(true[stacked:])
         if len(order) < 2 or true[order[-2]] < factored_from:
@@ -100,33 +137,33 @@ def scale_by_factored_rms(
     return optax.GradientTransformation(init, update)
 
 
-def clip_by_rms(most: float, shapes: Shapes) -> optax.GradientTransformation:
+def clip_by_rms(max_rms: float, shapes: Shapes) -> optax.GradientTransformation:
     """Scales an update down to this root mean square.  Algorithm 5."""
 
     def clipped(path: str, update: Array, weight: Array) -> Array:
-        return update / jnp.maximum(1.0, rms(path, update, shapes) / most)
+        return update / jnp.maximum(1.0, rms(path, update, shapes) / max_rms)
 
     return of_each(clipped)
 
 
-def scale_by_weight_rms(least: float, shapes: Shapes) -> optax.GradientTransformation:
+def scale_by_weight_rms(min_rms: float, shapes: Shapes) -> optax.GradientTransformation:
     """Scales an update by the weight's root mean square, or this where that is less.  Section 8."""
 
     def scaled(path: str, update: Array, weight: Array) -> Array:
-        return update * jnp.maximum(rms(path, weight, shapes), least)
+        return update * jnp.maximum(rms(path, weight, shapes), min_rms)
 
     return of_each(scaled)
 
 
 def rms(path: str, x: Array, shapes: Shapes) -> Array:
-    """Root of the mean square of what is no padding, for each weight of a stack."""
+    """Returns the root of the mean square of what is no padding, for each weight of a stack."""
     axes = tuple(range(stacked_axes(path), x.ndim))
     true = shapes.get(path, x.shape)
     return jnp.sqrt(mean(jnp.square(x), math.prod(true[i] for i in axes), axes, keepdims=True))
 
 
 def stacked_axes(path: str) -> int:
-    """How many leading axes count weights: layers and experts.
+    """Counts the leading axes that number weights: layers and experts.
 
     >>> stacked_axes("decoder/layers_N/moe/wi_EDF"), stacked_axes("decoder/layers_N/router_DE")
     (2, 1)
@@ -136,7 +173,7 @@ def stacked_axes(path: str) -> int:
 
 
 def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Array:
-    """The mean over so many numbers: all but the zeros of the padding."""
+    """Returns the mean over so many numbers: all but the zeros of the padding."""
     total = jnp.sum(x, axis, jnp.float32, keepdims=keepdims)
     return (total / float(count)).astype(x.dtype)  # a count may be beyond int32
 

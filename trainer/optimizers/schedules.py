@@ -6,13 +6,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from configs.spec import Count, Fraction, Positive, spec
+from configs.spec import Count, Fraction, Positive, abstract_spec, spec
 
 Schedule = Callable[[jax.Array], jax.Array]
 
 
+@abstract_spec
+class ScheduleSpec:
+    """Holds the settings of a schedule; a run file names one of its kinds."""
+
+    def rate(self, steps: int) -> Schedule:
+        """Returns the learning rate of each step in a run of so many."""
+        raise NotImplementedError
+
+
 @spec
-class InverseSqrt:
+class InverseSqrt(ScheduleSpec):
     """Linear warmup to the peak, then peak x sqrt(warmup / step), linear to zero at the end.
 
     Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's last-tenth decay.
@@ -37,7 +46,7 @@ class InverseSqrt:
 
 
 @spec
-class Cosine:
+class Cosine(ScheduleSpec):
     """Linear warmup to the peak, then half a cosine down to a share of it."""
 
     peak: Positive = 1e-3
@@ -55,7 +64,7 @@ class Cosine:
 
 
 @spec
-class Constant:
+class Constant(ScheduleSpec):
     """Linear warmup, then the same rate for ever."""
 
     peak: Positive = 1e-3

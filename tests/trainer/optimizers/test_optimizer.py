@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.optimizers.optimizer import Adafactor, AdamW, is_matrix
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.optimizer import is_matrix
 from trainer.optimizers.schedules import Constant, Cosine, InverseSqrt
 
 STEPS, LAYERS = 30, 3
