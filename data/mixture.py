@@ -43,7 +43,7 @@ def _numbers(count: int, *entropy: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mix:
+class MixtureOrder:
     """Rows of several parts, lying part after part, and how many of each are in a block of places.
 
     Each part goes through permutations of its own, in which no row is lost or comes twice.
@@ -53,7 +53,7 @@ class Mix:
     quotas: tuple[int, ...]
 
     @classmethod
-    def of(cls, rows: Sequence[int], rates: Sequence[float]) -> "Mix":
+    def of(cls, rows: Sequence[int], rates: Sequence[float]) -> "MixtureOrder":
         """Rates are of any sum."""
         assert len(rows) == len(rates) <= _BLOCK and min(rows) > 0 and min(rates) > 0
         return cls(tuple(rows), _quotas(np.array(rates, np.float64)))

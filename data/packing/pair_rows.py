@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from data.mixture import Mix
+from data.mixture import MixtureOrder
 from data.packing import pack
 from data.packing.rows import Counts, Rows, RowsOfPart, chunks, read_rows
 from data.sources.pairs import Pair, tagged
@@ -25,7 +25,7 @@ class PairRows(Rows):
         source_segments_BM: np.ndarray,
         counts: Counts,
         pieces: np.ndarray | None = None,
-        mix: Mix | None = None,
+        mix: MixtureOrder | None = None,
         parts: Sequence[RowsOfPart] = (),
     ):
         super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.mixture import Mix
+from data.mixture import MixtureOrder
 from data.packing import pack
 from data.sources.text_files import read_lines
 from data.vocab import UNK_WORD, Vocab
@@ -87,7 +87,7 @@ class Rows:
         segments_BL: np.ndarray,
         counts: Counts,
         pieces: np.ndarray | None = None,
-        mix: Mix | None = None,
+        mix: MixtureOrder | None = None,
         parts: Sequence[RowsOfPart] = (),
     ):
         self.targets_BL = targets_BL

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from configs.errors import UserError, listed
 from configs.spec import Count, CountOrZero, Positive, abstract_spec, spec
-from data.mixture import Mix
+from data.mixture import MixtureOrder
 from data.sources import pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs
 from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
@@ -254,9 +254,11 @@ class Mixture(Pairs):
         """Names the tags that source lines may have."""
         return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
 
-    def mix(self, rows: Sequence[int]) -> Mix:
+    def mix(self, rows: Sequence[int]) -> MixtureOrder:
         """Says at which rates the parts come in training, of which each has so many rows."""
-        return Mix.of(rows, self.rates or [size ** (1 / self.temperature) for size in rows])
+        return MixtureOrder.of(
+            rows, self.rates or [size ** (1 / self.temperature) for size in rows]
+        )
 
     def _problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from configs.errors import UserError, did_you_mean
 from configs.spec import abstract_spec
-from data.mixture import Mix
+from data.mixture import MixtureOrder
 from data.sources.text import Source
 
 LANGUAGE = "{language}"  # what a mixture of languages puts a language for
@@ -99,6 +99,6 @@ class Pairs(Source):
         """Names the tags that source lines may have."""
         return () if self.tag is None else (self.tag,)
 
-    def mix(self, rows: Sequence[int]) -> Mix | None:
+    def mix(self, rows: Sequence[int]) -> MixtureOrder | None:
         """Says at which rates the parts come in training, of which each has so many rows."""
         return None

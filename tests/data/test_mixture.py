@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.mixture import Mix, shuffled
+from data.mixture import MixtureOrder, shuffled
 
 ROWS = (700, 30, 5, 90)
 RATES = (5, 3, 1.5, 0.5)
@@ -14,7 +14,7 @@ BLOCK = 4096
 
 @pytest.fixture(scope="module")
 def mix():
-    return Mix.of(ROWS, RATES)
+    return MixtureOrder.of(ROWS, RATES)
 
 
 def parts_of(ids):
@@ -48,7 +48,7 @@ def test_no_row_of_a_part_is_lost_or_comes_twice_in_its_epoch(mix):
 @given(st.integers(0, 9), st.integers(0, 3 * BLOCK), st.integers(1, 300))
 @settings(deadline=None, max_examples=30)
 def test_any_stretch_is_part_of_the_same_sequence(seed, first, count):
-    mix = Mix.of(ROWS, RATES)
+    mix = MixtureOrder.of(ROWS, RATES)
     whole = mix.row_ids(seed, np.arange(3 * BLOCK + 300))
     stretch = mix.row_ids(seed, np.arange(first, first + count))
     np.testing.assert_array_equal(stretch, whole[first : first + count])
@@ -61,20 +61,20 @@ def test_seeds_have_orders_of_their_own(mix):
 
 
 def test_parts_of_one_size_have_orders_of_their_own():
-    mix = Mix.of((50, 50), (1, 1))
+    mix = MixtureOrder.of((50, 50), (1, 1))
     ids = mix.row_ids(0, np.arange(100))
     assert list(ids[ids < 50]) != list(ids[ids >= 50] - 50)
 
 
 def test_a_part_of_hardly_any_rate_still_comes():
-    mix = Mix.of((10, 10, 10), (1, 1e-9, 1e-9))
+    mix = MixtureOrder.of((10, 10, 10), (1, 1e-9, 1e-9))
     assert mix.quotas == (BLOCK - 2, 1, 1)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=90))
 @settings(deadline=None, max_examples=60)
 def test_quotas_fill_a_block_and_lie_within_one_place_of_their_rates(rates):
-    quotas = np.array(Mix.of([1] * len(rates), rates).quotas)
+    quotas = np.array(MixtureOrder.of([1] * len(rates), rates).quotas)
     assert quotas.sum() == BLOCK and quotas.min() >= 1
     wanted = np.array(rates) / sum(rates) * BLOCK
     assert (abs(quotas - wanted)[wanted >= 1] < 1 + (wanted < 1).sum()).all()
