@@ -484,7 +484,7 @@ def test_a_killed_save_leaves_nothing_that_counts(tmp_path: Path) -> None:
         checkpoints = Checkpoints(sys.argv[1])
         checkpoints.save(1, make_state(make_mesh(1), seed=1))
         checkpoints.wait()
-        orbax.manager.PyTreeCheckpointHandler.finalize = (
+        orbax.checkpoint.PyTreeCheckpointHandler.finalize = (
             lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         )
         checkpoints.save(2, make_state(make_mesh(1), seed=2))
