@@ -11,7 +11,7 @@ from scripts.commands.flags.train import TrainFlags
 from scripts.commands.train import train
 from scripts.devices import start_devices
 from scripts.terminal import print_table
-from trainer.model_dir import Workspace
+from trainer.model_dir import ModelDir
 from trainer.run import Run
 from trainer.translation.evaluate import evaluation_sets, subset
 
@@ -26,7 +26,7 @@ def main() -> None:
     train(TrainFlags(model_dir=MODEL_DIR, settings=SettingsFlags(gin_file=(GIN_FILE,))))
     model, text = CheckpointFlags(model_dir=MODEL_DIR), TextFlags(split="test")
     [result] = evaluate_model(EvaluateFlags(model=model, text=text))
-    task = Workspace(MODEL_DIR).load((), ()).make(Run).task
+    task = ModelDir(MODEL_DIR).load((), ()).make(Run).task
     [shown] = subset(evaluation_sets(task, "test"), SHOWN)
     texts = continuations(shown.sources, MODEL_DIR, SearchFlags(), batch_sequences=SHOWN)
     rows = list(zip(shown.sources, texts, shown.references[0], strict=True))

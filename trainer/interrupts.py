@@ -14,7 +14,7 @@ from configs.errors import RunError
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
-class StopSignal:
+class Interrupts:
     """Notes SIGTERM or SIGINT so that the loop can save and leave; a second one ends at once."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -22,7 +22,7 @@ class StopSignal:
     def __init__(self) -> None:
         self._received = False
 
-    def __enter__(self) -> "StopSignal":
+    def __enter__(self) -> "Interrupts":
         self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
         return self
 

@@ -16,13 +16,13 @@ from layouts.layout import Layout
 from models.api import Batch
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import Disk
-from trainer.checkpoints.warm_start import inherited
+from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import abstract_batch, feed, placement
-from trainer.interrupts import StopSignal, check_finite
+from trainer.interrupts import Interrupts, check_finite
 from trainer.multihost import connect
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
-from trainer.run import Run, program_of
+from trainer.run import Run, train_step_spec
 from trainer.step import Metrics, State, abstract_like, init_state, train_step
 from trainer.step_timer import StepTimer
 
@@ -60,9 +60,9 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         stack.enter_context(jax.set_mesh(job.mesh))
         checkpoints = stack.enter_context(open_checkpoints(job))
         stack.callback(watch.close)
-        interrupts = stack.enter_context(StopSignal())
+        interrupts = stack.enter_context(Interrupts())
 
-        disk = Disk(program_of(run, job.layout), job.mesh)
+        disk = Disk(train_step_spec(run, job.layout), job.mesh)
         state, step = restore_or_init(disk, checkpoints, run.start_from)
         watch.on_start(run, step)
         stopped, previous = False, None
@@ -114,7 +114,7 @@ def restore_or_init(
         state = init_state(disk.program, disk.mesh)
         if start_from is not None:
             layout, fresh = disk.program.even().model.layout, disk.to_save(state)["params"]
-            params = inherited(fresh, start_from, layout, disk.mesh)
+            params = warm_started(fresh, start_from, layout, disk.mesh)
             state |= disk.to_hold({"params": params})
         return state, 0
     state, step = checkpoints.restore(disk.saved)
@@ -128,7 +128,7 @@ def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     where = placement(job.layout, job.mesh, run.microbatches)
     batch = abstract_batch(run.task.array_lengths, where, run.batch_sequences, run.microbatches)
     with jax.set_mesh(job.mesh):
-        traced = train_step.trace(program_of(run, job.layout), state, batch)
+        traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
         start = time.perf_counter()
         program = traced.lower().compile()
     seconds = time.perf_counter() - start

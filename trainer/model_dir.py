@@ -3,7 +3,7 @@
 config.gin         model, task and all settings of the run, self-contained; never a layout
 vocab.model        the vocabulary
 source_vocab.model that of the source, where it has its own
-checkpoints/       weights, slots and step
+checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 """
 
@@ -22,7 +22,7 @@ FREE = ("Run.steps", "Run.checkpoint_every", "Run.keep_", "Run.evaluate_", "Run.
         "Run.microbatches", "Transformer.scan", "Transformer.remat")  # fmt: skip
 
 
-class Workspace:
+class ModelDir:
     """Reads and writes the small files of a model directory."""
 
     def __init__(self, model_dir: Path):

@@ -11,7 +11,7 @@ from models.loss import Criterion
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.optimizer import OptimizerSpec
-from trainer.step import Program
+from trainer.step import TrainStepSpec
 
 OPTIMIZERS = (Adafactor, AdamW)  # gin files name these without an import
 
@@ -75,9 +75,9 @@ class Run:
         return Criterion(label_smoothing=self.label_smoothing, z_loss=self.z_loss)
 
 
-def program_of(run: Run, layout: Layout) -> Program:
+def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
     """What the compiled steps of a run depend on."""
-    return Program(
+    return TrainStepSpec(
         model=run.model.model(layout),
         optimizer=run.optimizer,
         criterion=run.criterion,

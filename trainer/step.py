@@ -18,12 +18,12 @@ from models.loss import Criterion, LossSums
 from trainer.optimizers.optimizer import OptimizerSpec
 
 Array = jax.Array
-State = dict[str, Any]  # params, slots, step: everything that is saved
+State = dict[str, Any]  # params, opt_state, step: everything that is saved
 Metrics = dict[str, Any]  # numbers; with experts also their loads
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class TrainStepSpec:
     """Everything that a compiled step depends on beside its arguments.  Hashable: the jit key."""
 
     model: Model
@@ -44,7 +44,7 @@ class Program:
         found = jax.eval_shape(lambda: own.init(jax.random.key(0)))
         return {path: w.shape for path, w in traverse_util.flatten_dict(found, sep="/").items()}
 
-    def even(self) -> "Program":
+    def even(self) -> "TrainStepSpec":
         """The same without padding: what could be padded is whole on every device."""
         model: Any = self.model
         layout = without_padding(model.layout)
@@ -53,22 +53,22 @@ class Program:
         return dataclasses.replace(self, model=dataclasses.replace(model, layout=layout))
 
     def fresh(self) -> State:
-        """A new state; its slots are not yet placed."""
+        """Returns a new state; its opt_state is not yet placed."""
         params = self.model.init(jax.random.key(self.seed))
         return {
             "params": params,
-            "slots": self.transform().init(params),
+            "opt_state": self.transform().init(params),
             "step": jnp.zeros((), jnp.int32),
         }
 
     def update(self, state: State, gradients: Params) -> State:
         """The state after one update by these gradients."""
-        updates, slots = self.transform().update(gradients, state["slots"], state["params"])
+        updates, opt_state = self.transform().update(gradients, state["opt_state"], state["params"])
         params = optax.apply_updates(state["params"], updates)
-        return {"params": params, "slots": slots, "step": state["step"] + 1}
+        return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
 
 
-def abstract_state(program: Program, mesh: Mesh | AbstractMesh) -> State:
+def abstract_state(program: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:
     """Shapes, types and placements of the state, allocating nothing.
 
     Slots inherit their placement: each is placed as the update that makes it leaves it.
@@ -104,7 +104,7 @@ def abstract_like(state: State) -> State:
     )
 
 
-def init_state(program: Program, mesh: Mesh) -> State:
+def init_state(program: TrainStepSpec, mesh: Mesh) -> State:
     """A new state on the mesh."""
     placements = jax.tree.map(lambda leaf: leaf.sharding.spec, abstract_state(program, mesh))
 
@@ -119,7 +119,7 @@ def init_state(program: Program, mesh: Mesh) -> State:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def train_step(program: Program, state: State, batch: Batch) -> tuple[State, Metrics]:
+def train_step(program: TrainStepSpec, state: State, batch: Batch) -> tuple[State, Metrics]:
     """One update.  The arrays of a batch have a leading microbatch axis where there are several."""
     key = jax.random.fold_in(jax.random.key(program.seed), state["step"])
     gradients, sums = add_microbatches(program, state["params"], batch, key)
@@ -138,7 +138,7 @@ def train_step(program: Program, state: State, batch: Batch) -> tuple[State, Met
 
 
 def add_microbatches(
-    program: Program, params: Params, batch: Batch, key: Array
+    program: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
     """Gradients and sums of the whole batch; memory does not grow with the microbatches."""
 

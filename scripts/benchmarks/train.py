@@ -48,7 +48,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
     from trainer.feed import place, placement
     from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant
-    from trainer.step import Program, init_state, train_step
+    from trainer.step import TrainStepSpec, init_state, train_step
 
     gpu = jax.devices()[0].platform == "gpu"
     spec = Transformer(
@@ -76,7 +76,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         clip_global_norm=None,
     )
     microbatches = 1 if gpu else 4  # their activations stay in the processor's cache
-    program = Program(
+    program = TrainStepSpec(
         model=spec.model(layout),
         optimizer=optimizer,
         criterion=Criterion(),

@@ -52,11 +52,11 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from trainer.feed import place, placement
     from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant
-    from trainer.step import Program, init_state, train_step
+    from trainer.step import TrainStepSpec, init_state, train_step
 
     layout = Layout(mesh="data:1", rules="batch:data")
     mesh = make_mesh(layout)
-    program = Program(
+    program = TrainStepSpec(
         model=tiny.transformer(dropout=DROPOUT, combined_qkv=True, loss_chunks=2).model(layout),
         optimizer=AdamW(
             schedule=Constant(peak=LEARNING_RATE),

@@ -20,7 +20,7 @@ from models.transformer import Transformer
 from scripts.commands.flags.shared import SavedSettingsFlags
 from scripts.commands.flags.shared import Strings as Strings
 from scripts.terminal import tell
-from trainer.model_dir import Workspace
+from trainer.model_dir import ModelDir
 from trainer.run import Run
 
 # What gin files may name without an import, beside what these are made of.
@@ -30,7 +30,7 @@ BUILT_IN = (Run, Layout, Transformer)
 def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> Config:
     """The given settings, over those that a model directory holds."""
     if model_dir is not None:
-        return Workspace(model_dir).load(gin_file, gin_param)
+        return ModelDir(model_dir).load(gin_file, gin_param)
     if not gin_file and not gin_param:
         raise UserError(
             "no settings.  Give --gin_file=configs/runs/quickstart.gin or another file."

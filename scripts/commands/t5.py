@@ -31,10 +31,10 @@ from trainer.checkpoints import huggingface
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
 from trainer.checks import check_sides, check_vocabs
-from trainer.model_dir import Workspace
+from trainer.model_dir import ModelDir
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.schedules import Constant
-from trainer.run import Run, program_of
+from trainer.run import Run, train_step_spec
 from trainer.step import abstract_state
 
 SETTINGS, TENSORS, VOCAB = "config.json", "model.safetensors", "spiece.model"
@@ -60,7 +60,7 @@ def import_t5(flags: ImportT5Flags) -> None:
     run = config.make(Run)
     check_run(run, spec, vocabs, model_dir)
     save_weights(model_dir, run, huggingface.params_of(spec, tensors))
-    Workspace(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
+    ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     for name in sorted(found.keys() - tensors.keys()):
         tell(f"Left out: {name}, which repeats {huggingface.SHARED} or which T5 does not read.")
     types = sorted({tensor.dtype.name for tensor in tensors.values()})
@@ -166,7 +166,7 @@ def check_new_run(model_dir: Path) -> None:
     """Refuses a model directory that holds a run already."""
     if model_dir.exists() and not model_dir.is_dir():
         raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
-    if Workspace(model_dir).has_run():
+    if ModelDir(model_dir).has_run():
         raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
 
 
@@ -217,9 +217,9 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
 
 
 def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) -> None:
-    """Saves weights and new slots as the checkpoint of step 0."""
+    """Saves weights and a new opt_state as the checkpoint of step 0."""
     layout = Layout(mesh="data:1", rules="")
-    mesh, program = make_mesh(layout), program_of(run, layout)
+    mesh, program = make_mesh(layout), train_step_spec(run, layout)
     wanted = abstract_state(program, mesh)
 
     def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -228,7 +228,7 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
 
     with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
         weights: Params = jax.tree.map(put, params, wanted["params"])
-        slots = jax.jit(program.transform().init)(weights)
-        slots = jax.tree.map(put, slots, wanted["slots"])
+        opt_state = jax.jit(program.transform().init)(weights)
+        opt_state = jax.tree.map(put, opt_state, wanted["opt_state"])
         step = put(np.zeros((), np.int32), wanted["step"])
-        checkpoints.save(0, {"params": weights, "slots": slots, "step": step})
+        checkpoints.save(0, {"params": weights, "opt_state": opt_state, "step": step})

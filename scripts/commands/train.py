@@ -12,7 +12,7 @@ from trainer.checks import check_layout, check_run, check_vocabs, step_flops
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.metrics import LossPlot, MetricsWriter
-from trainer.model_dir import Workspace
+from trainer.model_dir import ModelDir
 from trainer.observers import on_first_process
 from trainer.planning.prediction import CostPrediction
 from trainer.router_warnings import RouterWarnings
@@ -33,7 +33,7 @@ def train(flags: TrainFlags) -> None:
         tell(warning)
     prepared = prepare(run.task, flags.data_dir)
     check_vocabs(run, prepared.vocabs)
-    Workspace(model_dir).save(config, run, prepared.vocabs)
+    ModelDir(model_dir).save(config, run, prepared.vocabs)
     metrics = MetricsWriter(model_dir, step_flops(run), peak_flops(mesh.devices.flat))
     observers = [
         ProgressBar(),

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from configs.errors import RunError
-from trainer.interrupts import StopSignal, check_finite
+from trainer.interrupts import Interrupts, check_finite
 
 
-@pytest.mark.parametrize("number", StopSignal.SIGNALS)
+@pytest.mark.parametrize("number", Interrupts.SIGNALS)
 def test_a_signal_is_noted_and_the_second_one_has_its_old_effect(number: signal.Signals) -> None:
     seen = []
     before = signal.signal(number, lambda *_: seen.append("old"))
     try:
-        with StopSignal() as stop:
+        with Interrupts() as stop:
             assert not stop.received(1)
             os.kill(os.getpid(), number)
             assert stop.received(2) and stop.received(3) and not seen

@@ -26,7 +26,7 @@ from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run as Run  # model files name it
-from trainer.step import Program, State, abstract_state, train_step
+from trainer.step import State, TrainStepSpec, abstract_state, train_step
 
 STEPS, ROWS = 20, 8
 SPEC = dataclasses.replace(SPLITTABLE, scan=True)
@@ -48,7 +48,7 @@ WEIGHT_ROUND_OFF = 2e-6
 # at most 2.3e-6 of the slot's largest number.
 SLOT_ROUND_OFF = 5e-6
 
-# Into how many parts each layout splits the axes of weights and slots on 8 devices.
+# Into how many parts each layout splits the axes of weights and opt_state on 8 devices.
 WAYS = {
     "whole": {},
     "data_parallel": {},
@@ -92,7 +92,7 @@ class Trained(NamedTuple):
     losses: np.ndarray
     grad_norms: np.ndarray
     params: dict[str, np.ndarray]
-    slots: dict[str, np.ndarray]
+    opt_state: dict[str, np.ndarray]
     shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]  # shape, and that on a device
     batch_split: bool
 
@@ -116,8 +116,8 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
-def first_state(program: Program, mesh: jax.sharding.Mesh) -> State:
-    """The same numbers under every layout: random weights, empty slots, step 0."""
+def first_state(program: TrainStepSpec, mesh: jax.sharding.Mesh) -> State:
+    """The same numbers under every layout: random weights, empty opt_state, step 0."""
     abstract, rng = abstract_state(program, mesh), np.random.default_rng(1)
 
     def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -142,7 +142,7 @@ def train(
     optimizer: OptimizerSpec, layout: Layout, spec: Transformer, microbatches: int
 ) -> Trained:
     """Calls the training step for each batch."""
-    program = Program(Noted(spec, layout), optimizer, CRITERION, STEPS, 5, microbatches)
+    program = TrainStepSpec(Noted(spec, layout), optimizer, CRITERION, STEPS, 5, microbatches)
     mesh = make_mesh(layout)
     sharding = placement(layout, mesh, microbatches)
     traces, compiled = len(TRACED), train_step._cache_size()
@@ -164,7 +164,7 @@ def train(
         np.array(losses),
         np.array(grad_norms),
         by_path(jax.device_get(state["params"])),
-        by_path(jax.device_get(state["slots"])),
+        by_path(jax.device_get(state["opt_state"])),
         shards,
         not batch["targets_BL"].sharding.is_fully_replicated,
     )
@@ -177,8 +177,8 @@ def assert_equal_to_round_off(found: Trained, wanted: Trained) -> None:
     for path, weight in wanted.params.items():
         np.testing.assert_allclose(found.params[path], weight, rtol=0, atol=WEIGHT_ROUND_OFF,
                                    err_msg=path)  # fmt: skip
-    for path, slot in wanted.slots.items():
-        np.testing.assert_allclose(found.slots[path], slot, rtol=0, err_msg=path,
+    for path, slot in wanted.opt_state.items():
+        np.testing.assert_allclose(found.opt_state[path], slot, rtol=0, err_msg=path,
                                    atol=SLOT_ROUND_OFF * np.abs(slot).max())  # fmt: skip
 
 
@@ -198,14 +198,16 @@ def test_training_under_a_layout_is_training_on_one_device(optimizer: str, name:
 def test_training_changes_every_weight_and_loss() -> None:
     """Or the sweep would compare nothing with nothing."""
     for settings in (ADAMW, ADAFACTOR):
-        program = Program(Noted(SPEC, WHOLE), settings, CRITERION, STEPS, 5)
+        program = TrainStepSpec(Noted(SPEC, WHOLE), settings, CRITERION, STEPS, 5)
         first = by_path(jax.device_get(first_state(program, make_mesh(WHOLE))["params"]))
         found = trained(settings, WHOLE)
         assert len(set(found.losses)) == STEPS
         assert found.losses[-5:].mean() < found.losses[:5].mean() - 0.05
         for path, weight in found.params.items():
             assert np.abs(weight - first[path]).max() > 1000 * WEIGHT_ROUND_OFF, path
-    factored = [path for path in found.slots if "v_row" in path and found.slots[path].ndim > 1]
+    factored = [
+        path for path in found.opt_state if "v_row" in path and found.opt_state[path].ndim > 1
+    ]
     assert len(factored) > 5
 
 
@@ -213,7 +215,7 @@ def test_training_changes_every_weight_and_loss() -> None:
 def test_a_small_difference_is_far_beyond_round_off(change: str) -> None:
     """Other dropout bits, or one lost token of 120, must not pass: one step shows either."""
     layout = LAYOUTS["data_parallel"]
-    program = Program(Noted(SPEC, layout), ADAMW, CRITERION, STEPS, 5)
+    program = TrainStepSpec(Noted(SPEC, layout), ADAMW, CRITERION, STEPS, 5)
     mesh, batch = make_mesh(layout), next(iter(batches()))
     state = first_state(program, mesh)
     if change == "dropout":

@@ -15,7 +15,14 @@ from trainer.feed import place, placement
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
-from trainer.step import Program, State, abstract_state, add_microbatches, init_state, train_step
+from trainer.step import (
+    State,
+    TrainStepSpec,
+    abstract_state,
+    add_microbatches,
+    init_state,
+    train_step,
+)
 
 ROWS = 24
 WHOLE = Layout(mesh="data:1")
@@ -26,8 +33,8 @@ ADAMW = AdamW(schedule=Constant(peak=0.01))
 ROUND_OFF = 3e-6
 
 
-def program(layout: Layout = WHOLE, microbatches: int = 1, **changes: Any) -> Program:
-    made = Program(Bigram(layout), ADAMW, CRITERION, 10, 3, microbatches)
+def program(layout: Layout = WHOLE, microbatches: int = 1, **changes: Any) -> TrainStepSpec:
+    made = TrainStepSpec(Bigram(layout), ADAMW, CRITERION, 10, 3, microbatches)
     return dataclasses.replace(made, **changes)
 
 
@@ -40,7 +47,7 @@ def placed(layout: Layout, microbatches: int, rows: int = ROWS) -> dict[str, jax
     return place(sharding, numpy_batch(rows), rows, microbatches)
 
 
-def state_of(program: Program) -> State:
+def state_of(program: TrainStepSpec) -> State:
     """A state with the weights of `bigram.weights`."""
     abstract = abstract_state(program, make_mesh(program.model.layout))
     zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract)
@@ -51,7 +58,7 @@ def state_of(program: Program) -> State:
     return {**zeros, "params": params}
 
 
-def step(program: Program) -> tuple[State, dict[str, float]]:
+def step(program: TrainStepSpec) -> tuple[State, dict[str, float]]:
     layout = program.model.layout
     with jax.set_mesh(make_mesh(layout)):
         state, metrics = train_step(
@@ -170,7 +177,7 @@ def test_a_new_state_is_the_same_under_every_layout_and_placed(optimizer: Any) -
         )
     shards = [x.addressable_shards[0].data.shape for x in jax.tree.leaves(found[SPLIT]["params"])]
     assert shards == [(32, 4), (32, 4)]
-    split = [x for x in jax.tree.leaves(found[SPLIT]["slots"]) if not x.is_fully_replicated]
+    split = [x for x in jax.tree.leaves(found[SPLIT]["opt_state"]) if not x.is_fully_replicated]
     assert len(split) == 4  # two moments, or rows and columns, of two weights
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, found.values()))
 

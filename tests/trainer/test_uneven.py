@@ -35,7 +35,7 @@ from trainer.feed import host_rows, place, placement
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
-from trainer.step import Program, State, train_step
+from trainer.step import State, TrainStepSpec, train_step
 
 STEPS = 3
 RATE = Constant(peak=3e-3, warmup_steps=2)
@@ -45,7 +45,7 @@ ROUTER = Top2(jitter=0.1, z_loss=1e-3, capacity_factor=0.75, least_capacity=1)
 class Case(NamedTuple):
     """A program and how it is split; all sizes by what they are held as."""
 
-    program: Program
+    program: TrainStepSpec
     rows: int  # of a microbatch
     padded: Layout
     held: dict[int, int]
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 # 3 key/value heads of 2 queries, experts with drops, groups of three rows, two microbatches.
 EXPERTS = Case(
-    Program(
+    TrainStepSpec(
         TransformerModel(
             toy(layers=1, pattern=("moe",), vocab=23, dropout=0.1, attention_dropout=0.2,
                 moe=Moe(experts=6, d_ff=12, router=ROUTER, group_tokens=24)),
@@ -68,7 +68,7 @@ EXPERTS = Case(
 )  # fmt: skip
 # One matrix for both vocabularies, weights that are split twice.
 DENSE = Case(
-    Program(
+    TrainStepSpec(
         TransformerModel(toy(layers=1), WHOLE), AdamW(schedule=RATE, clip_global_norm=0.5),
         Criterion(label_smoothing=0.1), STEPS, 5,
     ),
@@ -89,7 +89,7 @@ class Trained(NamedTuple):
     saved: dict[str, np.ndarray]
 
 
-def under(layout: Layout, program: Program) -> Disk:
+def under(layout: Layout, program: TrainStepSpec) -> Disk:
     assert isinstance(program.model, TransformerModel)
     own = dataclasses.replace(program, model=TransformerModel(program.model.spec, layout))
     return Disk(own, make_mesh(layout))

@@ -229,7 +229,7 @@ class Checkpoints:
         return state, self._current
 
     def restore_params(self, abstract_params: Tree, step: int) -> Tree:
-        """The weights of a checkpoint.  Its slots are not read."""
+        """Returns the weights of a checkpoint.  Its opt_state is not read."""
         return self._first_whole({"params": abstract_params}, [step])[0]["params"]
 
     def average(self, steps: Sequence[int], abstract_params: Tree) -> Tree:

@@ -13,9 +13,9 @@ from layouts.mesh import make_mesh
 from models.api import Model, Params
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import Disk
-from trainer.model_dir import Workspace
+from trainer.model_dir import ModelDir
 from trainer.multihost import connect
-from trainer.run import Run, program_of
+from trainer.run import Run, train_step_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +53,10 @@ class TrainedModels:
 
     def __init__(self, model_dir: Path, run: Run, layout: Layout):
         self.run = run
-        self.vocabs = Workspace(model_dir).vocabs(run.task)
+        self.vocabs = ModelDir(model_dir).vocabs(run.task)
         self.mesh = make_mesh(layout)
         connect(self.mesh)
-        self.program = program_of(run, layout)
+        self.program = train_step_spec(run, layout)
         self.checkpoints = Checkpoints(model_dir)
         if self.checkpoints.latest is None:
             raise UserError(

@@ -7,14 +7,14 @@ import jax
 from jax.sharding import Mesh
 
 from layouts.padding import resized
-from trainer.step import Program, State, abstract_state
+from trainer.step import State, TrainStepSpec, abstract_state
 
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
     """Changes states of a program, or parts of them, from one form to the other."""
 
-    program: Program
+    program: TrainStepSpec
     mesh: Mesh
 
     @functools.cached_property

@@ -38,7 +38,7 @@ class Origin(NamedTuple):
         return (own[0] * self.turns, *own[1:]) if self.turns > 1 else own
 
 
-def inherited(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Params:
+def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Params:
     """The weights of the newest checkpoint of another run in place of these.
 
     Routers that the other run has not stay as they are.

@@ -12,7 +12,7 @@ import numpy as np
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from trainer.feed import place, placement
-from trainer.run import Run, program_of
+from trainer.run import Run, train_step_spec
 from trainer.step import init_state, train_step
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class StepBenchmark:
         self, run: Run, layout: Layout, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        self._mesh, self._program = make_mesh(layout), program_of(run, layout)
+        self._mesh, self._program = make_mesh(layout), train_step_spec(run, layout)
         shardings = placement(layout, self._mesh, run.microbatches)
         self._batch = place(shardings, random_batch(run), run.batch_sequences, run.microbatches)
         self._state = init_state(self._program, self._mesh)

@@ -32,7 +32,7 @@ from trainer.planning.counts import (
     shard_bytes,
     time_on_slice,
 )
-from trainer.run import Run, program_of
+from trainer.run import Run, train_step_spec
 from trainer.step import State, abstract_state, train_step
 
 
@@ -53,7 +53,7 @@ class TracedStep(TracedProgram):
         """Sums the bytes of the arguments on one device, without padding."""
         return {
             "parameters": shard_bytes(self.state["params"]),
-            "optimizer state": shard_bytes(self.state["slots"]),
+            "optimizer state": shard_bytes(self.state["opt_state"]),
             "inputs": shard_bytes(self.batch) + shard_bytes(self.state["step"]),
         }
 
@@ -107,7 +107,7 @@ class StepPlan(ProgramPlan):
 
 def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedStep:
     """Traces the step that `train` runs, allocating nothing."""
-    program = program_of(run, layout)
+    program = train_step_spec(run, layout)
     state = abstract_state(program, mesh)
     shardings = placement(layout, mesh, run.microbatches)
     batch = abstract_batch(run.task.array_lengths, shardings, run.batch_sequences, run.microbatches)

@@ -35,7 +35,7 @@ from trainer.checkpoints.huggingface import settings_of
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import Trained, TrainedModels
 from trainer.jsonl import read_lines
-from trainer.model_dir import Workspace
+from trainer.model_dir import ModelDir
 from trainer.run import Run
 
 VERSIONS = {"v1_0": 52, "v1_1": 36}
@@ -55,7 +55,7 @@ FORMS = {
     "v1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 }
 ADAMW = ("Run.optimizer = @AdamW()",)
-"""Adafactor has no slots for stacks of several depths."""
+"""Adafactor has no opt_state for stacks of several depths."""
 FILES = ("config.json", "model.safetensors")
 Case = dict[str, np.ndarray]
 
@@ -141,7 +141,7 @@ class Imported:
 
     @property
     def run(self) -> Run:
-        return Workspace(self.model_dir).load((), ()).make(Run)
+        return ModelDir(self.model_dir).load((), ()).make(Run)
 
     @functools.cached_property
     def trained(self) -> Trained:
@@ -561,7 +561,7 @@ def test_a_model_that_t5_cannot_express_is_not_exported(
     imported: Imported, tmp_path: Path, settings: list[str], wanted: list[str]
 ) -> None:
     params = tuple(f"Transformer.{setting}" for setting in settings)
-    run = Workspace(imported.model_dir).load((), params).make(Run)
+    run = ModelDir(imported.model_dir).load((), params).make(Run)
     with pytest.raises(UserError) as error:
         settings_of(run.model)
     for words in wanted:

@@ -58,9 +58,9 @@ def make_state(mesh: Mesh, seed: int = 0, width: int = 32, step: int = 0) -> Tre
     }
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     with jax.set_mesh(mesh):
-        slots = optimizer.init(params)
+        opt_state = optimizer.init(params)
     whole = NamedSharding(mesh, P())
-    state = {"params": params, "slots": slots, "step": jnp.int32(step)}
+    state = {"params": params, "opt_state": opt_state, "step": jnp.int32(step)}
     return jax.tree.map(lambda a: jax.device_put(a, whole) if a.ndim == 0 else a, state)
 
 
@@ -88,7 +88,7 @@ def three(tmp_path: Path) -> Iterator[Checkpoints]:
 
 
 def data_file(checkpoints: Checkpoints, step: int) -> Path:
-    """The file that holds most of a manager."""
+    """The file that holds most of a checkpoint."""
     files = Path(checkpoints.folder / str(step)).rglob("*")
     return max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
 
@@ -145,7 +145,7 @@ def test_nothing_is_made_before_a_save(tmp_path: Path) -> None:
 
 def test_weights_alone_are_read_without_the_slots(tmp_path: Path) -> None:
     state = make_state(make_mesh(1), width=4096)
-    state["slots"] = make_state(make_mesh(1), seed=1, width=4096)["params"]  # no easy zeros
+    state["opt_state"] = make_state(make_mesh(1), seed=1, width=4096)["params"]  # no easy zeros
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()

@@ -17,7 +17,7 @@ from models.spec import Moe
 from models.transformer import Transformer
 from tests.toys import SPLITTABLE, WHOLE, on_mesh, packed_rows
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.warm_start import inherited
+from trainer.checkpoints.warm_start import warm_started
 
 DENSE = dataclasses.replace(SPLITTABLE, layers=4, positions="rotary", gated=True)
 ROOMY = Moe(experts=8, router=Top2(evaluation_capacity_factor=9.0))
@@ -32,7 +32,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Params]:
     folder, model = tmp_path_factory.mktemp("dense"), DENSE.model(WHOLE)
     with jax.set_mesh(make_mesh(WHOLE)), Checkpoints(folder) as checkpoints:
         params = jax.jit(model.init)(jax.random.key(1))
-        checkpoints.save(7, {"params": params, "slots": {}, "step": jax.numpy.asarray(7)})
+        checkpoints.save(7, {"params": params, "opt_state": {}, "step": jax.numpy.asarray(7)})
     return folder, params
 
 
@@ -40,7 +40,7 @@ def started(spec: Transformer, layout: Layout, folder: Path) -> Params:
     mesh = make_mesh(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(spec.model(layout).init)(jax.random.key(2))
-    return inherited(params, str(folder), layout, mesh)
+    return warm_started(params, str(folder), layout, mesh)
 
 
 def loss(spec: Transformer, layout: Layout, params: Params) -> float:

@@ -51,14 +51,14 @@ def updated(
     transform = optimizer.transform(STEPS)
 
     @jax.jit
-    def update(gradients: Any, slots: Any, params: Any) -> Any:
-        updates, slots = transform.update(gradients, slots, params)
-        return jax.tree.map(jnp.add, params, updates), slots
+    def update(gradients: Any, opt_state: Any, params: Any) -> Any:
+        updates, opt_state = transform.update(gradients, opt_state, params)
+        return jax.tree.map(jnp.add, params, updates), opt_state
 
     params = tree(layers)
-    slots = transform.init(params)
+    opt_state = transform.init(params)
     for gradient in gradients:
-        params, slots = update(tree(gradient), slots, params)
+        params, opt_state = update(tree(gradient), opt_state, params)
     if stacked:
         return [jax.tree.map(lambda x, i=i: np.asarray(x[i]), params["layers_N"])
                 for i in range(LAYERS)]  # fmt: skip
@@ -148,8 +148,8 @@ def test_adafactor_clips_the_update_where_it_is_large() -> None:
 def test_adafactor_takes_weights_of_more_numbers_than_int32_has() -> None:
     transform = Adafactor().transform(STEPS)
     tree = {"wi_EDF": jax.ShapeDtypeStruct((2048, 1024, 8192), jnp.float32)}  # GShard's 600B
-    slots = jax.eval_shape(transform.init, tree)
-    updates, _ = jax.eval_shape(transform.update, tree, slots, tree)
+    opt_state = jax.eval_shape(transform.init, tree)
+    updates, _ = jax.eval_shape(transform.update, tree, opt_state, tree)
     assert updates["wi_EDF"].shape == tree["wi_EDF"].shape
 
 
@@ -157,10 +157,10 @@ def test_adafactor_keeps_rows_and_columns_in_place_of_the_square() -> None:
     """Of every layer and every expert apart: moments lie where the experts do."""
     layers = {"wi_DF": jnp.zeros((LAYERS, 10, 14)), "wo_EFD": jnp.zeros((LAYERS, 16, 14, 10))}
     params = {"layers_N": layers, "embed_VD": jnp.zeros((22, 9))}
-    slots = jax.eval_shape(Adafactor(factored_from=9).transform(STEPS).init, params)
+    opt_state = jax.eval_shape(Adafactor(factored_from=9).transform(STEPS).init, params)
     sizes = sorted(
         leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(slots)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
         if "count" not in jax.tree_util.keystr(path) and leaf.shape[-1] > 1
     )
     assert sizes == [(3, 10), (3, 14), (3, 16, 10), (3, 16, 14), (9,), (22,)]

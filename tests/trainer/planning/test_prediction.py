@@ -16,7 +16,7 @@ from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep
 from trainer.planning.prediction import Prediction, compare, count, predict, time_summary
 from trainer.planning.training import StepCounts, TracedStep, plan_step, trace_step
-from trainer.run import program_of
+from trainer.run import train_step_spec
 from trainer.step import State, init_state
 
 SMALL = Transformer(vocab=64, layers=2, d_model=16, d_ff=40, heads=8, d_kv=6, length=24)
@@ -26,7 +26,7 @@ SMALL = Transformer(vocab=64, layers=2, d_model=16, d_ff=40, heads=8, d_kv=6, le
 def ready() -> tuple[Prediction, CompiledStep, TracedStep, State]:
     run, layout = toy_run(SMALL), layout_named("data_and_model_parallel")
     mesh = make_mesh(layout)
-    state = init_state(program_of(run, layout), mesh)
+    state = init_state(train_step_spec(run, layout), mesh)
     compiled = compile_train_step(TrainJob(run, layout, mesh, {}, Path()), state)
     return predict(compiled), compiled, trace_step(run, layout, mesh), state
 
