@@ -15,7 +15,7 @@ from data.packing.rows import Rows
 from layouts.layout import Layout
 from models.api import Batch
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import Disk
+from trainer.checkpoints.unpadded import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import abstract_batch, feed, placement
@@ -62,8 +62,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         stack.callback(watch.close)
         interrupts = stack.enter_context(Interrupts())
 
-        disk = Disk(train_step_spec(run, job.layout), job.mesh)
-        state, step = restore_or_init(disk, checkpoints, run.start_from)
+        padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
+        state, step = restore_or_init(padding, checkpoints, run.start_from)
         watch.on_start(run, step)
         stopped, previous = False, None
         if step < run.steps:
@@ -87,7 +87,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 watch.on_step(fetch_finite(previous, timer, checkpoints))
                 previous = None
                 metric = validate(job, step, state, watch) if evaluates else None
-                checkpoints.save(step, disk.to_save(state), metric)
+                checkpoints.save(step, padding.unpad(state), metric)
                 timer.restart()
 
         checkpoints.wait()
@@ -107,19 +107,19 @@ def open_checkpoints(job: TrainJob) -> Checkpoints:
 
 
 def restore_or_init(
-    disk: Disk, checkpoints: Checkpoints, start_from: str | None
+    padding: StatePadding, checkpoints: Checkpoints, start_from: str | None
 ) -> tuple[State, int]:
     """Returns the newest readable checkpoint, placed on this mesh, or a new state."""
     if checkpoints.latest is None:
-        state = init_state(disk.program, disk.mesh)
+        state = init_state(padding.program, padding.mesh)
         if start_from is not None:
-            layout, fresh = disk.program.even().model.layout, disk.to_save(state)["params"]
-            params = warm_started(fresh, start_from, layout, disk.mesh)
-            state |= disk.to_hold({"params": params})
+            layout, fresh = padding.program.even().model.layout, padding.unpad(state)["params"]
+            params = warm_started(fresh, start_from, layout, padding.mesh)
+            state |= padding.pad({"params": params})
         return state, 0
-    state, step = checkpoints.restore(disk.saved)
+    state, step = checkpoints.restore(padding.unpadded)
     logger.info("Continuing from step %d.", step)
-    return disk.to_hold(state), step
+    return padding.pad(state), step
 
 
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:

@@ -29,7 +29,7 @@ from tests.trainer.test_layout_sweep import (
     by_path,
 )
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import Disk
+from trainer.checkpoints.unpadded import StatePadding
 from trainer.decoding.score import token_losses
 from trainer.feed import host_rows, place, placement
 from trainer.optimizers.adafactor import Adafactor
@@ -83,16 +83,16 @@ CASES = {"experts": EXPERTS, "dense": DENSE}
 class Trained(NamedTuple):
     """What some steps left."""
 
-    disk: Disk
+    disk: StatePadding
     metrics: np.ndarray
     state: State
     saved: dict[str, np.ndarray]
 
 
-def under(layout: Layout, program: TrainStepSpec) -> Disk:
+def under(layout: Layout, program: TrainStepSpec) -> StatePadding:
     assert isinstance(program.model, TransformerModel)
     own = dataclasses.replace(program, model=TransformerModel(program.model.spec, layout))
-    return Disk(own, make_mesh(layout))
+    return StatePadding(own, make_mesh(layout))
 
 
 def batch(case: Case, step: int) -> dict[str, np.ndarray]:
@@ -112,8 +112,8 @@ def trained(name: str, *, padded: bool) -> Trained:
         drawn = rng.normal("scale" in path, 0.25, leaf.shape) * path.startswith("params")
         return jax.device_put(np.asarray(drawn, leaf.dtype), leaf.sharding)
 
-    first = [number(path, leaf) for path, leaf in by_path(disk.saved).items()]
-    state = disk.to_hold(jax.tree.unflatten(jax.tree.structure(disk.saved), first))
+    first = [number(path, leaf) for path, leaf in by_path(disk.unpadded).items()]
+    state = disk.pad(jax.tree.unflatten(jax.tree.structure(disk.unpadded), first))
     metrics = []
     with jax.set_mesh(disk.mesh):
         for step in range(STEPS):
@@ -121,7 +121,7 @@ def trained(name: str, *, padded: bool) -> Trained:
                          case.program.microbatches)  # fmt: skip
             state, found = train_step(disk.program, state, rows)
             metrics.append([float(found[key]) for key in ("loss", "grad_norm", "tokens")])
-    saved = by_path(jax.device_get(disk.to_save(state)))
+    saved = by_path(jax.device_get(disk.unpad(state)))
     return Trained(disk, np.array(metrics), state, saved)
 
 
@@ -164,15 +164,15 @@ def test_checkpoints_have_true_sizes_and_are_restored_under_any_layout(tmp_path:
         EXPERTS.program,
     )
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(STEPS, found.disk.to_save(found.state))
+        checkpoints.save(STEPS, found.disk.unpad(found.state))
         checkpoints.wait()
         shapes = {path: array.shape for path, array in checkpoints.describe(STEPS).items()}
-        restored = other.to_hold(checkpoints.restore(other.saved)[0])
+        restored = other.pad(checkpoints.restore(other.unpadded)[0])
     wanted = by_path(trained("experts", padded=False).state)
     assert shapes == {path: array.shape for path, array in wanted.items()}
     assert restored["params"]["embed_VD"].shape == (24, 10)
     assert by_path(restored)["params/decoder/layers_N/mlp/wi_EDF"].shape == (1, 8, 10, 12)
-    for path, array in by_path(jax.device_get(other.to_save(restored))).items():
+    for path, array in by_path(jax.device_get(other.unpad(restored))).items():
         np.testing.assert_array_equal(array, found.saved[path], err_msg=path)
 
 
@@ -186,11 +186,11 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         def put(array: np.ndarray, axes: str) -> jax.Array:
             return jax.device_put(array, NamedSharding(disk.mesh, model.layout.place(axes)))
 
-        saved, wanted = trained("dense", padded=False).state["params"], disk.saved["params"]
+        saved, wanted = trained("dense", padded=False).state["params"], disk.unpadded["params"]
         params = jax.tree.map(
             lambda x, like: jax.device_put(np.array(x), like.sharding), saved, wanted
         )
-        params = disk.to_hold({"params": params})["params"]
+        params = disk.pad({"params": params})["params"]
         with jax.set_mesh(disk.mesh):
             rows = place(where, batch(DENSE, 9), DENSE.rows, 1)
             losses_BL = np.asarray(token_losses(model, params, rows))

@@ -17,8 +17,8 @@ CHECKSUM_UP_TO_BYTES = 1 << 24
 """Larger files are known by size alone, so that a look at a huge checkpoint stays cheap."""
 
 
-class Damaged(Exception):
-    """Why a checkpoint is not whole."""
+class DamagedCheckpoint(Exception):
+    """Says why a checkpoint is not whole."""
 
 
 class ListingHandler(ocp.PyTreeCheckpointHandler):
@@ -59,21 +59,21 @@ def read_manifest(folder: epath.Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
-        raise Damaged(f"{MANIFEST} is missing or unreadable") from error
+        raise DamagedCheckpoint(f"{MANIFEST} is missing or unreadable") from error
     return manifest
 
 
 def verify(folder: epath.Path) -> None:
-    """Raises `Damaged` unless every file is there as it was saved."""
+    """Raises `DamagedCheckpoint` unless every file is there as it was saved."""
     for name, saved in read_manifest(folder)["files"].items():
         try:
             found = fingerprint(folder / name)
         except OSError as error:
-            raise Damaged(f"{name} is missing or unreadable") from error
+            raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
         if found[0] != saved[0]:
-            raise Damaged(f"{name} has {found[0]:,} of {saved[0]:,} bytes")
+            raise DamagedCheckpoint(f"{name} has {found[0]:,} of {saved[0]:,} bytes")
         if found != saved:
-            raise Damaged(f"{name} is not what was saved")
+            raise DamagedCheckpoint(f"{name} is not what was saved")
 
 
 def read(call: Callable[[], Any]) -> Any:
@@ -83,20 +83,20 @@ def read(call: Callable[[], Any]) -> Any:
     except (MemoryError, TypeError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # Orbax raises Exception itself for an array that ends too early
-        raise Damaged(one_line(error)) from error
+        raise DamagedCheckpoint(one_line(error)) from error
 
 
-def together(call: Callable[[], Any]) -> Any:
+def on_all_processes(call: Callable[[], Any]) -> Any:
     """What the call reads; what is damaged for one process is damaged for all."""
     result, damage = None, None
     try:
         result = call()
-    except Damaged as reason:
+    except DamagedCheckpoint as reason:
         damage = reason
     if jax.process_count() > 1:
         failed = np.flatnonzero(multihost_utils.process_allgather(np.array(damage is not None)))
         if failed.size and damage is None:
-            damage = Damaged(f"process {failed[0]} cannot read it")
+            damage = DamagedCheckpoint(f"process {failed[0]} cannot read it")
     if damage is not None:
         raise damage
     return result

@@ -24,13 +24,13 @@ from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from configs.errors import RunError, UserError
 from trainer.checkpoints.integrity import (
-    Damaged,
+    DamagedCheckpoint,
     ListingHandler,
     Save,
+    on_all_processes,
     one_line,
     read,
     read_manifest,
-    together,
     verify,
 )
 
@@ -116,7 +116,7 @@ class Checkpoints:
         """Every array of a checkpoint by its path; none is loaded."""
         try:
             return self._saved(step)
-        except Damaged as reason:
+        except DamagedCheckpoint as reason:
             raise self._unusable({step: str(reason)}) from reason
 
     def _path(self, step: int) -> epath.Path:
@@ -126,7 +126,7 @@ class Checkpoints:
         if step not in self._metrics:
             try:
                 self._metrics[step] = read_manifest(self._path(step))["metric"]
-            except Damaged:
+            except DamagedCheckpoint:
                 return None
         return self._metrics[step]
 
@@ -254,7 +254,7 @@ class Checkpoints:
         for step in steps:
             try:
                 tree = self._load(abstract, step)
-            except Damaged as reason:
+            except DamagedCheckpoint as reason:
                 damaged[step] = str(reason)
                 continue
             for bad, why in damaged.items():
@@ -272,16 +272,18 @@ class Checkpoints:
             restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
             partial_restore=True,
         )
-        saved = together(lambda: self._saved(step))
+        saved = on_all_processes(lambda: self._saved(step))
         self._compare(step, saved, wanted)
-        tree = together(lambda: read(lambda: self._reader.restore(self._path(step), args=args)))
+        tree = on_all_processes(
+            lambda: read(lambda: self._reader.restore(self._path(step), args=args))
+        )
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in wanted])
 
     def _saved(self, step: int) -> dict[str, Saved]:
         """Shapes and types on disk, once every file is known to be there and whole."""
         if not self._path(step).parent.exists():
-            raise Damaged("there is none")
+            raise DamagedCheckpoint("there is none")
         verify(self._path(step))
         tree = read(lambda: self._reader.metadata(self._path(step)).tree)
         arrays = traverse_util.flatten_dict(tree, sep="/")

@@ -12,7 +12,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Model, Params
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import Disk
+from trainer.checkpoints.unpadded import StatePadding
 from trainer.model_dir import ModelDir
 from trainer.multihost import connect
 from trainer.run import Run, train_step_spec
@@ -65,8 +65,8 @@ class TrainedModels:
 
     def open(self, step: int | None, average: int | None = None) -> Trained:
         """The weights of one step, or the mean of the last few checkpoints up to it."""
-        disk = Disk(self.program, self.mesh)
-        wanted = disk.saved["params"]
+        padding = StatePadding(self.program, self.mesh)
+        wanted = padding.unpadded["params"]
         with jax.set_mesh(self.mesh):
             if average is not None:
                 last = self.checkpoints.latest if step is None else step
@@ -76,7 +76,7 @@ class TrainedModels:
             else:
                 state, step = self.checkpoints.restore({"params": wanted}, step)
                 params = state["params"]
-        params = disk.to_hold({"params": params})["params"]
+        params = padding.pad({"params": params})["params"]
         return Trained(self.program.model, params, self.run, self.vocabs, self.mesh, step)
 
     def __enter__(self) -> "TrainedModels":

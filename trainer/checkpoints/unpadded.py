@@ -11,31 +11,31 @@ from trainer.step import State, TrainStepSpec, abstract_state
 
 
 @dataclasses.dataclass(frozen=True)
-class Disk:
-    """Changes states of a program, or parts of them, from one form to the other."""
+class StatePadding:
+    """Pads and unpads states of a program, or parts of them."""
 
     program: TrainStepSpec
     mesh: Mesh
 
     @functools.cached_property
-    def held(self) -> State:
-        """Shapes, types and placements on devices."""
+    def padded(self) -> State:
+        """Returns shapes, types and placements on devices."""
         return abstract_state(self.program, self.mesh)
 
     @functools.cached_property
-    def saved(self) -> State:
-        """The same on disk; what has padding on devices is whole there where it would have it."""
+    def unpadded(self) -> State:
+        """Returns the same as saved: without padding, and what had some is whole."""
         even = self.program.even()
         if even is self.program:
-            return self.held
+            return self.padded
         found = abstract_state(even, self.mesh)
-        return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.held, found)
+        return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.padded, found)
 
-    def to_save(self, state: State) -> State:
-        return state if self.program.even() is self.program else self._like(self.saved, state)
+    def unpad(self, state: State) -> State:
+        return state if self.program.even() is self.program else self._like(self.unpadded, state)
 
-    def to_hold(self, state: State) -> State:
-        return state if self.program.even() is self.program else self._like(self.held, state)
+    def pad(self, state: State) -> State:
+        return state if self.program.even() is self.program else self._like(self.padded, state)
 
     def _like(self, wanted: State, state: State) -> State:
         leaves, structure = jax.tree.flatten(state)

@@ -23,7 +23,7 @@ Array = jax.Array
 logger = logging.getLogger(__name__)
 
 
-class Origin(NamedTuple):
+class WeightSource(NamedTuple):
     """Where a weight comes from: every `turns`-th layer of one, from the `first` on."""
 
     path: str
@@ -79,7 +79,9 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
     return traverse_util.unflatten_dict(weights, sep="/")
 
 
-def origins_of(wanted: dict[str, Array], saved: dict[str, Saved], where: str) -> dict[str, Origin]:
+def origins_of(
+    wanted: dict[str, Array], saved: dict[str, Saved], where: str
+) -> dict[str, WeightSource]:
     """The origin of each weight but the routers; everything that does not fit is told at once."""
     parts: dict[str, int] = {}
     for path in wanted:
@@ -103,10 +105,10 @@ def origins_of(wanted: dict[str, Array], saved: dict[str, Saved], where: str) ->
     return origins
 
 
-def _origin(path: str, parts: dict[str, int], saved: dict[str, Saved]) -> Origin:
+def _origin(path: str, parts: dict[str, int], saved: dict[str, Saved]) -> WeightSource:
     """The same path, or the dense model's for a layer of a pattern and for an expert."""
     if path in saved:
-        return Origin(path, 0, 1, copied=False)
+        return WeightSource(path, 0, 1, copied=False)
     first, turns, source = 0, 1, path
     layer = re.match(r"^(.*/layers_N)/block(\d+)/(.*)$", path)
     if layer is not None:
@@ -114,11 +116,11 @@ def _origin(path: str, parts: dict[str, int], saved: dict[str, Saved]) -> Origin
         first, turns, source = int(block), parts[stack], f"{stack}/{rest}"
     expert = re.match(r"^(.*/mlp/w[igo])_E(DF|FD)$", source)
     if expert is not None and source not in saved:
-        return Origin(f"{expert[1]}_{expert[2]}", first, turns, copied=True)
-    return Origin(source, first, turns, copied=False)
+        return WeightSource(f"{expert[1]}_{expert[2]}", first, turns, copied=True)
+    return WeightSource(source, first, turns, copied=False)
 
 
-def _taken(layout: Layout, found: Array, origin: Origin, like: Array, path: str) -> Array:
+def _taken(layout: Layout, found: Array, origin: WeightSource, like: Array, path: str) -> Array:
     """What a weight inherits, in its shape and placement."""
     axes = axes_of_path(path)
     found = found[origin.first :: origin.turns] if origin.turns > 1 else found
