@@ -14,8 +14,8 @@ WORK = {
     "compare": ("flags.compare:CompareFlags", "compare:compare"),
     "gains": ("flags.compare:GainsFlags", "gains:gains"),
     "report": ("flags.report:ReportFlags", "report:report"),
-    "plan": ("flags.plan:PlanFlags", "planning:plan"),
-    "layouts": ("flags.plan:LayoutsFlags", "planning:layouts"),
+    "plan": ("flags.plan:PlanFlags", "planning.command:plan"),
+    "layouts": ("flags.plan:LayoutsFlags", "planning.command:layouts"),
 }
 INSPECT_WORK = {
     "config": ("flags.inspect:InspectConfigFlags", "inspect.config:config"),
@@ -23,7 +23,7 @@ INSPECT_WORK = {
     "params": ("flags.inspect:InspectParamsFlags", "inspect.params:params"),
     "checkpoint": ("flags.inspect:InspectCheckpointFlags", "inspect.checkpoint:checkpoint"),
     "layout": ("flags.inspect:InspectLayoutFlags", "inspect.layout:layout"),
-    "settings": ("flags.inspect:InspectSettingsFlags", "inspect_settings:inspect_settings"),
+    "settings": ("flags.inspect:InspectSettingsFlags", "inspect.settings:inspect_settings"),
 }
 IMPORT_WORK = {"t5": ("flags.t5:ImportT5Flags", "t5:import_t5")}
 EXPORT_WORK = {"t5": ("flags.t5:ExportT5Flags", "t5:export_t5")}

@@ -13,8 +13,8 @@ from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import Criterion
-from trainer.expert_load import Layer, stats_by_layer
 from trainer.feed import Placement, host_rows, place, placement
+from trainer.metrics.expert_load import Layer, stats_by_layer
 from trainer.step import evaluate_step
 
 

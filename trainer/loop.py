@@ -20,11 +20,11 @@ from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import abstract_batch, feed, placement
 from trainer.interrupts import Interrupts, check_finite
+from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
 from trainer.run import Run, train_step_spec
 from trainer.step import Metrics, State, abstract_like, init_state, train_step
-from trainer.step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from configs.load import load
 from layouts.cost.calibration import measure_host
 from layouts.mesh import cache_compilations, simulate_devices
 from scripts.benchmarks.rounds import cores, show
-from scripts.commands.layouts import COMPILED
+from scripts.commands.planning.layouts import COMPILED
 from scripts.terminal import print_table, tell
 from trainer.planning.report import as_json
 from trainer.planning.search import rank_layouts

@@ -9,7 +9,7 @@ import click
 from configs.errors import UserError
 from data.storage import atomic_write
 from scripts.commands.flags.report import ReportFlags
-from trainer.plots import RunPlots
+from trainer.metrics.plots import RunPlots
 
 CAPTIONS = {
     "loss": "Loss over steps.",

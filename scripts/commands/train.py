@@ -11,11 +11,11 @@ from scripts.terminal import tell
 from trainer.checks import check_layout, check_run, check_vocabs, step_flops
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
-from trainer.metrics import LossPlot, MetricsWriter
+from trainer.metrics.router_warnings import RouterWarnings
+from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
 from trainer.observers import on_first_process
 from trainer.planning.prediction import CostPrediction
-from trainer.router_warnings import RouterWarnings
 from trainer.run import Run
 from trainer.translation.bleu import bleu_observers
 

@@ -9,7 +9,7 @@ import pytest
 from data.packing.rows import Rows
 from data.vocab import Vocab
 from tests.scripts.conftest import Meshloom, Place
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 
 
 def read_json(path: Path) -> Any:

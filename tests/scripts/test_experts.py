@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.conftest import Meshloom, Place
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 
 EXPERTS = [
     "Transformer.layers = 2",

@@ -9,7 +9,7 @@ from scripts.benchmarks import source_share
 from scripts.commands.common import settings, task_of
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 
 LANGUAGES = ("de", "fr", "es")
 PARAMS = [

@@ -9,7 +9,7 @@ import pytest
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
 from trainer.decoding import decoder
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 
 PAIRS = 60
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "st", "tu", "vo")]

@@ -18,7 +18,7 @@ from data.sources.text import TextFiles
 from data.task import Task
 from data.vocab import SentencePiece
 from tests.toys import ROOT
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 
 STEPS = 160
 EVERY = 20

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.command import EVERY, STEPS, Command, Process
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 
 # Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; a hundred
 # updates carry that on, the first few less.

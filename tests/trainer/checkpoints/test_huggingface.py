@@ -34,7 +34,7 @@ from tests.toys import ROOT, WHOLE
 from trainer.checkpoints.huggingface import settings_of
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import Trained, TrainedModels
-from trainer.jsonl import read_lines
+from trainer.metrics.jsonl import read_lines
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 

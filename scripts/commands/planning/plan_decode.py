@@ -17,9 +17,9 @@ from scripts.commands.common import (
 )
 from scripts.commands.decode import BATCH, search_of
 from scripts.commands.flags.shared import SearchFlags
-from scripts.commands.plan import PlanInputs, mesh_to_compile_for, parse_topology
-from scripts.commands.plan_page import write_page
-from scripts.commands.plan_tables import (
+from scripts.commands.planning.page import write_page
+from scripts.commands.planning.plan import PlanInputs, mesh_to_compile_for, parse_topology
+from scripts.commands.planning.tables import (
     print_collectives,
     print_memory,
     print_times,

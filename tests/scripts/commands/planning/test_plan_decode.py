@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.commands.test_plan import toy
+from tests.scripts.commands.planning.test_plan import toy
 from tests.scripts.conftest import Meshloom
 
 STABLE = {

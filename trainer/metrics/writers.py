@@ -8,10 +8,10 @@ from typing import Any
 
 from data.storage import atomic_write
 from trainer.evaluate import Part
-from trainer.expert_load import scalars, stats_by_layer
-from trainer.jsonl import read_lines
+from trainer.metrics.expert_load import scalars, stats_by_layer
+from trainer.metrics.jsonl import read_lines
+from trainer.metrics.plots import RunPlots
 from trainer.observers import Line, Observer, StepResult
-from trainer.plots import RunPlots
 from trainer.run import Run
 
 

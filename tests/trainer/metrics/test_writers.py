@@ -10,10 +10,10 @@ from PIL import Image
 
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
-from trainer.jsonl import read_lines
-from trainer.metrics import LossPlot, MetricsFile, MetricsWriter
+from trainer.metrics.jsonl import read_lines
+from trainer.metrics.plots import smoothed
+from trainer.metrics.writers import LossPlot, MetricsFile, MetricsWriter
 from trainer.observers import Observers, StepResult, on_first_process
-from trainer.plots import smoothed
 from trainer.run import Run
 
 

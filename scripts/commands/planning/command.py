@@ -5,10 +5,10 @@ from typing import Any
 
 from configs.errors import UserError
 from scripts.command_line import is_given
-from scripts.commands import layouts as searching
-from scripts.commands import plan as training
-from scripts.commands import plan_decode
 from scripts.commands.flags.plan import DecodePlanFlags, LayoutsFlags, PlanFlags
+from scripts.commands.planning import layouts as searching
+from scripts.commands.planning import plan as training
+from scripts.commands.planning import plan_decode
 
 
 def plan(flags: PlanFlags) -> None:

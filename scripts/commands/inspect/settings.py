@@ -1,6 +1,6 @@
 """Lists what gin files can bind: for `meshloom inspect settings`, and as docs/settings.md.
 
-`python -m scripts.commands.inspect_settings --write` writes the page again.
+`python -m scripts.commands.inspect.settings --write` writes the page again.
 """
 
 import ast
@@ -21,7 +21,7 @@ from scripts.commands.common import write_json
 from scripts.commands.flags.inspect import InspectSettingsFlags
 from scripts.terminal import print_table
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "settings.md"
 TITLES = {
     "trainer": "Runs and optimizers",
@@ -36,7 +36,7 @@ meaning. A value `@Name()` is another group of settings; a binding `place/Name.s
 `@place/Name()` alone, as in `source/SentencePiece.size`. `meshloom inspect settings NAME` prints a
 part of this page; `meshloom inspect config` prints the values of a run and the line that sets each.
 
-`python -m scripts.commands.inspect_settings --write` generates this page from the code.
+`python -m scripts.commands.inspect.settings --write` generates this page from the code.
 """
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from configs.errors import UserError
 from scripts.commands.flags.inspect import InspectSettingsFlags
-from scripts.commands.inspect_settings import PAGE, Setting, inspect_settings, settings_of
+from scripts.commands.inspect.settings import PAGE, Setting, inspect_settings, settings_of
 from tests.toys import ROOT
 from trainer.run import Run
 
 
 def test_the_page_of_settings_is_fresh() -> None:
-    """After a change of a setting: python -m scripts.commands.inspect_settings --write."""
-    command = [sys.executable, "-m", "scripts.commands.inspect_settings"]
+    """After a change of a setting: python -m scripts.commands.inspect.settings --write."""
+    command = [sys.executable, "-m", "scripts.commands.inspect.settings"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == PAGE.read_text()
 

@@ -14,8 +14,8 @@ from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
 from scripts.commands.common import Strings, set_where, settings, warn_unused, write_json
-from scripts.commands.plan_page import write_page
-from scripts.commands.plan_tables import (
+from scripts.commands.planning.page import write_page
+from scripts.commands.planning.tables import (
     print_collectives,
     print_memory,
     print_times,

@@ -14,7 +14,7 @@ from layouts.cost.interconnect import Slice
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
 from scripts.commands.common import Strings, open_output, settings, write_json
-from scripts.commands.plan import NO_COMPILER, PlanInputs, best_plan, parse_topology
+from scripts.commands.planning.plan import NO_COMPILER, PlanInputs, best_plan, parse_topology
 from scripts.terminal import print_table, tell
 from trainer.checks import check_run
 from trainer.planning.report import as_json

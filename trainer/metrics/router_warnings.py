@@ -2,7 +2,7 @@
 
 import logging
 
-from trainer.expert_load import Layer, stats_by_layer
+from trainer.metrics.expert_load import Layer, stats_by_layer
 from trainer.observers import Observer, StepResult
 from trainer.run import Run
 

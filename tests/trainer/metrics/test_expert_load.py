@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from models.moe.routing import Load
-from trainer.expert_load import layer_stats, scalars, stats_by_layer
-from trainer.router_warnings import warnings
+from trainer.metrics.expert_load import layer_stats, scalars, stats_by_layer
+from trainer.metrics.router_warnings import warnings
 
 COUNTS = Load(
     aux=np.array(15.0),
