@@ -60,7 +60,9 @@ class Task:
     name: str
     """Names the cache: a folder of data_dir."""
     source: Source
+    """Where the text comes from."""
     vocab: SentencePiece
+    """How the text is tokenized."""
     length: Length
     """Tokens a row."""
     packs: bool = True
@@ -186,14 +188,17 @@ class Translation(Task):
     """Defines a task of pairs, for a model that translates the source into the target."""
 
     source: Pairs
+    """Where the text comes from."""
     vocab: SentencePiece
     """Of the target; of both sides, and trained on both, where source_vocab is None."""
     source_vocab: SentencePiece | None = None
+    """A vocabulary for the source alone; both sides share one where it is None."""
     length: Length
     """Target tokens a row."""
     source_length: Length
     """Source tokens a row.  A pair that is longer than a row on either side is left out."""
     clean: Clean = Clean()
+    """Which training pairs are dropped."""
     word_list: None = None
     """A translation reads every word."""
 

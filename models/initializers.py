@@ -21,7 +21,9 @@ class Precision:
     """Data types of stored weights and of matrix products; norms, softmax and sums are float32."""
 
     store: FloatType = "float32"
+    """Type of stored weights."""
     compute: FloatType = "float32"
+    """Type of activations and products."""
 
     def to_compute(self, tree: Tree) -> Tree:
         """The tree with its arrays in the type of matrix products."""

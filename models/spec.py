@@ -19,9 +19,11 @@ class Moe:
     """Experts in place of one feed-forward layer.  Lepikhin et al. 2020 (GShard), section 2.2."""
 
     experts: Count
+    """Number of experts in a layer."""
     d_ff: Count | None = None
     """Width of an expert; that of the dense layers where it is None."""
     router: Router = Top2()
+    """Chooses the experts of each token."""
     dispatch: Dispatch = "gather"
     """How tokens get to their experts: products with masks (best on TPUs), by index, or by index
     into blocks of which each expert has as many as it needs.  Same results, but that the last
@@ -49,18 +51,27 @@ class TransformerSpec(ModelSpec):
     source_vocab: Count | None = None
     """Rows of an embedding of the source's own; both sides share one where it is None."""
     d_model: Count
+    """Width of the residual stream."""
     d_ff: Count
+    """Width of a dense feed-forward layer."""
     heads: Count
+    """Query heads."""
     kv_heads: Count | None = None
     """Key/value heads; as many as heads where it is None."""
     d_kv: Count
+    """Width of one head."""
     activation: Activation = "relu"
+    """Nonlinearity of the feed-forward layer."""
     gated: bool = False
+    """Multiplies the hidden layer by a second product, whose activation is the gate (GLU)."""
     positions: Positions = "learned"
+    """How the model knows positions: a learned table, sinusoids, relative biases or rotation."""
     length: Count = 256
     """Places in the learned position table; no longer row can be trained or decoded with it."""
     buckets: Count = 32
+    """Buckets of distance of the relative biases."""
     max_distance: Count = 128
+    """Distance from which on all relative positions share a bucket."""
     shares_bias: bool = False
     """One relative bias for all layers of a stack, as in T5; otherwise each layer has its own."""
     tied: bool = True
@@ -74,7 +85,9 @@ class TransformerSpec(ModelSpec):
     combined_qkv: bool = False
     """One product for queries, keys and values; the stored weights stay apart."""
     dropout: Fraction = 0.0
+    """Rate of dropout on the residual branches and inside feed-forward layers."""
     attention_dropout: Fraction = 0.0
+    """Rate of dropout on attention probabilities."""
     scan: bool = True
     """Compile one layer and loop over it, instead of all layers in a row.  Same results."""
     remat: Literal["none", "dots", "full"] = "none"
@@ -90,6 +103,7 @@ class TransformerSpec(ModelSpec):
     moe: Moe | None = None
     """The experts of all moe layers."""
     precision: Precision = Precision()
+    """Types of stored weights and of computation."""
 
     def __post_init__(self) -> None:
         if self.heads % (self.kv_heads or self.heads):

@@ -21,8 +21,11 @@ class Run:
     """One training run.  The layout is no part of it."""
 
     model: ModelSpec
+    """Architecture and its sizes."""
     task: Task
+    """Data, vocabulary and row lengths."""
     optimizer: OptimizerSpec = Adafactor()
+    """Update rule and its learning rate schedule."""
     steps: Count
     """Updates in the whole run."""
     batch_sequences: Count
@@ -30,24 +33,29 @@ class Run:
     microbatches: Count = 1
     """Slices of the batch whose gradients are added before the update; they save memory."""
     seed: int = 0
+    """Seed of the initial weights, of dropout and of the order of rows."""
     start_from: str | None = None
     """The model directory of another run whose newest weights this one starts from.  Where this
     model has experts and that one has none, each expert starts as a copy of the dense layer."""
     label_smoothing: Fraction = 0.0
+    """Share of each target's probability that is spread evenly over the vocabulary."""
     z_loss: NotNegative = 0.0
+    """Weight of the squared log of the softmax denominator in the objective."""
     log_every: Count = 1
     """Steps between lines of metrics.jsonl."""
     checkpoint_every: Count = 1000
+    """Steps between checkpoints."""
     keep_last: Count = 3
     """Newest checkpoints that are kept."""
     keep_best: bool = True
     """Keep the best checkpoint as well, by the measure below on the validation split."""
     best_by: Literal["loss", "bleu"] = "loss"
+    """Measure on the validation split that decides which checkpoint is the best."""
     evaluate_every: Count | None = None
     """Steps between evaluations on the validation split; only at the end where it is None."""
     evaluate_batches: Count | None = None
-    """Batches in an evaluation during training, shared by the parts of a mixture, of which each has
-    one at the least; the whole split where it is None."""
+    """Batches in an evaluation during training, shared by the parts of a mixture, at least one for
+    each; the whole split where it is None."""
 
     bleu_sentences: CountOrZero = 0
     """Sentences of the validation split that each of these evaluations translates for BLEU."""

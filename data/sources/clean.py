@@ -30,6 +30,7 @@ class Clean:
     drops_invalid_utf8: bool = False
     """Drops a pair with bytes that are not UTF-8, from every split; otherwise it is an error."""
     drops_control_characters: bool = False
+    """Drops a pair with a control character on either side."""
     drops_duplicates: bool = False
     """Drops a pair that came before, in the same part of a mixture.  This takes about 100 bytes of
     memory a pair."""

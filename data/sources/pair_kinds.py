@@ -71,10 +71,15 @@ class ParallelFiles(FilePairs):
     train_source: Files | None = None
     """One path or glob, or several; so are all that follow.  A part of a mixture may have none."""
     train_target: Files | None = None
+    """Translations of the training sources."""
     validation_source: Files | None = None
+    """Validation sources."""
     validation_target: Files | None = None
+    """Translations of the validation sources."""
     test_source: Files | None = None
+    """Test sources."""
     test_target: Files | None = None
+    """Translations of the test sources."""
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -105,10 +110,13 @@ class Tsv(FilePairs):
     train: Files
     """One path or glob, or several; so are validation and test."""
     validation: Files | None = None
+    """Validation pairs."""
     test: Files | None = None
+    """Test pairs."""
     source_column: CountOrZero = 0
     """Counted from 0; so is target_column."""
     target_column: CountOrZero = 1
+    """Column of the translation, counted from 0."""
 
     def read_files(self, split: str, errors: str) -> Iterator[Pair]:
         paths = self.expanded(split, self.files(split)[split])
@@ -123,10 +131,13 @@ class Jsonl(FilePairs):
     train: Files
     """One path or glob, or several; so are validation and test."""
     validation: Files | None = None
+    """Validation pairs."""
     test: Files | None = None
+    """Test pairs."""
     source_field: str
     """Its name; "translation.de" is the field de of the field translation."""
     target_field: str
+    """Name of the field that holds the translation."""
 
     def read_files(self, split: str, errors: str) -> Iterator[Pair]:
         paths = self.expanded(split, self.files(split)[split])
@@ -143,10 +154,13 @@ class TfdsPairs(Pairs):
     source_field: str
     """The feature to translate; TFDS names features by language, such as "en"."""
     target_field: str
+    """Name of the field that holds the translation."""
     train: str = "train"
     """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
     validation: str | None = "validation"
+    """Validation pairs."""
     test: str | None = "test"
+    """Test pairs."""
     folder: str | None = None
     """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
     archives: str | None = None
@@ -170,12 +184,15 @@ class Phrases(Pairs):
     """Makes dates, numbers, names and the like in two languages, from locale data by a seed."""
 
     language: str = "de"
+    """Language of the source, such as de."""
     target_language: str = "en"
+    """Language of the target."""
     train: Count = 40_000
     """Pairs to train on."""
     held_out: Count = 1_000
     """Pairs in validation and in test, each; they share no source with training."""
     seed: int = 0
+    """Seed of what is drawn."""
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS

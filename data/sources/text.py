@@ -61,7 +61,9 @@ class TextFiles(Source):
     train: Files
     """One path or glob, or several; so are validation and test."""
     validation: Files | None = None
+    """Validation text; a share of the training text where it is None."""
     test: Files | None = None
+    """Test text; there is no test split where it is None."""
     validation_fraction: HeldOutFraction = 0.02
     """About this share of the training lines is held out where there are no validation files.  A
     hash of the line chooses, so that equal lines never fall on both sides."""
@@ -96,11 +98,15 @@ class Tfds(Source):
     """Reads a TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
 
     name: str
+    """Name of the TFDS data set."""
     feature: str = "text"
+    """Feature that holds the text."""
     train: str = "train"
     """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
     validation: str | None = None
+    """Split expression of the validation text; there is none where it is None."""
     test: str | None = None
+    """Split expression of the test text; there is none where it is None."""
     folder: str | None = None
     """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
     archives: str | None = None

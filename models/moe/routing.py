@@ -53,6 +53,7 @@ class Router:
     evaluation_capacity_factor: Positive = 2.0
     """The same where nothing is trained."""
     least_capacity: Count = 4
+    """Smallest number of slots that an expert has for a group of tokens."""
     jitter: Fraction = 0.0
     """In training the router reads its input times a random number within 1 +- jitter."""
     aux_loss: NotNegative = 0.01
@@ -91,6 +92,7 @@ class Top2(Router):
     """
 
     random_second: bool = True
+    """Samples whether a token goes to its second expert; otherwise it always does."""
 
     @property
     def choices(self) -> int:
@@ -117,6 +119,7 @@ class TopK(Router):
     """The k best experts of each token; 1 is the Switch.  Fedus et al. 2021; Jiang et al. 2024."""
 
     k: Count = 1
+    """Experts of a token."""
     normalises: bool = False
     """Gates are divided by their sum over the k, as in Mixtral."""
 

@@ -12,11 +12,17 @@ class AdamW(OptimizerSpec):
     """Makes Adam with decoupled weight decay.  Loshchilov and Hutter 2019, algorithm 2."""
 
     schedule: ScheduleSpec = Cosine()
+    """Learning rate over steps."""
     beta1: Fraction = 0.9
+    """Decay of the first moment."""
     beta2: Fraction = 0.98
+    """Decay of the second moment."""
     epsilon: Positive = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: NotNegative = 0.01
+    """Share of each matrix that a step subtracts, times the learning rate."""
     clip_global_norm: Positive | None = 1.0
+    """Scales all gradients down to this norm where they exceed it."""
 
     def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> optax.GradientTransformation:
         """Returns the update of all weights.  Padding stays zero by itself."""

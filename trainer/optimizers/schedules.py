@@ -28,7 +28,9 @@ class InverseSqrt(ScheduleSpec):
     """
 
     peak: Positive = 0.01
+    """Largest learning rate."""
     warmup_steps: Count = 10_000
+    """Steps of the linear warmup."""
     decay_fraction: Fraction = 0.1
     """The share of all steps, at the end, over which the rate falls to zero."""
 
@@ -50,8 +52,11 @@ class Cosine(ScheduleSpec):
     """Linear warmup to the peak, then half a cosine down to a share of it."""
 
     peak: Positive = 1e-3
+    """Largest learning rate."""
     warmup_steps: Count = 100
+    """Steps of the linear warmup."""
     final_fraction: Fraction = 0.1
+    """Share of the peak that is left at the end."""
 
     def rate(self, steps: int) -> Schedule:
         return optax.warmup_cosine_decay_schedule(
@@ -68,7 +73,9 @@ class Constant(ScheduleSpec):
     """Linear warmup, then the same rate for ever."""
 
     peak: Positive = 1e-3
+    """Largest learning rate."""
     warmup_steps: Count = 1
+    """Steps of the linear warmup."""
 
     def rate(self, steps: int) -> Schedule:
         return optax.linear_schedule(self.peak / self.warmup_steps, self.peak, self.warmup_steps)
