@@ -29,6 +29,12 @@ def test_a_setting_has_its_type_its_default_and_its_docstring() -> None:
     assert settings["Run.optimizer"].default == "@Adafactor()"
 
 
+def test_every_setting_says_what_it_means() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert not [row for row in rows if row.endswith("|  |")]
+
+
 def test_a_name_prints_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
     inspect_settings(InspectSettingsFlags(name="Run.steps"))
     assert "Run.steps" in (shown := capsys.readouterr().out)
