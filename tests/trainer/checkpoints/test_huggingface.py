@@ -145,7 +145,7 @@ class Imported:
 
     @functools.cached_property
     def trained(self) -> Trained:
-        with TrainedModels(self.model_dir, self.run, WHOLE, print) as models:
+        with TrainedModels(self.model_dir, self.run, WHOLE) as models:
             return models.open(0)
 
     @property
