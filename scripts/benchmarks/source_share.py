@@ -5,7 +5,7 @@
 Each held-out target is scored with its own source and with a stranger's: the source of another pair
 of the same part, whose target is about as long.  What the strangers' sources leave is what a model
 knows of the target language; the difference is what the source tells it, in nats a token.  The
-first model is the one that the others are held against, with the standard error of the difference
+first model is the one that the others are compared with, with the standard error of the difference
 over the pairs.  Models may come from several steps: runs/dense@700 is that checkpoint.
 """
 

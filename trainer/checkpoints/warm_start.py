@@ -82,7 +82,7 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
 def origins_of(
     wanted: dict[str, Array], saved: dict[str, Saved], where: str
 ) -> dict[str, WeightSource]:
-    """The origin of each weight but the routers; everything that does not fit is told at once."""
+    """Returns the source of each weight but the routers; raises all that does not fit at once."""
     parts: dict[str, int] = {}
     for path in wanted:
         for stack, block in re.findall(r"^(.*/layers_N)/block(\d+)/", path):
