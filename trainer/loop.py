@@ -102,7 +102,7 @@ def open_checkpoints(job: TrainJob) -> Checkpoints:
         job.model_dir,
         keep_last=job.run.keep_last,
         keep_best=job.run.keep_best,
-        higher_is_better=job.run.best_by == "bleu",
+        higher_is_better=job.run.higher_is_better,
     )
 
 

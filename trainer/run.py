@@ -79,6 +79,11 @@ class Run:
         return step == self.steps or (interval is not None and step % interval == 0)
 
     @property
+    def higher_is_better(self) -> bool:
+        """Tells whether a higher measure makes the better checkpoint."""
+        return self.best_by == "bleu"
+
+    @property
     def criterion(self) -> Criterion:
         return Criterion(label_smoothing=self.label_smoothing, z_loss=self.z_loss)
 

@@ -1,6 +1,7 @@
 """Translation through the command line: train, evaluate, decode, score, and what goes wrong."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,32 @@ def test_scores_of_pairs_add_up_to_the_loss(run: Meshloom, place: Place, tmp_pat
     pairs.write_text("no tab\n")
     answer = run("score", place.model_dir, f"--input={pairs}")
     assert answer.code == 2 and "line 1: 0 tabs" in answer.error
+
+
+@pytest.mark.parametrize("says_which", [True, False])
+def test_the_best_checkpoint_by_bleu_has_the_highest(
+    run: Meshloom, place: Place, tmp_path: Path, says_which: bool
+) -> None:
+    """An older directory does not say that a higher metric is better; its config.gin does."""
+    model_dir = tmp_path / "run"
+    shutil.copytree(place.folder / "run", model_dir)
+    for step, bleu in ((80, 23.6), (160, 10.9)):
+        file = model_dir / "checkpoints" / str(step) / "state" / "manifest.json"
+        manifest = json.loads(file.read_text()) | {"metric": bleu}
+        assert manifest["higher_is_better"]
+        if not says_which:
+            del manifest["higher_is_better"]
+        file.write_text(json.dumps(manifest))
+    best = [f"--model_dir={model_dir}", "--checkpoint=best"]
+    answer = run("inspect", "checkpoint", *best)
+    assert answer.code == 0 and "step 80 of [80, 160]" in answer.out
+    evaluation, texts = tmp_path / "evaluation.json", tmp_path / "texts"
+    flags = ["--split=test", "--sentences=0", "--average=1", f"--json={evaluation}"]
+    assert run("evaluate", *best, data_dir(place), *flags).code == 0
+    assert json.loads(evaluation.read_text())["step"] == 80
+    flags = [f"--input={place.folder / 'test.src'}", f"--output={texts}", "--beam=1"]
+    assert run("decode", *best, *flags).code == 0
+    assert json.loads((tmp_path / "texts.made").read_text())["settings"]["steps"] == [80]
 
 
 def test_ensembles_and_averages_decode(run: Meshloom, place: Place) -> None:

@@ -28,24 +28,31 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
     """
 
     metric: float | None = None
+    higher_is_better = False
 
     async def async_save(self, directory: Any, args: Any) -> Any:
-        self.metric = args.metric
+        self.metric, self.higher_is_better = args.metric, args.higher_is_better
         return await super().async_save(directory, args=args)
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
         names = [parent / name for parent, _, files in directory.walk() for name in files]
         files = {str(name.relative_to(directory)): fingerprint(name) for name in names}
-        (directory / MANIFEST).write_text(json.dumps({"metric": self.metric, "files": files}))
+        manifest = {
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "files": files,
+        }
+        (directory / MANIFEST).write_text(json.dumps(manifest))
 
 
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class Save(ocp.args.PyTreeSave):
-    """What to save, and how good it is."""
+    """What to save, its metric, and which way that metric is better."""
 
     metric: float | None = None
+    higher_is_better: bool = False
 
 
 def fingerprint(file: epath.Path) -> list[int]:
@@ -55,7 +62,7 @@ def fingerprint(file: epath.Path) -> list[int]:
 
 
 def read_manifest(folder: epath.Path) -> dict[str, Any]:
-    """The list of a checkpoint's files, by name, and its metric."""
+    """Returns the list of a checkpoint's files, by name, and its metric."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:

@@ -6,11 +6,13 @@ is what it leaves to its user: which checkpoints to keep, and how to tell a dama
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +22,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 from jax.experimental import multihost_utils
-from orbax.checkpoint.checkpoint_managers import PreservationPolicy
+from orbax.checkpoint.checkpoint_managers import (
+    AnyPreservationPolicy,
+    LatestN,
+    PreservationPolicy,
+)
 
 from configs.errors import RunError, UserError
 from trainer.checkpoints.integrity import (
@@ -33,6 +39,8 @@ from trainer.checkpoints.integrity import (
     read_manifest,
     verify,
 )
+from trainer.model_dir import ModelDir
+from trainer.run import Run
 
 Tree = Any
 
@@ -60,8 +68,9 @@ class Saved(NamedTuple):
 class Checkpoints:
     """The checkpoints in `<model_dir>/checkpoints`.  Only `save` changes anything there.
 
-    Keeps the newest `keep_last`, and the one with the best metric as well.  As a context manager,
-    waits at the end for what is being saved.
+    Keeps the newest `keep_last`, and the one with the best metric as well.  Each checkpoint says
+    itself which way its metric is better; `higher_is_better` is what `save` writes there.  As a
+    context manager, waits at the end for what is being saved.
     """
 
     model_dir: epath.PathLike
@@ -75,7 +84,7 @@ class Checkpoints:
         self._reader = ocp.PyTreeCheckpointHandler()
         self._current: int | None = None  # the step saved or restored last
         self._damaged: list[int] = []
-        self._metrics: dict[int, float | None] = {}
+        self._scores: dict[int, float | None] = {}  # metrics, as `_score` returns them
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -108,9 +117,8 @@ class Checkpoints:
         return self.best_of(self.steps())
 
     def best_of(self, steps: Sequence[int]) -> int | None:
-        sign = 1 if self.higher_is_better else -1
-        metrics = ((self._metric(step), step) for step in steps)
-        return max(((sign * m, step) for m, step in metrics if m is not None), default=(0, None))[1]
+        scores = ((self._score(step), step) for step in steps)
+        return max(((s, step) for s, step in scores if s is not None), default=(0, None))[1]
 
     def describe(self, step: int) -> dict[str, Saved]:
         """Every array of a checkpoint by its path; none is loaded."""
@@ -122,13 +130,30 @@ class Checkpoints:
     def _path(self, step: int) -> epath.Path:
         return self.folder / str(step) / ITEM
 
-    def _metric(self, step: int) -> float | None:
-        if step not in self._metrics:
+    def _score(self, step: int) -> float | None:
+        """Returns the metric of a checkpoint, negated where a lower one is better."""
+        if step not in self._scores:
             try:
-                self._metrics[step] = read_manifest(self._path(step))["metric"]
+                manifest = read_manifest(self._path(step))
             except DamagedCheckpoint:
                 return None
-        return self._metrics[step]
+            metric, higher = manifest["metric"], manifest.get("higher_is_better")
+            if metric is not None and higher is None:
+                higher = self._run_prefers_higher
+            self._scores[step] = signed(metric, higher_is_better=higher)
+        return self._scores[step]
+
+    @functools.cached_property
+    def _run_prefers_higher(self) -> bool:
+        """Reads from the run's settings what older checkpoints do not say."""
+        model_dir = ModelDir(Path(self.model_dir))
+        if model_dir.has_run():
+            return model_dir.load((), ()).make(Run).higher_is_better
+        logger.warning(
+            "%s does not say whether a higher metric is better, and there is no config.gin beside "
+            "it: the best checkpoint is the one with the lowest.", self.folder,
+        )  # fmt: skip
+        return False
 
     # Saving
 
@@ -142,8 +167,10 @@ class Checkpoints:
             return
         self._set_aside([old for old in self.steps() if old >= step or old in self._damaged])
         metric = metric if metric is not None and math.isfinite(metric) else None
-        self._current, self._metrics[step] = step, metric
-        args = ocp.args.Composite(**{ITEM: Save(_nested(state), metric=metric)})
+        self._current = step
+        self._scores[step] = signed(metric, higher_is_better=self.higher_is_better)
+        item = Save(_nested(state), metric=metric, higher_is_better=self.higher_is_better)
+        args = ocp.args.Composite(**{ITEM: item})
         try:
             self._manager = self._manager or self._open()
             self._manager.save(step, args=args, force=True)
@@ -170,7 +197,7 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Keep(self),
+            preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
             cleanup_tmp_directories=True,
             save_root_metadata=False,
             lightweight_initialize=True,  # reads nothing that may be damaged
@@ -209,7 +236,7 @@ class Checkpoints:
     def _set_aside(self, steps: Sequence[int]) -> None:
         _sync("checkpoints listed")
         for step in steps:
-            self._metrics.pop(step, None)
+            self._scores.pop(step, None)
             if jax.process_index() == 0:
                 aside = self.folder / f"{step}.set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
                 (self.folder / str(step)).rename(aside)
@@ -315,16 +342,24 @@ class Checkpoints:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Keep(PreservationPolicy):
-    """Keeps the newest, and the best."""
+class _KeepBest(PreservationPolicy):
+    """Keeps the best checkpoint.
 
-    own: Checkpoints
+    Orbax's BestN reads metrics from a file of Orbax's, which may be damaged; here the manifest has
+    them, and a checkpoint without a metric is not kept for that.
+    """
+
+    checkpoints: Checkpoints
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         steps = [info.step for info in checkpoints]
-        kept = {*sorted(steps)[-self.own.keep_last :]}
-        best = self.own.best_of(steps) if self.own.keep_best else None
-        return [step in kept or step == best for step in steps]
+        best = self.checkpoints.best_of(steps) if self.checkpoints.keep_best else None
+        return [step == best for step in steps]
+
+
+def signed(metric: float | None, *, higher_is_better: bool | None) -> float | None:
+    """Returns the metric, negated where a lower one is better."""
+    return metric if metric is None or higher_is_better else -metric
 
 
 def _sync(name: str) -> None:
