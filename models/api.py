@@ -61,6 +61,11 @@ class ModelSpec:
         """Tells whether there is a source side, as in translation."""
         return False
 
+    @property
+    def drops_tokens(self) -> bool:
+        """Tells whether experts drop the tokens beyond their capacity, but in decoding."""
+        return False
+
     def model(self, layout: Layout) -> "Model":
         """Builds the model for a layout."""
         raise NotImplementedError
@@ -90,7 +95,10 @@ class Model(Decodable, Protocol):
         """Sums the loss over the targets of a batch.  With a key, dropout is on."""
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
-        """Returns the negative log-likelihood of each target, 0 where there is none."""
+        """Returns the negative log-likelihood of each target, 0 where there is none.
+
+        It is that of decoding: no experts drop a token.
+        """
 
 
 def step_layout(layout: Layout) -> Layout:

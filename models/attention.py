@@ -37,10 +37,17 @@ class AttentionContext:
     """Slot of the cache where new keys and values are written."""
     is_token_BL: Array | None = None
     """False at padding; None where every position holds a token, as in decoding."""
+    drop_tokens: bool = True
+    """Whether experts drop the tokens beyond their capacity."""
 
 
 def packed_context(
-    layout: Layout, positions_BL: Array, segments_BL: Array, *, causal: bool = True
+    layout: Layout,
+    positions_BL: Array,
+    segments_BL: Array,
+    *,
+    causal: bool = True,
+    drop_tokens: bool = True,
 ) -> AttentionContext:
     """Lets each token see its own segment: all of it, or in causal attention up to itself."""
     length = segments_BL.shape[1]
@@ -50,7 +57,12 @@ def packed_context(
     if causal:
         mask_BLM &= layout.broadcast_like(relative_LM >= 0, "LM", "BLM")
     return AttentionContext(
-        mask_BLM, causal, positions_BL, relative_LM, is_token_BL=segments_BL > 0
+        mask_BLM,
+        causal,
+        positions_BL,
+        relative_LM,
+        is_token_BL=segments_BL > 0,
+        drop_tokens=drop_tokens,
     )
 
 

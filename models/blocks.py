@@ -38,7 +38,12 @@ class FeedForward(Protocol):
     """The part of a block that sees each token alone; with experts it reports their load."""
 
     def __call__(
-        self, x_BLD: Array, is_token_BL: Array | None, key: Array | None = None
+        self,
+        x_BLD: Array,
+        is_token_BL: Array | None,
+        key: Array | None = None,
+        *,
+        drop_tokens: bool = True,
     ) -> tuple[Array, Load | None]: ...
 
 
@@ -103,7 +108,9 @@ class Block(nnx.Module):
                 self.source_norm(x_BLD), source_context, cache, source_keys[0]
             )
             x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
-        y_BLD, load = self.mlp(self.mlp_norm(x_BLD), context.is_token_BL, keys[2])
+        y_BLD, load = self.mlp(
+            self.mlp_norm(x_BLD), context.is_token_BL, keys[2], drop_tokens=context.drop_tokens
+        )
         return x_BLD + self.drop(y_BLD, keys[3]), cache, load
 
     def init_cache(self, sizes: Mapping[str, int], memory_BMD: Array | None) -> Cache:

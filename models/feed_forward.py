@@ -30,7 +30,12 @@ class Mlp(nnx.Module):
         self.wo_FD = weights.normal("FD", fan_in="F")
 
     def __call__(
-        self, x_BLD: Array, is_token_BL: Array | None = None, key: Array | None = None
+        self,
+        x_BLD: Array,
+        is_token_BL: Array | None = None,
+        key: Array | None = None,
+        *,
+        drop_tokens: bool = True,
     ) -> tuple[Array, None]:
         """Returns the output of each token, and no load: there are no experts."""
         einsum, gate_BLF = self.layout.einsum, None

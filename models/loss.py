@@ -34,6 +34,8 @@ class Criterion:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     logit_scale: float = 1.0
+    drop_tokens: bool = True
+    """Whether experts drop the tokens beyond their capacity."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

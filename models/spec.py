@@ -176,6 +176,10 @@ class TransformerSpec(ModelSpec):
         return self.encoder_layers > 0
 
     @property
+    def drops_tokens(self) -> bool:
+        return self.moe is not None and self.moe.dispatch != "dropless"
+
+    @property
     def queries(self) -> int:
         """Query heads per key/value head."""
         return self.heads // (self.kv_heads or self.heads)

@@ -44,14 +44,18 @@ class Network(nnx.Module):
             spec, layout, weights, spec.layers, spec.pattern, cross_attention=spec.has_encoder
         )
 
-    def __call__(self, batch: Batch, key: Array | None = None) -> tuple[Array, dict[str, Loads]]:
+    def __call__(
+        self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
+    ) -> tuple[Array, dict[str, Loads]]:
         """Returns the last layer's normed output for every target, and the loads of each stack."""
         segments_BL, source, loads = batch["segments_BL"], None, dict[str, Loads]()
         if self.spec.has_encoder:
             key, source_key = split_key(key)
-            memory_BMD, loads["encoder"] = self.encode(batch, source_key)
+            memory_BMD, loads["encoder"] = self.encode(batch, source_key, drop_tokens=drop_tokens)
             source = cross_context(self.layout, segments_BL, batch["segments_BM"], memory_BMD)
-        context = packed_context(self.layout, batch["positions_BL"], segments_BL)
+        context = packed_context(
+            self.layout, batch["positions_BL"], segments_BL, drop_tokens=drop_tokens
+        )
         x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
@@ -72,8 +76,9 @@ class Network(nnx.Module):
         x_BLD = self.embed(table[...], tokens_BL, positions_BL)
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        context = packed_context(self.layout, positions_BL, segments_BL, causal=False)
-        context = context if drop_tokens else dataclasses.replace(context, is_token_BL=None)
+        context = packed_context(
+            self.layout, positions_BL, segments_BL, causal=False, drop_tokens=drop_tokens
+        )
         x_BLD, loads = self.encoder(x_BLD, context, key=key)
         return self.layout.reshard(x_BLD, "BMD"), loads
 
@@ -150,7 +155,7 @@ class TransformerModel:
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
         network, batch = self.pad_rows(params, batch)
-        x_BLD, loads = network(batch, key)
+        x_BLD, loads = network(batch, key, drop_tokens=criterion.drop_tokens)
         sums = softmax_loss(
             network.layout,
             criterion,
@@ -169,9 +174,15 @@ class TransformerModel:
     def token_losses(self, params: Params, batch: Batch) -> Array:
         rows = batch["targets_BL"].shape[0]
         network, batch = self.pad_rows(params, batch)
-        layout, x_BLD = network.layout, network(batch)[0] * self.spec.logit_scale
+        layout, x_BLD = network.layout, network(batch, drop_tokens=False)[0]
         targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
-        losses_BL = token_losses(layout, x_BLD, network.output_weights(), targets_BL, counted_BL)
+        losses_BL = token_losses(
+            layout,
+            x_BLD * self.spec.logit_scale,
+            network.output_weights(),
+            targets_BL,
+            counted_BL,
+        )
         return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
     def start(
@@ -203,7 +214,12 @@ class TransformerModel:
                 positions_BM, "BM", "BLM"
             )
             context = AttentionContext(
-                mask_BLM, True, positions_BL, relative_BLM, cache_index=cache_index
+                mask_BLM,
+                True,
+                positions_BL,
+                relative_BLM,
+                cache_index=cache_index,
+                drop_tokens=False,
             )
             source = None
             if memory_BMD is not None:

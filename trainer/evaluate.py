@@ -85,15 +85,17 @@ def evaluate(
     batch_sequences: int,
     batches: int | None = None,
     logit_scale: float = 1.0,
+    drop_tokens: bool = True,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Evaluation, dict[str, Part]]:
     """Evaluates the whole split, or the first batches of each of its parts.
 
     The parts of a mixture are named; other rows have none.  Sums are added on the host in double
     precision.  Where batches are left out, each part counts by all its tokens, and words and bytes
-    are scaled alike.
+    are scaled alike.  Experts have their evaluation capacity, as validation during training has it,
+    or drop no tokens, as decoding.
     """
-    criterion = Criterion(logit_scale=logit_scale)
+    criterion = Criterion(logit_scale=logit_scale, drop_tokens=drop_tokens)
     where = placement(model.layout, mesh, 1)
     spans = _spans(rows)
     each = None if batches is None else max(1, batches // len(spans))

@@ -34,11 +34,16 @@ class MoeLayer(nnx.Module):
         self.wo_EFD = weights.normal("EFD", fan_in="F")
 
     def __call__(
-        self, x_BLD: Array, is_token_BL: Array | None, key: Array | None = None
+        self,
+        x_BLD: Array,
+        is_token_BL: Array | None,
+        key: Array | None = None,
+        *,
+        drop_tokens: bool = True,
     ) -> tuple[Array, Load]:
         """Runs each token through its experts; returns also the load of the experts.
 
-        Without is_token_BL, as in decoding, nothing is dropped, so no token depends on another.
+        Without dropped tokens, as in decoding, no token depends on another.
         """
         router, layout = self.moe.router, self.layout
         route_key, jitter_key, dropout_key = (
@@ -46,7 +51,7 @@ class MoeLayer(nnx.Module):
         )
         batch, length, d_model = x_BLD.shape
         (rows,), tokens = layout.unpadded_shape("B", (batch,)), length
-        if is_token_BL is not None and self.moe.group_tokens is not None:
+        if drop_tokens and self.moe.group_tokens is not None:
             tokens = math.gcd(rows * length, self.moe.group_tokens)
         shape = (batch * length // tokens, tokens)
         x_GSD = self.regrouped(x_BLD, (*shape, d_model), "BlD", "GSD")
@@ -55,9 +60,9 @@ class MoeLayer(nnx.Module):
             is_token_GS = layout.iota("GS", shape, "G") >= 0
         else:
             is_token_GS = self.regrouped(is_token_BL, shape, "Bl", "GS")
-            if self.moe.dispatch != "dropless":
-                training = key is not None
-                capacity = router.capacity(tokens, self.moe.experts, training=training)
+        if drop_tokens and self.moe.dispatch != "dropless":
+            training = key is not None
+            capacity = router.capacity(tokens, self.moe.experts, training=training)
         logits_GSe = self.logits(x_GSD, jitter_key)
         gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
         routing = router.route(layout, gates_GSe, is_token_GS, capacity, route_key)

@@ -72,9 +72,14 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                     trained.mesh,
                     batch_sequences=batch_of(trained, flags.batch_sequences),
                     logit_scale=flags.logit_scale,
+                    drop_tokens=flags.drop_tokens,
                     report=bar.update,
                 )
-            line = {"step": trained.step, **dataclasses.asdict(result)}
+            line = {
+                "step": trained.step,
+                **dataclasses.asdict(result),
+                "drop_tokens": flags.drop_tokens and models.run.model.drops_tokens,
+            }
             parts = {name: numbers._asdict() for name, numbers in by_part.items()}
             if to_translate:
                 made = translations(trained, to_translate, flags)
@@ -89,8 +94,20 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             lines.append(line | ({"parts": parts} if parts else {}))
     names = ["step", *(field.name for field in dataclasses.fields(result))]
     print_table(names, [[short(line[name]) for name in names] for line in lines])
+    if models.run.model.drops_tokens:
+        print(dropping(flags.drop_tokens))
     write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
     return lines
+
+
+def dropping(drop_tokens: bool) -> str:
+    """Says what the experts of the evaluated model do beyond their capacity."""
+    if drop_tokens:
+        return (
+            "Experts drop the tokens beyond their evaluation capacity, as validation during "
+            "training does; --no_drop evaluates as `decode` and `score` do."
+        )
+    return "Experts drop no tokens, as in `decode` and `score`."
 
 
 def translations(

@@ -51,6 +51,14 @@ class EvaluateFlags:
     data_dir: DataDir = DATA_DIR
     batch_sequences: BatchSequences = None
     logit_scale: Annotated[float, Flag("Factor of every logit.")] = 1.0
+    drop_tokens: Annotated[
+        bool,
+        Flag(
+            "Experts drop the tokens beyond their evaluation capacity, as validation during "
+            "training does, or none, as `decode` and `score` do.",
+            off="no_drop",
+        ),
+    ] = True
     sentences: Annotated[
         int | None,
         Flag(

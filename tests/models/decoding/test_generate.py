@@ -18,6 +18,7 @@ from models.api import Batch, Params
 from models.decoding.beam import Beam
 from models.decoding.generate import END, DecodeInputs, DecodeOutput, Search, generate
 from models.decoding.sampling import Sampling
+from models.moe.routing import Top2
 from models.spec import Moe
 from models.transformer import Transformer, TransformerModel
 from tests.models.test_transformer import randomised
@@ -30,7 +31,11 @@ PROMPTS = np.random.default_rng(0).integers(2, 64, (8, 5)).astype(np.int32)
 SOURCES = packed_rows([[7], [8], [3], [5], [2], [8], [6], [1]], 8, 64, seed=1)
 DECODER = dataclasses.replace(SPLITTABLE, layers=2)
 PAIR = dataclasses.replace(DECODER, encoder_layers=2, layers=1, positions="relative")
-EXPERTS = dataclasses.replace(DECODER, pattern=("dense", "moe"), moe=Moe(experts=16, d_ff=24))
+TIGHT = Moe(experts=16, d_ff=24, router=Top2(evaluation_capacity_factor=0.1, least_capacity=1))
+EXPERTS = dataclasses.replace(DECODER, pattern=("dense", "moe"), moe=TIGHT)
+ENCODER_EXPERTS = dataclasses.replace(
+    PAIR, pattern=("dense",), encoder_pattern=("dense", "moe"), moe=TIGHT
+)
 NO_PROMPT = dataclasses.replace(PAIR, layers=3, positions="sinusoidal", scan=True)
 GREEDY = Sampling(temperature=0)
 SAMPLED = Sampling(temperature=1.5, top_k=20, top_p=0.9, width=2)
@@ -161,6 +166,40 @@ def test_a_score_is_the_log_probability_under_teacher_forcing(kind: str) -> None
             np.testing.assert_allclose(log_p, total, rtol=1e-4)
             np.testing.assert_allclose(score, total / ((5 + length) / 6) ** 0.6, rtol=1e-4)
         assert sorted(found.score_BW[row], reverse=True) == [*found.score_BW[row]]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_token_losses_of_experts_are_those_of_decoding(kind: str) -> None:
+    """Texts of all rows packed into one, where the experts have room for few of the tokens."""
+    spec = EXPERTS if kind == "decoder" else ENCODER_EXPERTS
+    found, rows = decoded(spec, BEAM), (0, 2, 5)
+    texts = [
+        [int(token) for token in (*PROMPTS[row, : LENGTHS[row]], *found.tokens_BWT[row, 0])]
+        for row in rows
+    ]
+    lengths = list(map(len, texts))
+    batch = packed_rows([lengths], 40, 64)
+    batch["targets_BL"][0, : sum(lengths)] = [token for text in texts for token in text]
+    starts = np.cumsum([0, *lengths[:-1]])
+    batch["inputs_BL"][0] = np.roll(batch["targets_BL"][0], 1)
+    batch["inputs_BL"][0, starts] = 0
+    sizes = [int((SOURCES["segments_BL"][row] > 0).sum()) for row in rows]
+    packed = packed_rows([sizes], 24, 64)
+    batch |= {f"{name[:-1]}M": packed[name] for name in ("segments_BL", "positions_BL")}
+    sources = [SOURCES["targets_BL"][row, :size] for row, size in zip(rows, sizes, strict=True)]
+    batch["inputs_BM"] = packed["targets_BL"]
+    batch["inputs_BM"][0, : sum(sizes)] = np.concatenate(sources)
+    model = TransformerModel(spec, WHOLE)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = jax.tree.map(jnp.asarray, weights(spec))
+        losses_L = np.asarray(jax.jit(model.token_losses)(params, batch))[0]
+    for row, text, start in zip(rows, texts, starts, strict=True):
+        new = text[LENGTHS[row] :]
+        size = new.index(END) + 1 if END in new else NEW
+        first = start + LENGTHS[row]
+        np.testing.assert_allclose(
+            found.log_probability_BW[row, 0], -losses_L[first : first + size].sum(), rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", MODELS)
