@@ -3,31 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs.spec import spec
 from layouts.layout import Layout
-
-Tree = TypeVar("Tree")
-FloatType = Literal["float32", "bfloat16", "float16"]
-
-
-@spec
-class Precision:
-    """Data types of stored weights and of matrix products; norms, softmax and sums are float32."""
-
-    store: FloatType = "float32"
-    """Type of stored weights."""
-    compute: FloatType = "float32"
-    """Type of activations and products."""
-
-    def to_compute(self, tree: Tree) -> Tree:
-        """The tree with its arrays in the type of matrix products."""
-        return jax.tree.map(lambda x: x.astype(self.compute), tree)
+from models.spec import FloatType
 
 
 @dataclasses.dataclass(frozen=True)

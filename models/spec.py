@@ -1,16 +1,19 @@
 """Settings of a Transformer, apart from how it is built."""
 
-from typing import Literal
+from typing import Literal, TypeVar
+
+import jax
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, Positive, abstract_spec, spec
 from models.api import ModelSpec
-from models.initializers import Precision
 from models.moe.routing import Router, Top2
 
+Tree = TypeVar("Tree")
 Activation = Literal["relu", "gelu", "silu"]
 BlockKind = Literal["dense", "moe"]
 Dispatch = Literal["einsum", "gather", "dropless"]
+FloatType = Literal["float32", "bfloat16", "float16"]
 Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 
@@ -40,9 +43,23 @@ class Moe:
             )
 
 
+@spec
+class Precision:
+    """Data types of stored weights and of matrix products; norms, softmax and sums are float32."""
+
+    store: FloatType = "float32"
+    """Type of stored weights."""
+    compute: FloatType = "float32"
+    """Type of activations and products."""
+
+    def to_compute(self, tree: Tree) -> Tree:
+        """The tree with its arrays in the type of matrix products."""
+        return jax.tree.map(lambda x: x.astype(self.compute), tree)
+
+
 @abstract_spec
 class TransformerSpec(ModelSpec):
-    """Holds the settings that gin files know as `models.transformer.Transformer`."""
+    """Holds the settings that gin files know as `models.architectures.Transformer`."""
 
     layers: Count
     """Layers of the decoder."""

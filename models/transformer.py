@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs.spec import spec
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
-from models.api import Batch, Cache, Model, Params, Step, step_layout
+from models.api import Batch, Cache, Params, Step, step_layout
 from models.attention import AttentionContext, cross_context, packed_context
 from models.dropout import dropout
 from models.initializers import Weights
@@ -113,14 +112,6 @@ def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
         return None, None
     first, second = jax.random.split(key)
     return first, second
-
-
-@spec
-class Transformer(TransformerSpec):
-    """A decoder, or an encoder and a decoder.  Vaswani et al. 2017; norms before each part."""
-
-    def model(self, layout: Layout) -> Model:
-        return TransformerModel(self, layout)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,6 @@
 import ast
 import graphlib
 import re
-import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -256,35 +254,3 @@ GIN_FILES = sorted([*(ROOT / "configs").rglob("*.gin"), *(ROOT / "layouts").glob
 @pytest.mark.parametrize("path", GIN_FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_gin_file_begins_with_what_it_is_for(path: Path) -> None:
     assert path.read_text().startswith("# ")
-
-
-SURFACE = ROOT / "tests" / "golden" / "config_surface.txt"
-
-
-def config_surface() -> str:
-    """Every name that a gin file can bind, with its type and default, in a fresh process."""
-    script = """
-import dataclasses
-import scripts.commands.common
-from configs.spec import SPECS, legal
-for name, spec in sorted(SPECS.items()):
-    for field in dataclasses.fields(spec):
-        info = spec.__pydantic_fields__[field.name]
-        default = "required" if info.is_required() else repr(info.default)
-        words = legal(info.annotation, tuple(info.metadata))
-        print(f"{name}.{field.name}: {words}; {default}")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def test_the_config_surface_changes_only_on_purpose() -> None:
-    """After a wanted change: python -m tests.test_house_rules writes the file anew."""
-    assert config_surface() == SURFACE.read_text()
-
-
-if __name__ == "__main__":
-    SURFACE.parent.mkdir(exist_ok=True)
-    SURFACE.write_text(config_surface())

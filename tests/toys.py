@@ -14,7 +14,7 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch
-from models.transformer import Transformer
+from models.architectures import Transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
 WHOLE = Layout(mesh="data:1", rules="")

@@ -23,8 +23,8 @@ from trainer.interrupts import Interrupts, check_finite
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
-from trainer.run import Run, train_step_spec
-from trainer.step import Metrics, State, abstract_like, init_state, train_step
+from trainer.run import Run
+from trainer.step import Metrics, State, abstract_like, init_state, train_step, train_step_spec
 
 logger = logging.getLogger(__name__)
 

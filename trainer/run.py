@@ -5,13 +5,11 @@ from typing import Literal
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, spec
 from data.task import Task
-from layouts.layout import Layout
 from models.api import ModelSpec
 from models.loss import Criterion
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.optimizer import OptimizerSpec
-from trainer.step import TrainStepSpec
 
 OPTIMIZERS = (Adafactor, AdamW)  # gin files name these without an import
 
@@ -86,15 +84,3 @@ class Run:
     @property
     def criterion(self) -> Criterion:
         return Criterion(label_smoothing=self.label_smoothing, z_loss=self.z_loss)
-
-
-def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
-    """What the compiled steps of a run depend on."""
-    return TrainStepSpec(
-        model=run.model.model(layout),
-        optimizer=run.optimizer,
-        criterion=run.criterion,
-        steps=run.steps,
-        seed=run.seed,
-        microbatches=run.microbatches,
-    )

@@ -11,11 +11,13 @@ import optax
 from flax import traverse_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums
 from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.run import Run
 
 Array = jax.Array
 State = dict[str, Any]  # params, opt_state, step: everything that is saved
@@ -66,6 +68,18 @@ class TrainStepSpec:
         updates, opt_state = self.transform().update(gradients, state["opt_state"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
+
+
+def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
+    """Returns what the compiled steps of a run depend on."""
+    return TrainStepSpec(
+        model=run.model.model(layout),
+        optimizer=run.optimizer,
+        criterion=run.criterion,
+        steps=run.steps,
+        seed=run.seed,
+        microbatches=run.microbatches,
+    )
 
 
 def abstract_state(program: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:

@@ -33,12 +33,12 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
 
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
+    from models.architectures import Transformer
     from models.feed_forward import Mlp
     from models.initializers import Weights
     from models.moe.layer import MoeLayer
     from models.moe.routing import Top2
     from models.spec import Dispatch, Moe
-    from models.transformer import Transformer
 
     layout = Layout(mesh="data:1", rules="")
     mesh = make_mesh(layout)

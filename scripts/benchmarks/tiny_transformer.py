@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from models.transformer import Transformer
+    from models.architectures import Transformer
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 128, 256, 4, 10_000
 PAD, END, FIRST_WORD = 0, 1, 2
@@ -34,7 +34,7 @@ def sentence(words: int, rng: np.random.Generator) -> np.ndarray:
 
 def transformer(**settings: Any) -> "Transformer":
     """Meshloom's model."""
-    from models.transformer import Transformer
+    from models.architectures import Transformer
 
     return Transformer(
         vocab=VOCAB,

@@ -42,9 +42,9 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
 
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
-    from models.initializers import Precision
+    from models.architectures import Transformer
     from models.loss import Criterion
-    from models.transformer import Transformer
+    from models.spec import Precision
     from trainer.feed import place, placement
     from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant

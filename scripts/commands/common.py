@@ -16,7 +16,7 @@ from data.sources.text_files import read_lines
 from data.storage import atomic_open
 from data.task import Task
 from layouts.layout import Layout
-from models.transformer import Transformer
+from models.architectures import Transformer
 from scripts.commands.flags.shared import SavedSettingsFlags
 from scripts.commands.flags.shared import Strings as Strings
 from scripts.terminal import tell

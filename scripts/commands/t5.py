@@ -22,7 +22,7 @@ from data.vocabs import TARGET_FILE, Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
-from models.transformer import Transformer
+from models.architectures import Transformer
 from scripts.commands.flags.shared import SettingsFlags
 from scripts.commands.flags.t5 import ExportT5Flags, ImportT5Flags
 from scripts.commands.trained import only, trained_models
@@ -34,8 +34,8 @@ from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import ModelDir
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.schedules import Constant
-from trainer.run import Run, train_step_spec
-from trainer.step import abstract_state
+from trainer.run import Run
+from trainer.step import abstract_state, train_step_spec
 
 SETTINGS, TENSORS, VOCAB = "config.json", "model.safetensors", "spiece.model"
 INDEX = f"{TENSORS}.index.json"

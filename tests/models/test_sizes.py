@@ -7,7 +7,7 @@ import pytest
 
 from configs.load import load
 from layouts.lint.recorder import record
-from models.transformer import Transformer
+from models.architectures import Transformer
 from scripts.commands.inspect.params import model_of
 from tests.toys import ROOT
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from models.api import Batch, Params
+from models.architectures import Transformer
 from models.attention import cross_context, packed_context
-from models.initializers import Precision
 from models.loss import Criterion, LossSums
 from models.moe.routing import Top2
-from models.spec import Moe
-from models.transformer import Transformer, TransformerModel
+from models.spec import Moe, Precision
+from models.transformer import TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 Array = jax.Array | np.ndarray

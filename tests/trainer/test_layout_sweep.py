@@ -16,9 +16,10 @@ from configs.load import load
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
+from models.architectures import Transformer
 from models.loss import Criterion, LossSums
 from models.moe.routing import Top2
-from models.transformer import Transformer, TransformerModel
+from models.transformer import TransformerModel
 from tests.toys import ROOT, SPLITTABLE, pair_rows
 from trainer.feed import place, placement
 from trainer.optimizers.adafactor import Adafactor

@@ -14,9 +14,8 @@ from configs.errors import UserError, listed
 from configs.write import diff
 from layouts.axes import letters_of
 from models.api import ModelSpec, Params
-from models.initializers import FloatType, Precision
-from models.spec import Activation
-from models.transformer import Transformer
+from models.architectures import Transformer
+from models.spec import Activation, FloatType, Precision
 
 Tensors = dict[str, np.ndarray]
 Settings = dict[str, Any]

@@ -15,7 +15,8 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.model_dir import ModelDir
 from trainer.multihost import connect
-from trainer.run import Run, train_step_spec
+from trainer.run import Run
+from trainer.step import train_step_spec
 
 
 @dataclasses.dataclass(frozen=True)

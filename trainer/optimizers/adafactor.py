@@ -1,27 +1,16 @@
-"""Adafactor, of parts as optax has them, for weights that are stacked and may be padded.
+"""Adafactor: its settings, and how its parts are put together."""
 
-Adafactor looks at a weight's two longest axes and at its root mean square.  Neither may mix layers,
-or the result would depend on how layers are stored; nor experts, or its moments would not lie where
-the experts do.  Every mean divides by the weight's true size.  Trees are weights by path.
-"""
-
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
 from configs.spec import Fraction, NotNegative, Positive, spec
-from layouts.axes import axes_of_path
-from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes, by_path, clip, finish
+from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes
 from trainer.optimizers.schedules import InverseSqrt, ScheduleSpec
 
-Array = jax.Array
-Weights = dict[str, Array]
-EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
+if TYPE_CHECKING:
+    import optax
 
 
 @spec
@@ -47,147 +36,24 @@ class Adafactor(OptimizerSpec):
     clip_global_norm: Positive | None = None
     """Scales all gradients down to this norm where they exceed it."""
 
-    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> optax.GradientTransformation:
+    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
         """Returns the update of all weights, of which the padded ones have these true shapes."""
+        import optax
 
-        def decay(step: jax.Array) -> jax.Array:
-            plain = 1.0 - (step + 1.0) ** -self.decay_exponent
-            return plain if self.decay_cap is None else jnp.minimum(plain, self.decay_cap)
+        from trainer.optimizers import chain, factored
 
         parts = [
-            scale_by_factored_rms(decay, self.factored_from, padded),
-            clip_by_rms(self.clip_update_rms, padded),
+            factored.scale_by_factored_rms(self.decay, self.factored_from, padded),
+            factored.clip_by_rms(self.clip_update_rms, padded),
         ]
         if self.multiply_by_parameter_scale:
-            parts.append(scale_by_weight_rms(1e-3, padded))
-        outer = [clip(self.clip_global_norm), by_path(optax.chain(*parts))]
+            parts.append(factored.scale_by_weight_rms(1e-3, padded))
+        outer = [chain.clip(self.clip_global_norm), chain.by_path(optax.chain(*parts))]
         if self.momentum is not None:
             outer.append(optax.ema(self.momentum, debias=False))
-        return finish(outer, self.weight_decay, self.schedule, steps)
+        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps))
 
-
-class Moments(NamedTuple):
-    """Second moments of one weight; one that is not kept has size 1."""
-
-    row: Array
-    column: Array
-    full: Array
-
-
-def scale_by_factored_rms(
-    decay: Callable[[Array], Array], factored_from: int, shapes: Shapes
-) -> optax.GradientTransformation:
-    """Divides gradients by the root of their second moment, factored where a weight is large.
-
-    Shazeer and Stern 2018, algorithm 4.
-    """
-
-    def state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
-        row, column, full = (
-            {path: own[i] for path, own in moments.items()} for i in range(len(Moments._fields))
-        )
-        return optax.FactoredState(count, row, column, full)
-
-    def init(params: Weights) -> optax.FactoredState:
-        def empty(path: str, weight: Array) -> Moments:
-            none, axes = jnp.zeros((1,), weight.dtype), factored(path, weight)
-            if axes is None:
-                return Moments(none, none, jnp.zeros_like(weight))
-            column, row = (jax.eval_shape(lambda x, a=a: jnp.sum(x, a), weight) for a in axes)
-            return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
-
-        own = {path: empty(path, weight) for path, weight in params.items()}
-        return state(jnp.zeros((), jnp.int32), own)
-
-    def factored(path: str, weight: Array) -> tuple[int, int] | None:
-        """Returns the second longest and the longest axis, where the second is long enough."""
-        true, stacked = shapes.get(path, weight.shape), stacked_axes(path)
-        order = stacked + np.argsort(true[stacked:])
-        if len(order) < 2 or true[order[-2]] < factored_from:
-            return None
-        return int(order[-2]), int(order[-1])
-
-    def update(
-        gradients: Weights, state_before: optax.FactoredState, params: Any = None
-    ) -> tuple[Weights, optax.FactoredState]:
-        rate = decay(state_before.count)
-
-        def mixed(old: Array, new: Array) -> Array:
-            return (rate * old + (1.0 - rate) * new).astype(old.dtype)
-
-        def scaled(path: str, gradient: Array, old: Moments) -> tuple[Array, Moments]:
-            square, axes = jnp.square(gradient), factored(path, gradient)
-            if axes is None:
-                full = mixed(old.full, square + EPSILON)
-                return gradient * full**-0.5, old._replace(full=full)
-            (second, first), true = axes, shapes.get(path, gradient.shape)
-            row = mixed(old.row, mean(square, true[first], first) + EPSILON)
-            column = mixed(old.column, mean(square, true[second], second) + EPSILON)
-            along = second - (second > first)
-            of_rows = mean(row, true[second], along, keepdims=True)
-            factors = (
-                jnp.expand_dims((row / of_rows) ** -0.5, first),
-                jnp.expand_dims(column**-0.5, second),
-            )
-            return gradient * factors[0] * factors[1], Moments(row, column, old.full)
-
-        updates, moments = {}, {}
-        for path, gradient in gradients.items():
-            old = Moments(*(own[path] for own in state_before[1:]))
-            update, moments[path] = scaled(path, gradient, old)
-            # A moment of the padding that nothing was ever added to would make 0 x infinity.
-            padded = shapes.get(path, gradient.shape) != gradient.shape
-            updates[path] = jnp.where(gradient == 0, 0, update) if padded else update
-        return updates, state(optax.safe_increment(state_before.count), moments)
-
-    return optax.GradientTransformation(init, update)
-
-
-def clip_by_rms(max_rms: float, shapes: Shapes) -> optax.GradientTransformation:
-    """Scales an update down to this root mean square.  Algorithm 5."""
-
-    def clipped(path: str, update: Array, weight: Array) -> Array:
-        return update / jnp.maximum(1.0, rms(path, update, shapes) / max_rms)
-
-    return of_each(clipped)
-
-
-def scale_by_weight_rms(min_rms: float, shapes: Shapes) -> optax.GradientTransformation:
-    """Scales an update by the weight's root mean square, or this where that is less.  Section 8."""
-
-    def scaled(path: str, update: Array, weight: Array) -> Array:
-        return update * jnp.maximum(rms(path, weight, shapes), min_rms)
-
-    return of_each(scaled)
-
-
-def rms(path: str, x: Array, shapes: Shapes) -> Array:
-    """Returns the root of the mean square of what is no padding, for each weight of a stack."""
-    axes = tuple(range(stacked_axes(path), x.ndim))
-    true = shapes.get(path, x.shape)
-    return jnp.sqrt(mean(jnp.square(x), math.prod(true[i] for i in axes), axes, keepdims=True))
-
-
-def stacked_axes(path: str) -> int:
-    """Counts the leading axes that number weights: layers and experts.
-
-    >>> stacked_axes("decoder/layers_N/moe/wi_EDF"), stacked_axes("decoder/layers_N/router_DE")
-    (2, 1)
-    """
-    axes = axes_of_path(path)
-    return len(axes) - len(axes.lstrip("NE"))
-
-
-def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Array:
-    """Returns the mean over so many numbers: all but the zeros of the padding."""
-    total = jnp.sum(x, axis, jnp.float32, keepdims=keepdims)
-    return (total / float(count)).astype(x.dtype)  # a count may be beyond int32
-
-
-def of_each(change: Callable[[str, Array, Array], Array]) -> optax.GradientTransformation:
-    """Changes each update, given its path and its weight."""
-
-    def update(updates: Weights, state: Any, params: Weights) -> tuple[Weights, Any]:
-        return {path: change(path, u, params[path]) for path, u in updates.items()}, state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    def decay(self, step: jax.Array) -> jax.Array:
+        """Returns the decay of the second moment at a step, counted from 0.  Section 7.2."""
+        plain = 1.0 - (step + 1.0) ** -self.decay_exponent
+        return plain if self.decay_cap is None else jnp.minimum(plain, self.decay_cap)

@@ -1,10 +1,13 @@
 """AdamW, of optax's parts."""
 
-import optax
+from typing import TYPE_CHECKING
 
 from configs.spec import Fraction, NotNegative, Positive, spec
-from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes, clip, finish
+from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes
 from trainer.optimizers.schedules import Cosine, ScheduleSpec
+
+if TYPE_CHECKING:
+    import optax
 
 
 @spec
@@ -24,8 +27,12 @@ class AdamW(OptimizerSpec):
     clip_global_norm: Positive | None = 1.0
     """Scales all gradients down to this norm where they exceed it."""
 
-    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> optax.GradientTransformation:
+    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
         """Returns the update of all weights.  Padding stays zero by itself."""
+        import optax
+
+        from trainer.optimizers import chain
+
         adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
-        outer = [clip(self.clip_global_norm), adam]
-        return finish(outer, self.weight_decay, self.schedule, steps)
+        outer = [chain.clip(self.clip_global_norm), adam]
+        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps))

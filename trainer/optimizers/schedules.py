@@ -1,10 +1,14 @@
-"""Learning rates over steps."""
+"""Learning rates over updates.
+
+One convention: update n of a run, counted from 1, has the rate that optax's schedules have at count
+n.  So the first update moves the weights, update `warmup_steps` has the peak, and the last one has
+the final rate.
+"""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from configs.spec import Count, Fraction, Positive, abstract_spec, spec
 
@@ -16,56 +20,57 @@ class ScheduleSpec:
     """Holds the settings of a schedule; a run file names one of its kinds."""
 
     def rate(self, steps: int) -> Schedule:
-        """Returns the learning rate of each step in a run of so many."""
+        """Returns the learning rate by step, counted from 0, in a run of so many."""
+        rate_of_update = self.rate_of_update(steps)
+        return lambda step: rate_of_update(step + 1)
+
+    def rate_of_update(self, steps: int) -> Schedule:
+        """Returns the learning rate by update, counted from 1, in a run of so many."""
         raise NotImplementedError
 
 
 @spec
 class InverseSqrt(ScheduleSpec):
-    """Linear warmup to the peak, then peak x sqrt(warmup / step), linear to zero at the end.
+    """Linear warmup to the peak, then peak x sqrt(warmup / update), linear to zero at the end.
 
-    Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's last-tenth decay.
+    Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's last-tenth decay.  The
+    rate would be zero at the update after the last.
     """
 
     peak: Positive = 0.01
     """Largest learning rate."""
     warmup_steps: Count = 10_000
-    """Steps of the linear warmup."""
+    """Steps of the linear warmup; the last of them has the peak."""
     decay_fraction: Fraction = 0.1
     """The share of all steps, at the end, over which the rate falls to zero."""
 
-    def rate(self, steps: int) -> Schedule:
+    def rate_of_update(self, steps: int) -> Schedule:
         last_steps = max(1, round(steps * self.decay_fraction))
 
-        def rate(step: jax.Array) -> jax.Array:
-            done = step + 1.0
-            warmup = self.peak * jnp.minimum(
-                done / self.warmup_steps, jnp.sqrt(self.warmup_steps / done)
-            )
-            return warmup * jnp.minimum(1.0, (steps - step) / last_steps)
+        def rate(update: jax.Array) -> jax.Array:  # optax has no inverse square root
+            warmup = jnp.minimum(update / self.warmup_steps, jnp.sqrt(self.warmup_steps / update))
+            return self.peak * warmup * jnp.minimum(1.0, (steps + 1 - update) / last_steps)
 
         return rate
 
 
 @spec
 class Cosine(ScheduleSpec):
-    """Linear warmup to the peak, then half a cosine down to a share of it."""
+    """Linear warmup to the peak, then half a cosine down to a share of it at the last step."""
 
     peak: Positive = 1e-3
     """Largest learning rate."""
     warmup_steps: Count = 100
-    """Steps of the linear warmup."""
+    """Steps of the linear warmup; the last of them has the peak."""
     final_fraction: Fraction = 0.1
-    """Share of the peak that is left at the end."""
+    """Share of the peak that the last step has."""
 
-    def rate(self, steps: int) -> Schedule:
-        return optax.warmup_cosine_decay_schedule(
-            self.peak / self.warmup_steps,
-            self.peak,
-            self.warmup_steps,
-            max(steps, self.warmup_steps + 1),
-            self.peak * self.final_fraction,
-        )
+    def rate_of_update(self, steps: int) -> Schedule:
+        from optax import warmup_cosine_decay_schedule
+
+        final = self.peak * self.final_fraction
+        last = max(steps, self.warmup_steps + 1)
+        return warmup_cosine_decay_schedule(0.0, self.peak, self.warmup_steps, last, final)
 
 
 @spec
@@ -75,7 +80,9 @@ class Constant(ScheduleSpec):
     peak: Positive = 1e-3
     """Largest learning rate."""
     warmup_steps: Count = 1
-    """Steps of the linear warmup."""
+    """Steps of the linear warmup; the last of them has the peak."""
 
-    def rate(self, steps: int) -> Schedule:
-        return optax.linear_schedule(self.peak / self.warmup_steps, self.peak, self.warmup_steps)
+    def rate_of_update(self, steps: int) -> Schedule:
+        from optax import linear_schedule
+
+        return linear_schedule(0.0, self.peak, self.warmup_steps)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
-from models.initializers import Precision
-from models.transformer import Transformer
+from models.architectures import Transformer
+from models.spec import Precision
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 

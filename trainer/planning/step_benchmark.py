@@ -12,8 +12,8 @@ import numpy as np
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from trainer.feed import place, placement
-from trainer.run import Run, train_step_spec
-from trainer.step import init_state, train_step
+from trainer.run import Run
+from trainer.step import init_state, train_step, train_step_spec
 
 logger = logging.getLogger(__name__)
 BURST_S = 0.5  # far longer than another process gets a core for

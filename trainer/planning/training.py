@@ -32,8 +32,8 @@ from trainer.planning.counts import (
     shard_bytes,
     time_on_slice,
 )
-from trainer.run import Run, train_step_spec
-from trainer.step import State, abstract_state, train_step
+from trainer.run import Run
+from trainer.step import State, abstract_state, train_step, train_step_spec
 
 
 @dataclasses.dataclass(frozen=True)

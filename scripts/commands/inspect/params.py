@@ -12,7 +12,7 @@ from layouts.lint.recorder import record
 from layouts.lint.report import table
 from layouts.mesh import mesh_sizes
 from models.api import ModelSpec
-from models.transformer import Transformer
+from models.architectures import Transformer
 from scripts.commands.common import settings_of, write_json
 from scripts.commands.flags.inspect import InspectParamsFlags
 from scripts.terminal import print_table

@@ -11,7 +11,7 @@ import pytest
 
 from layouts.layout import Layout
 from layouts.lint.recorder import Recorder, record
-from models.initializers import Precision
+from models.spec import Precision
 from models.transformer import TransformerModel
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE, WHOLE, toy

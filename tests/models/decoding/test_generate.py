@@ -15,12 +15,13 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
+from models.architectures import Transformer
 from models.decoding.beam import Beam
 from models.decoding.generate import END, DecodeInputs, DecodeOutput, Search, generate
 from models.decoding.sampling import Sampling
 from models.moe.routing import Top2
 from models.spec import Moe
-from models.transformer import Transformer, TransformerModel
+from models.transformer import TransformerModel
 from tests.models.test_transformer import randomised
 from tests.toys import ROOT, SPLITTABLE, WHOLE, packed_rows
 

@@ -12,13 +12,13 @@ from flax import nnx
 
 from configs.errors import UserError
 from layouts.mesh import make_mesh
+from models.architectures import Transformer
 from models.initializers import Weights
 from models.loss import Criterion, LossSums
 from models.moe.grouped_matmul import in_turn, ragged
 from models.moe.layer import MoeLayer
 from models.moe.routing import ExpertChoice, Load, Router, Top2, TopK
 from models.spec import Moe
-from models.transformer import Transformer
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)

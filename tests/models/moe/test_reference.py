@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 from layouts.mesh import make_mesh
+from models.architectures import Transformer
 from models.initializers import Weights
 from models.moe.layer import MoeLayer
 from models.moe.routing import TopK
 from models.spec import Dispatch, Moe
-from models.transformer import Transformer
 from tests.toys import WHOLE, toy
 
 torch = pytest.importorskip("torch")

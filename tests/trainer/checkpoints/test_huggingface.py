@@ -23,9 +23,10 @@ from configs.errors import UserError
 from data.vocab import SentencePiece, make
 from layouts.axes import letters_of
 from models.api import Batch, Params
+from models.architectures import Transformer
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
-from models.transformer import Transformer, TransformerModel
+from models.transformer import TransformerModel
 from scripts.commands import t5
 from scripts.commands.flags.shared import CheckpointFlags, SettingsFlags, Strings
 from scripts.commands.flags.t5 import ExportT5Flags, ImportT5Flags

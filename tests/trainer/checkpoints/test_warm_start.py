@@ -11,10 +11,10 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
+from models.architectures import Transformer
 from models.loss import Criterion
 from models.moe.routing import Top2, TopK
 from models.spec import Moe
-from models.transformer import Transformer
 from tests.toys import SPLITTABLE, WHOLE, on_mesh, packed_rows
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.warm_start import warm_started

@@ -9,8 +9,8 @@ from data.task import Task
 from data.vocab import SentencePiece
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.architectures import Transformer
 from models.spec import Moe
-from models.transformer import Transformer
 from tests.toys import ROOT, optax_promotion
 from trainer.planning.counts import Compilation, compile_for
 from trainer.planning.training import StepCounts, TracedStep, count_step, trace_step

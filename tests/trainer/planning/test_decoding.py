@@ -13,11 +13,11 @@ from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, topology_mesh
+from models.architectures import Transformer
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.spec import Moe
-from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning.decoding import (

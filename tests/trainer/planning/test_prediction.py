@@ -10,14 +10,13 @@ import pytest
 
 from layouts.cost.collectives import by_mesh_axis
 from layouts.mesh import make_mesh
-from models.transformer import Transformer
+from models.architectures import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep
 from trainer.planning.prediction import Prediction, compare, count, predict, time_summary
 from trainer.planning.training import StepCounts, TracedStep, plan_step, trace_step
-from trainer.run import train_step_spec
-from trainer.step import State, init_state
+from trainer.step import State, init_state, train_step_spec
 
 SMALL = Transformer(vocab=64, layers=2, d_model=16, d_ff=40, heads=8, d_kv=6, length=24)
 
