@@ -1,20 +1,28 @@
 """What is checked before anything is compiled: layout against model, vocabulary against model."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from data.vocabs import Vocabs
 from layouts.device_order import Torus
 from layouts.layout import Layout
+from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
-from layouts.lint.report import check
+from layouts.lint.report import check, report
+from layouts.lint.tracing import find_trace_problem
+from layouts.mesh import abstract_mesh
 from trainer.run import Run
+
+# Traces a program of a run under a layout, on a mesh that may have no devices.
+Program = Callable[[Run, Layout, Mesh | AbstractMesh], object]
 
 
 @functools.lru_cache(maxsize=8)
@@ -46,6 +54,46 @@ def check_layout(
     name, seen = layout_name(where), record_loss(run)
     found = check(name, layout, mesh_sizes, seen, sources(where), torus)
     return [str(problem) for problem in found]
+
+
+@contextlib.contextmanager
+def explained_errors(
+    run: Run,
+    layout: Layout,
+    mesh_sizes: Mapping[str, int],
+    where: Mapping[str, str],
+    *programs: Program,
+) -> Iterator[None]:
+    """Turns an error of JAX that the layout causes into one message, with a layout that works.
+
+    The programs are those that run inside; they are traced again after an error only.
+    """
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        problem = find_untraceable(run, layout, mesh_sizes, where, *programs)
+        if problem is None:
+            raise
+        raise UserError(report(layout_name(where), [problem])) from error
+
+
+def find_untraceable(
+    run: Run,
+    layout: Layout,
+    mesh_sizes: Mapping[str, int],
+    where: Mapping[str, str],
+    *programs: Program,
+) -> Problem | None:
+    """Explains why programs of a run cannot be traced, where the layout is the reason."""
+
+    def trace(layout: Layout, sizes: Mapping[str, int]) -> None:
+        for program in programs:
+            program(run, layout, abstract_mesh(dict(sizes)))
+
+    context = LintContext(layout, mesh_sizes, record_loss(run), sources(where))
+    return find_trace_problem(context, trace)
 
 
 def layout_name(where: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ Code = Literal[
     "overruled-rule",
     "idle-mesh-axis",
     "replicated-weights",
+    "untraceable",
 ]
 
 

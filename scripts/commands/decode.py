@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,9 +16,10 @@ from models.decoding.sampling import Sampling
 from scripts.commands.common import open_output, read_input
 from scripts.commands.flags.decode import DecodeFlags, Format
 from scripts.commands.flags.shared import CheckpointFlags, SearchFlags
-from scripts.commands.trained import batch_of, trained_models
+from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import Bar, tell
 from trainer.checkpoints.restore import Trained, chosen_steps
+from trainer.checks import Program
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.journal import Journal, fingerprint
 from trainer.decoding.requests import (
@@ -29,6 +30,7 @@ from trainer.decoding.requests import (
     decode_lines,
     make_requests,
 )
+from trainer.run import Run
 
 BEAM = 4  # of translations; other texts are continued greedily
 BATCH = 64
@@ -69,6 +71,11 @@ def decoder_of(
     return Decoder(model, params, trained.mesh, search, rows)
 
 
+def programs_of(flags: SearchFlags) -> Callable[[Run], list[Program]]:
+    """Returns what decoding with these flags traces, given a run."""
+    return lambda run: [decode_program(run, search_of(flags, run.task))]
+
+
 def continuations(
     prompts: Sequence[str],
     model_dir: Path,
@@ -76,7 +83,8 @@ def continuations(
     batch_sequences: int | None = None,
 ) -> list[str]:
     """Returns the best text for each line."""
-    with trained_models(CheckpointFlags(model_dir=model_dir)) as models, Bar("decode") as bar:
+    checkpoint = CheckpointFlags(model_dir=model_dir)
+    with trained_models(checkpoint, programs_of(flags)) as models, Bar("decode") as bar:
         trained = models.open(None)
         run, options = trained.run, options_of(flags)
         places = run.model.max_length
@@ -88,7 +96,7 @@ def continuations(
 def decode_file(flags: DecodeFlags) -> None:
     """Decodes a file; continues one that was interrupted."""
     lines, output = list(read_input(flags.input)), flags.output
-    with trained_models(flags.model) as models:
+    with trained_models(flags.model, programs_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.open(step, flags.model.average) for step in steps]
         trained, options = members[0], options_of(flags.search)

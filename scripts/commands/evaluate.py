@@ -13,13 +13,16 @@ from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines
 from data.task import Task
 from scripts.commands.common import open_output, short, write_json
-from scripts.commands.decode import decoder_of, options_of
+from scripts.commands.decode import decoder_of, options_of, programs_of
 from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
 from scripts.commands.flags.shared import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
 from scripts.terminal import Bar, print_table, tell
 from trainer.checkpoints.restore import Trained, TrainedModels, chosen_steps
+from trainer.checks import Program
 from trainer.evaluate import evaluate
+from trainer.run import Run
+from trainer.traces import trace_evaluate_step
 from trainer.translation.evaluate import (
     EvaluationSet,
     TranslatedSet,
@@ -56,7 +59,13 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     """Evaluates checkpoints on a text, and the translations of a translation task as well."""
     text, sentences, lines = flags.text, flags.sentences, []
     check_settings(flags.metrics.tokenize, text.languages)
-    with trained_models(flags.model) as models:
+
+    def programs(run: Run) -> list[Program]:
+        search = SearchFlags(**dataclasses.asdict(flags.search))
+        decoding = programs_of(search)(run) if run.task.has_source else []
+        return [trace_evaluate_step, *decoding]
+
+    with trained_models(flags.model, programs) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         task = models.run.task
         given = given_text(text, task) if task.has_source else None

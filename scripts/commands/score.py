@@ -9,6 +9,7 @@ from scripts.commands.trained import batch_of, only, trained_models
 from scripts.terminal import Bar, tell
 from trainer.checkpoints.restore import chosen_steps
 from trainer.decoding.score import Score, score_lines
+from trainer.traces import trace_score_step
 
 
 def score_file(flags: ScoreFlags) -> None:
@@ -27,7 +28,7 @@ def scores_of(
     tag: str | None = None,
 ) -> list[Score]:
     """Scores lines with one checkpoint; warns of lines that are too long."""
-    with trained_models(model) as models, Bar("score") as bar:
+    with trained_models(model, lambda run: [trace_score_step]) as models, Bar("score") as bar:
         trained = models.open(
             only(chosen_steps(models.checkpoints, model.checkpoint)), model.average
         )

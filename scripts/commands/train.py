@@ -1,14 +1,29 @@
 """Trains a model, or continues a run."""
 
+import dataclasses
+from collections.abc import Mapping
+
+from jax.sharding import Mesh
+
+from configs.load import Config
 from data.cache import prepare
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
-from layouts.mesh import make_mesh
-from scripts.commands.common import set_where, settings, warn_unused
+from layouts.mesh import batch_shards, make_mesh
+from models.decoding.sampling import Sampling
+from scripts.commands.common import rows_of_group, set_where, settings, warn_unused
 from scripts.commands.flags.train import TrainFlags
 from scripts.commands.progress import ProgressBar
+from scripts.commands.trained import decode_program
 from scripts.terminal import tell
-from trainer.checks import check_layout, check_run, check_vocabs, step_flops
+from trainer.checks import (
+    Program,
+    check_layout,
+    check_run,
+    check_vocabs,
+    explained_errors,
+    step_flops,
+)
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.metrics.router_warnings import RouterWarnings
@@ -17,6 +32,7 @@ from trainer.model_dir import ModelDir
 from trainer.observers import on_first_process
 from trainer.planning.prediction import CostPrediction
 from trainer.run import Run
+from trainer.traces import trace_evaluate_step, trace_train_step
 from trainer.translation.bleu import bleu_observers
 
 
@@ -31,6 +47,17 @@ def train(flags: TrainFlags) -> None:
     check_run(run)
     for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
         tell(warning)
+    programs = training_programs(run, layout, dict(mesh.shape))
+    with explained_errors(run, layout, dict(mesh.shape), set_where(config), *programs):
+        # JAX keeps the traces for the calls that follow.
+        for program in programs:
+            program(run, layout, mesh)
+        train_run(flags, config, run, layout, mesh)
+
+
+def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh: Mesh) -> None:
+    """Prepares the data and trains."""
+    model_dir = flags.model_dir
     prepared = prepare(run.task, flags.data_dir)
     check_vocabs(run, prepared.vocabs)
     ModelDir(model_dir).save(config, run, prepared.vocabs)
@@ -48,3 +75,13 @@ def train(flags: TrainFlags) -> None:
          f"{outcome.data_stalls:.1%} of the time.")  # fmt: skip
     if outcome.stopped:
         tell(f"Continue with: meshloom train --model_dir={model_dir}")
+
+
+def training_programs(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[Program]:
+    """Returns what a run traces: the step, its evaluation, and translations for BLEU."""
+    programs: list[Program] = [trace_train_step, trace_evaluate_step]
+    if run.bleu_sentences:
+        rows = batch_shards(layout, mesh_sizes) * rows_of_group(run)
+        one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
+        programs.append(decode_program(one_batch, Sampling(temperature=0)))
+    return programs

@@ -1,28 +1,49 @@
 """Opens the checkpoints of a run, and sizes the batches of a trained model."""
 
+import contextlib
 import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
+from models.decoding.generate import Search
 from scripts.commands.common import rounded, rows_of_group, set_where, settings
 from scripts.commands.flags.shared import CheckpointFlags
 from scripts.terminal import tell
 from trainer.checkpoints.restore import Trained, TrainedModels
-from trainer.checks import check_layout
+from trainer.checks import Program, check_layout, explained_errors
+from trainer.planning.decoding import shortest_shape, trace_decode
 from trainer.run import Run
 
 
-def trained_models(flags: CheckpointFlags) -> TrainedModels:
-    """Opens the checkpoints of a run, and checks that the layout given now fits its model."""
+@contextlib.contextmanager
+def trained_models(
+    flags: CheckpointFlags, programs: Callable[[Run], Sequence[Program]] = lambda run: ()
+) -> Iterator[TrainedModels]:
+    """Opens the checkpoints of a run, and checks that the layout given now fits its model.
+
+    `programs` returns what is then traced; an error of JAX in it that the layout causes becomes one
+    message.
+    """
     config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
     run, layout = config.make(Run), config.make(Layout)
-    mesh_sizes = dict(make_mesh(layout).shape)
-    rows = rounded(run.batch_sequences, batch_shards(layout, mesh_sizes) * rows_of_group(run))
+    sizes, where = dict(make_mesh(layout).shape), set_where(config)
+    rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in check_layout(fitting, layout, mesh_sizes, set_where(config)):
+    for warning in check_layout(fitting, layout, sizes, where):
         tell(warning)
-    return TrainedModels(flags.model_dir, run, layout)
+    with (
+        explained_errors(fitting, layout, sizes, where, *programs(fitting)),
+        TrainedModels(flags.model_dir, run, layout) as models,
+    ):
+        yield models
+
+
+def decode_program(run: Run, search: Search) -> Program:
+    """Returns what traces the decoding of one batch."""
+    return functools.partial(trace_decode, shape=shortest_shape(run, search, run.batch_sequences))
 
 
 def only(steps: list[int | None]) -> int | None:

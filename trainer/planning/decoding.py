@@ -22,6 +22,7 @@ from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, use_mesh
 from models.decoding.generate import NEW_TOKENS, DecodeInputs, Search, generate, initial_cache
+from trainer.decoding.decoder import SHORTEST
 from trainer.planning.counts import (
     READABLE,
     TEMPORARIES,
@@ -49,6 +50,11 @@ class DecodeShape(NamedTuple):
     """Tokens of each prompt."""
     new_tokens: int
     """Steps of decoding, where no text ends sooner."""
+
+
+def shortest_shape(run: Run, search: Search, rows: int) -> DecodeShape:
+    """Returns the smallest sizes that have all parts of a decoding program."""
+    return DecodeShape(search, rows, SHORTEST * run.task.has_source, SHORTEST, SHORTEST)
 
 
 class DecodeWork(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from layouts.candidates import candidates, widened
 from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Slice
@@ -15,7 +15,7 @@ from layouts.layout import Layout
 from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
 from layouts.mesh import batch_shards, make_mesh, mesh_sizes, topology_mesh
-from trainer.checks import record_loss
+from trainer.checks import find_untraceable, record_loss
 from trainer.planning.step_benchmark import StepBenchmark, median_s, slowdown, time_rounds
 from trainer.planning.training import (
     StepPlan,
@@ -27,6 +27,7 @@ from trainer.planning.training import (
     with_device_order,
 )
 from trainer.run import Run
+from trainer.traces import trace_train_step
 
 logger = logging.getLogger(__name__)
 Hardware = Slice | HostRates  # what a run is to be fast on
@@ -94,7 +95,9 @@ def plan_layouts(
             skipped = len(layouts) - number + 1
             logger.info("Skipped %d: their products alone take %.4g s or more.", skipped, least_s)
             break
-        ranked = RankedLayout(layout, plan_layout(run, layout, hardware))
+        if (plan := plan_if_traceable(run, layout, hardware)) is None:
+            continue
+        ranked = RankedLayout(layout, plan)
         ranked = with_best_order(ranked) if isinstance(hardware, Slice) else ranked
         ranking.append(ranked)
         fitting_s += [ranked.step_s] * (ranked.plan.fits is not False)
@@ -116,6 +119,21 @@ def fewest_products_first(
         return flops / hardware.chip.peak_flops
 
     return sorted(((least_s(layout), layout) for layout in layouts), key=lambda pair: pair[0])
+
+
+def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan | None:
+    """Plans a layout; None where JAX cannot shard the step by it, although it is legal."""
+    try:
+        return plan_layout(run, layout, hardware)
+    except (UserError, RunError):
+        raise
+    except Exception:
+        sizes = mesh_sizes(layout.mesh, hardware.devices)
+        problem = find_untraceable(run, layout, sizes, {}, trace_train_step)
+        if problem is None:
+            raise
+        logger.info("Skipped %s: %s", one_line(layout), problem)
+        return None
 
 
 def plan_layout(run: Run, layout: Layout, hardware: Hardware) -> StepPlan:

@@ -16,9 +16,8 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import abstract_mesh, use_mesh
+from layouts.mesh import abstract_mesh
 from trainer.checks import record_loss, step_flops
-from trainer.feed import abstract_batch, placement
 from trainer.planning.counts import (
     READABLE,
     TEMPORARIES,
@@ -33,7 +32,8 @@ from trainer.planning.counts import (
     time_on_slice,
 )
 from trainer.run import Run
-from trainer.step import State, abstract_state, train_step, train_step_spec
+from trainer.step import State
+from trainer.traces import trace_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +107,7 @@ class StepPlan(ProgramPlan):
 
 def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedStep:
     """Traces the step that `train` runs, allocating nothing."""
-    program = train_step_spec(run, layout)
-    state = abstract_state(program, mesh)
-    shardings = placement(layout, mesh, run.microbatches)
-    batch = abstract_batch(run.task.array_lengths, shardings, run.batch_sequences, run.microbatches)
-    with use_mesh(mesh):
-        trace = train_step.trace(program, state, batch)
-    return TracedStep(run, layout, mesh, trace, state, batch)
+    return TracedStep(run, layout, mesh, *trace_train_step(run, layout, mesh))
 
 
 def estimate_step(step: TracedStep) -> StepCounts:

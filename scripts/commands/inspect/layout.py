@@ -6,8 +6,9 @@ from scripts.commands.common import set_where, settings_of, write_json
 from scripts.commands.flags.inspect import InspectLayoutFlags
 from scripts.commands.inspect.params import placed, planned_sizes
 from scripts.terminal import print_table
-from trainer.checks import layout_name, record_loss, sources
+from trainer.checks import find_untraceable, layout_name, record_loss, sources
 from trainer.run import Run
+from trainer.traces import trace_evaluate_step, trace_train_step
 
 
 def layout(flags: InspectLayoutFlags) -> None:
@@ -17,6 +18,11 @@ def layout(flags: InspectLayoutFlags) -> None:
     sizes = planned_sizes(layout)
     record = record_loss(run)
     problems = lint(layout, sizes, record, sources(set_where(config)))
+    if all(problem.severity == "warning" for problem in problems):
+        untraceable = find_untraceable(
+            run, layout, sizes, set_where(config), trace_train_step, trace_evaluate_step
+        )
+        problems = [*filter(None, [untraceable]), *problems]
     kinds = sorted({(t.axes, t.stored) for t in record.tensors})
     places = [
         (

@@ -1,6 +1,7 @@
 """Runs `meshloom plan`: predicts what a run costs, as tables, JSON and one page."""
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from scripts.commands.planning.tables import (
     summary_line,
 )
 from scripts.terminal import tell
-from trainer.checks import check_layout, check_run, layout_name
+from trainer.checks import Program, check_layout, check_run, explained_errors, layout_name
 from trainer.planning.report import as_json
 from trainer.planning.savings import memory_savings, smallest_slice
 from trainer.planning.training import (
@@ -35,6 +36,7 @@ from trainer.planning.training import (
     trace_step,
 )
 from trainer.run import Run
+from trainer.traces import trace_train_step
 
 NO_COMPILER = (
     "The TPU compiler is not installed, so memory and time are estimated from the layout alone; "
@@ -64,6 +66,10 @@ class PlanInputs(NamedTuple):
         torus = None if self.slice is None else self.slice.torus
         for warning in check_layout(run, self.layout, self.sizes, set_where(self.config), torus):
             tell(warning)
+
+    def explained_errors(self, run: Run, program: Program) -> AbstractContextManager[None]:
+        """Turns an error of JAX that the layout causes into one message."""
+        return explained_errors(run, self.layout, self.sizes, set_where(self.config), program)
 
     @property
     def title(self) -> str:
@@ -117,10 +123,11 @@ def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:
 def best_plan(inputs: PlanInputs, analytic: bool) -> StepPlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
     mesh = None if analytic else mesh_to_compile_for(inputs)
-    if mesh is None:
-        return plan_from_trace(inputs.run, inputs.layout, inputs.sizes, inputs.slice)
-    step = trace_step(inputs.run, inputs.layout, mesh)
-    return plan_step(step, inputs.slice, compile_step(step))
+    with inputs.explained_errors(inputs.run, trace_train_step):
+        if mesh is None:
+            return plan_from_trace(inputs.run, inputs.layout, inputs.sizes, inputs.slice)
+        step = trace_step(inputs.run, inputs.layout, mesh)
+        return plan_step(step, inputs.slice, compile_step(step))
 
 
 def mesh_to_compile_for(inputs: PlanInputs) -> Mesh | None:

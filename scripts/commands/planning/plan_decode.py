@@ -1,6 +1,7 @@
 """Runs `meshloom plan --decode`: predicts what decoding costs, as tables, JSON and one page."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from configs.errors import UserError
@@ -73,10 +74,11 @@ def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> 
     """Makes the best plan that this machine can, and says what is missing in it."""
     _, run, layout, slice, sizes = inputs
     mesh = None if analytic else mesh_to_compile_for(inputs)
-    if mesh is None:
-        return plan_decode_from_trace(run, layout, sizes, slice, shape)
-    step = trace_decode(run, layout, mesh, shape)
-    return plan_decode(step, slice, compile_decode(step))
+    with inputs.explained_errors(run, functools.partial(trace_decode, shape=shape)):
+        if mesh is None:
+            return plan_decode_from_trace(run, layout, sizes, slice, shape)
+        step = trace_decode(run, layout, mesh, shape)
+        return plan_decode(step, slice, compile_decode(step))
 
 
 def padded_lengths(

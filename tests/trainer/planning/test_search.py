@@ -100,3 +100,11 @@ def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
     assert plan.timing == with_device_order(plan, order).timing
     other = None if order else "data:y;data:core;model:x"
     assert plan.timing != with_device_order(plan, other).timing
+
+
+def test_a_layout_that_cannot_be_traced_is_skipped() -> None:
+    """Heads that do not divide stand for whatever the lint overlooks."""
+    broken = Layout(mesh="data:16,model:8", rules="batch:data;d_kv:model")
+    with optax_promotion():
+        planned = plan_layouts(RUN, [broken, SPLIT], SLICE, [])
+    assert [ranked.layout.rules for ranked in planned] == [SPLIT.rules]

@@ -1,0 +1,102 @@
+"""What no check of the layout sees, the trace does: one message, exit code 2, no traceback."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layouts.layout import Layout
+from layouts.lint.errors import Problem
+from models.loss import Criterion, LossSums
+from models.transformer import TransformerModel
+from tests.scripts.conftest import Meshloom, Place
+from trainer import checks
+
+# 40 columns of d_ff do not divide over 3 devices, which only the blinded lint lets pass.
+BROKEN = ["--gin_param=Layout.mesh = 'x:3'", "--gin_param=Layout.rules = 'd_ff:x'"]
+COMMANDS = {
+    "evaluate": ["--split=validation"],
+    "score": ["--input={text}"],
+    "decode": ["--input={text}", "--output={folder}/out"],
+}
+
+
+@pytest.fixture
+def blinded_lint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overlook(*_: Any) -> list[Problem]:
+        return []
+
+    monkeypatch.setattr(checks, "check", overlook)
+
+
+def assert_explained(error: str) -> None:
+    assert "Traceback" not in error
+    assert "1 problem" in error and "models/feed_forward.py:" in error
+    assert "wi_DF has d_ff over x" in error
+    assert 'Layout.rules = ""' in error or "d_ff:x?" in error
+
+
+@pytest.mark.usefixtures("blinded_lint")
+def test_training_is_refused_before_anything_is_prepared(run: Meshloom, place: Place) -> None:
+    answer = run("train", place.model_dir, *place.flags(), *BROKEN)
+    assert answer.code == 2
+    assert_explained(answer.error)
+    assert not (place.folder / "data").exists() and not (place.folder / "run").exists()
+
+
+@pytest.mark.usefixtures("blinded_lint")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_trained_model_is_refused(
+    run: Meshloom, trained: Place, tmp_path: Path, command: str
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("kara lost\n")
+    flags = [flag.format(text=text, folder=tmp_path) for flag in COMMANDS[command]]
+    data = [f"--data_dir={trained.folder / 'data'}"] * (command == "evaluate")
+    answer = run(command, trained.model_dir, *data, *flags, *BROKEN)
+    assert answer.code == 2, answer.error
+    assert_explained(answer.error)
+
+
+@pytest.mark.usefixtures("blinded_lint")
+@pytest.mark.parametrize("flags", [["plan", "--analytic"], ["plan", "--decode", "--analytic"]])
+def test_a_plan_is_refused(run: Meshloom, place: Place, flags: list[str]) -> None:
+    settings = [flag for flag in place.flags() if not flag.startswith("--data_dir")]
+    answer = run(*flags, *settings, *BROKEN)
+    assert answer.code == 2, answer.error
+    assert_explained(answer.error)
+
+
+def test_a_bug_of_the_model_stays_a_bug(
+    run: Meshloom, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails on one device as well, so that no layout is to blame."""
+    loss = TransformerModel.loss
+
+    def broken(self: TransformerModel, *arguments: Any) -> LossSums:
+        if type(self.layout) is Layout:  # or it is the lint's
+            raise TypeError("a bug")
+        return loss(self, *arguments)
+
+    monkeypatch.setattr(TransformerModel, "loss", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        run("train", place.model_dir, *place.flags("Transformer.d_ff = 44", layout="fsdp"))
+
+
+def test_a_step_is_traced_once(
+    run: Meshloom, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check before training leaves its traces to the run: the step's, and the evaluation's."""
+    traced, loss = [], TransformerModel.loss
+
+    def counting(
+        self: TransformerModel, params: Any, batch: Any, criterion: Criterion, key: Any = None
+    ) -> LossSums:
+        if type(self.layout) is Layout:  # or it is the lint's
+            traced.append("evaluation" if key is None else "step")
+        return loss(self, params, batch, criterion, key)
+
+    monkeypatch.setattr(TransformerModel, "loss", counting)
+    flags = place.flags("Run.evaluate_every = 2", "Transformer.d_ff = 41", layout="fsdp")
+    assert run("train", place.model_dir, *flags).code == 0
+    assert sorted(traced) == ["evaluation", "step"]
