@@ -4,7 +4,6 @@ gin's grammar and its rules for scopes are kept; its global registry and state a
 two configs can live side by side and every mistake is found and reported with its place.
 """
 
-import importlib
 import re
 import tokenize
 from collections.abc import Collection, Iterator
@@ -15,9 +14,9 @@ from typing import Any
 from gin import config_parser
 
 from configs.errors import did_you_mean
+from configs.imports import CHECKOUT, import_module
 from configs.spec import ABSTRACT, SPECS, cannot_make, names, no_such_parameter
 
-CHECKOUT = Path(__file__).resolve().parent.parent
 FLAG = "--gin_param"
 PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
@@ -149,12 +148,8 @@ class Reader:
                 self._bind(statement, where)
 
     def _import(self, module: str, where: str) -> None:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module is there, and its own imports are broken
-            self.problems.append(f"{where}: import {module}: no module named {error.name}.")
+        if problem := import_module(module):
+            self.problems.append(f"{where}: import {module}: {problem}")
         self.imports.append(module)
 
     def _bind(self, statement: Any, where: str) -> None:

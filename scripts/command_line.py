@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import click
 
+from configs import imports
 from configs.errors import RunError, UserError
 from scripts import devices
 from scripts.flag import Flag
@@ -141,6 +142,8 @@ def command_of(name: str, flags: type, function: str) -> Command:
 
     def call(**values: Any) -> None:
         given: Any = value_of(flags, values)
+        for folder in values.get("gin_import_path", ()):
+            imports.allow_folder(Path(folder))
         if hasattr(given, "devices"):
             devices.start_devices(given.devices)
         imported(function)(given)

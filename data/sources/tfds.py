@@ -4,6 +4,7 @@ import contextlib
 import glob
 import importlib
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,11 @@ def prepared(kind: str, name: str, folder: str | None, archives: str | None) -> 
 def _builder(kind: str, name: str, folder: str | None) -> Any:
     import tensorflow_datasets as tfds
 
+    if re.match(r"\w+:[a-zA-Z_]", name):
+        raise UserError(
+            f"{kind}.name = {name!r}: a community data set, whose code TFDS would download and run."
+            "  Legal: a data set of TFDS itself."
+        )
     _import_builder(name)
     try:
         return tfds.builder(name, data_dir=folder, file_format="array_record")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from configs.read import CHECKOUT
+from configs.imports import CHECKOUT
 
 POD = "v3:32x32"
 # Bits for dropout came from the hardware then; ours are computed.  No row pays for them.

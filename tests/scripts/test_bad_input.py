@@ -1,10 +1,12 @@
 """Bad input ends with exit code 2 and a line that says where, what and how to mend it."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from configs import imports
 from tests.scripts.conftest import Meshloom, Place
 
 
@@ -100,6 +102,22 @@ def test_a_folder_without_a_run(run: Meshloom, tmp_path: Path, command: str) -> 
     said = refused(run, command, f"--model_dir={tmp_path / 'none'}", *flags)
     assert "no trained model there" in said and "meshloom train" in said
     assert not (tmp_path / "none").exists()
+
+
+def test_a_received_model_directory_runs_no_code(
+    run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    (tmp_path / "hostile.py").write_text("import os; os.mkdir('ran')\n")
+    (tmp_path / "config.gin").write_text("import hostile\n")
+    config = ["inspect", "config", "--model_dir=."]
+    for command in (config, ["evaluate", "--model_dir=."], ["train", "--model_dir=."]):
+        assert "--gin_import_path=FOLDER" in refused(run, *command)
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setattr(imports, "_folders", [])
+    run(*config, "--gin_import_path=.")
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect checkpoint"])

@@ -80,6 +80,10 @@ GinParam = Annotated[
     Strings,
     Flag("One setting, such as 'Run.steps=100'. Wins over files.", metavar="'NAME=VALUE'"),
 ]
+GinImportPath = Annotated[
+    Strings,
+    Flag("Lets gin files import the Python modules of FOLDER, and run them.", metavar="FOLDER"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,7 @@ class SettingsFlags:
     HEADING = "Settings"
     gin_file: GinFile = ()
     gin_param: GinParam = ()
+    gin_import_path: GinImportPath = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,7 @@ class CheckpointFlags:
     ] = None
     gin_file: GinFile = ()
     gin_param: GinParam = ()
+    gin_import_path: GinImportPath = ()
 
 
 @dataclass(frozen=True, kw_only=True)
