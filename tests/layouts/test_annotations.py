@@ -62,6 +62,8 @@ def test_shard_puts_each_part_on_its_device(devices: list[list[int]]) -> None:
     ("call", "arguments", "message"),
     [
         ("split", (0, 3), "no mesh axis has that size.  The mesh: rows:2, cols:4."),
+        ("split", (5, 4), "split axis 5 of a tensor with 2 axes"),
+        ("split", (-1, 4), "split axis -1 of a tensor with 2 axes"),
         ("shard", ([0, 1],), "of 1 axes for a tensor of 2"),
         ("shard", ([[1, 0, 2, 3], [4, 5, 6, 7]],), "does not follow the mesh rows:2, cols:4"),
     ],
