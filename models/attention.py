@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from layouts.layout import Layout
 from models.api import Cache
 from models.dropout import dropout
 from models.initializers import Weights
-from models.positions import RelativeBias, rotate
+from models.positions import Bias, RelativeBias, add_bias, bias_gradient, rotate
 from models.spec import TransformerSpec
 
 Array = jax.Array
@@ -29,7 +30,7 @@ class AttentionContext:
     """Of the queries; in self-attention also of the keys."""
     relative_positions: Array | None = None
     """Query position - key position, with axes "LM" or, with a cache, "BLM"."""
-    bias: Array | None = None
+    bias: Bias | None = None
     """Added to the logits, where all layers share it."""
     memory_BMD: Array | None = None
     """The encoder's output, for cross-attention."""
@@ -107,7 +108,7 @@ class Attention(nnx.Module):
         """Attends within a row, or to the cache after the row is written to it."""
         q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context.positions_BL)
         if cache is None:
-            y_BJQLK = self.attend_in_chunks(q_BJQLK, k_BJMK, v_BJMK, context, key)
+            y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)
         else:
             k_BJMK = write(cache["keys_BJMK"], k_BJMK, context.cache_index)
             v_BJMK = write(cache["values_BJMK"], v_BJMK, context.cache_index)
@@ -154,49 +155,6 @@ class Attention(nnx.Module):
         k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
         return reshard(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
 
-    def attend_in_chunks(
-        self,
-        q_BJQLK: Array,
-        k_BJMK: Array,
-        v_BJMK: Array,
-        context: AttentionContext,
-        key: Array | None,
-    ) -> Array:
-        """Attends with slices of queries, each over the keys up to its end.
-
-        The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
-        """
-        chunks, length = self.spec.attention_chunks, q_BJQLK.shape[3]
-        has_dropout = key is not None and self.spec.attention_dropout > 0
-        if (
-            chunks == 1 or has_dropout or not context.causal
-        ):  # random bits are drawn for all weights at once
-            return self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)
-        reshard, step, parts = self.layout.reshard, -(-length // chunks), []
-        q_BJQlK, k_BJmK, v_BJmK = (
-            reshard(q_BJQLK, "BJQlK"),
-            reshard(k_BJMK, "BJmK"),
-            reshard(v_BJMK, "BJmK"),
-        )
-        assert context.relative_positions is not None
-        mask_Blm, relative_lm = (
-            reshard(context.mask_BLM, "Blm"),
-            reshard(context.relative_positions, "lm"),
-        )
-        for start in range(0, length, step):
-            queries, keys = slice(start, start + step), slice(0, start + step)
-            part = AttentionContext(
-                mask_Blm[:, queries, keys],
-                causal=True,
-                relative_positions=relative_lm[queries, keys],
-                bias=None
-                if context.bias is None
-                else reshard(context.bias, "BJQlm")[..., queries, keys],
-            )
-            k_part, v_part = k_BJmK[:, :, keys], v_BJmK[:, :, keys]
-            parts.append(self.attend(q_BJQlK[:, :, :, queries], k_part, v_part, part, None))
-        return reshard(jnp.concatenate(parts, axis=3), "BJQLK")
-
     def attend(
         self,
         q_BJQLK: Array,
@@ -213,11 +171,19 @@ class Attention(nnx.Module):
             bias = self.bias(context.relative_positions, context.causal)
         mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
         if key is None or not rate:
-            return dot_product_attention(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
-        probs_BJQLM, sum_BJQL1 = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+            chunks = self.chunks(context)
+            return attend_in_chunks(layout, chunks, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+        probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+        sum_BJQL1 = layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
         weights_BJQLM = (probs_BJQLM / sum_BJQL1).astype(v_BJMK.dtype)
         weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
         return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+
+    def chunks(self, context: AttentionContext) -> int:
+        """Returns the slices of queries: one where no key is ahead of a slice on every device."""
+        length_is_split = any(self.layout.place("BJQLM")[-2:])
+        whole_rows = context.causal and context.cache_index is None
+        return self.spec.attention_chunks if whole_rows and not length_is_split else 1
 
 
 class CrossAttention(Attention):
@@ -262,16 +228,50 @@ def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None) -> Arra
     return jax.lax.dynamic_update_slice_in_dim(cache_BJMK, new_BJMK, cache_index, axis=2)
 
 
+def attend_in_chunks(
+    layout: Layout,
+    chunks: int,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+) -> Array:
+    """Attends with slices of queries, each over the keys up to its end.
+
+    The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
+    """
+    if chunks == 1:
+        return dot_product_attention(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    replicated, length, parts = layout.without("length", "memory"), q_BJQLK.shape[3], []
+    q_BJQLK = replicated.reshard(q_BJQLK, "BJQLK")
+    k_BJMK, v_BJMK = (replicated.reshard(x_BJMK, "BJMK") for x_BJMK in (k_BJMK, v_BJMK))
+    step = -(-length // chunks)
+    for start in range(0, length, step):
+        queries, keys = slice(start, start + step), slice(0, start + step)
+        parts.append(
+            dot_product_attention(
+                replicated,
+                q_BJQLK[:, :, :, queries],
+                k_BJMK[:, :, keys],
+                v_BJMK[:, :, keys],
+                None if bias is None else bias.part(queries, keys),
+                mask_B11LM[..., queries, keys],
+            )
+        )
+    return layout.reshard(jnp.concatenate(parts, axis=3), "BJQLK")
+
+
 def unnormalized_probs(
-    layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Array | None, mask_B11LM: Array
+    layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Bias | None, mask_B11LM: Array
 ) -> tuple[Array, Array]:
     """Returns exp(logits - max) and its sum over the keys, both in float32."""
-    scores_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=jnp.float32)
+    logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=jnp.float32)
     if bias is not None:
-        scores_BJQLM = scores_BJQLM + bias
-    scores_BJQLM = jnp.where(mask_B11LM, scores_BJQLM, -1e9)
-    probs_BJQLM = jnp.exp(scores_BJQLM - jnp.max(scores_BJQLM, axis=-1, keepdims=True))
-    return probs_BJQLM, jnp.sum(probs_BJQLM, axis=-1, keepdims=True)
+        logits_BJQLM = add_bias(layout, logits_BJQLM, bias)
+    logits_BJQLM = jnp.where(mask_B11LM, logits_BJQLM, -1e9)
+    probs_BJQLM = jnp.exp(logits_BJQLM - jnp.max(logits_BJQLM, axis=-1, keepdims=True))
+    return probs_BJQLM, jnp.sum(probs_BJQLM, axis=-1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -280,7 +280,7 @@ def dot_product_attention(
     q_BJQLK: Array,
     k_BJMK: Array,
     v_BJMK: Array,
-    bias: Array | None,
+    bias: Bias | None,
     mask_B11LM: Array,
 ) -> Array:
     """Attends without dropout; the gradient keeps the unnormalized probabilities and nothing else.
@@ -292,38 +292,51 @@ def dot_product_attention(
     return _attention_forward(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)[0]
 
 
+class Residuals(NamedTuple):
+    """What the gradient of attention needs of its forward pass."""
+
+    q_BJQLK: Array
+    k_BJMK: Array
+    v_BJMK: Array
+    bias: Bias | None
+    probs_BJQLM: Array
+    sum_BJQL: Array
+    y_BJQLK: Array
+
+
 def _attention_forward(
     layout: Layout,
     q_BJQLK: Array,
     k_BJMK: Array,
     v_BJMK: Array,
-    bias: Array | None,
+    bias: Bias | None,
     mask_B11LM: Array,
-) -> tuple[Array, tuple[Array | None, ...]]:
-    probs_BJQLM, sum_BJQL1 = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+) -> tuple[Array, Residuals]:
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
     probs_BJQLM = probs_BJQLM.astype(v_BJMK.dtype)
     y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, v_BJMK, dtype=jnp.float32)
-    y_BJQLK = (y_BJQLK / sum_BJQL1).astype(v_BJMK.dtype)
-    return y_BJQLK, (q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL1, y_BJQLK)
+    y_BJQLK = y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK")
+    y_BJQLK = y_BJQLK.astype(v_BJMK.dtype)
+    bias = None if bias is None else bias._replace(values=None)  # its gradient needs none
+    return y_BJQLK, Residuals(q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK)
 
 
 def _attention_backward(
-    layout: Layout, residuals: tuple[Array, ...], dy_BJQLK: Array
-) -> tuple[Array | None, ...]:
-    einsum = layout.einsum
-    q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL1, y_BJQLK = residuals
-    wide_BJQLK = dy_BJQLK.astype(jnp.float32) / sum_BJQL1
-    dot_BJQL1 = jnp.sum(wide_BJQLK * y_BJQLK.astype(jnp.float32), axis=-1, keepdims=True)
+    layout: Layout, residuals: Residuals, dy_BJQLK: Array
+) -> tuple[Array, Array, Array, Bias | None, None]:
+    einsum, like = layout.einsum, layout.broadcast_like
+    q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK = residuals
+    wide_BJQLK = dy_BJQLK.astype(jnp.float32) / like(sum_BJQL, "BJQL", "BJQLK")
+    dot_BJQL = jnp.sum(wide_BJQLK * y_BJQLK.astype(jnp.float32), axis=-1)
     dy_BJQLK = wide_BJQLK.astype(dy_BJQLK.dtype)
     dprobs_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=jnp.float32)
-    dscores_BJQLM = probs_BJQLM.astype(jnp.float32) * (dprobs_BJQLM - dot_BJQL1)
-    dbias = None if bias is None else dscores_BJQLM
-    if bias is not None and bias.shape[0] == 1:  # all rows share it
-        dbias = jnp.sum(dscores_BJQLM, axis=0, keepdims=True)
-    dscores_BJQLM = dscores_BJQLM.astype(q_BJQLK.dtype)
+    dprobs_BJQLM = dprobs_BJQLM - like(dot_BJQL, "BJQL", "BJQLM")
+    dlogits_BJQLM = probs_BJQLM.astype(jnp.float32) * dprobs_BJQLM
+    dbias = None if bias is None else bias_gradient(layout, bias, dlogits_BJQLM)
+    dlogits_BJQLM = dlogits_BJQLM.astype(q_BJQLK.dtype)
     return (
-        einsum("BJQLM,BJMK->BJQLK", dscores_BJQLM, k_BJMK),
-        einsum("BJQLM,BJQLK->BJMK", dscores_BJQLM, q_BJQLK),
+        einsum("BJQLM,BJMK->BJQLK", dlogits_BJQLM, k_BJMK),
+        einsum("BJQLM,BJQLK->BJMK", dlogits_BJQLM, q_BJQLK),
         einsum("BJQLM,BJQLK->BJMK", probs_BJQLM, dy_BJQLK),
         dbias,
         None,

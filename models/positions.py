@@ -1,12 +1,15 @@
 """Position encodings: sinusoids, rotation of queries and keys, and relative buckets."""
 
+import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
+from layouts.segment_sum import segment_sum
 from models.initializers import Weights
 from models.spec import TransformerSpec
 
@@ -38,24 +41,73 @@ def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
     return rotated.astype(x.dtype)
 
 
+class Bias(NamedTuple):
+    """A bias of attention's logits by relative position, and the table that it was read from.
+
+    The gradient goes to the table alone: the values are constants.
+    """
+
+    table_RJQ: Array
+    buckets: Array | None
+    """Rows of the table, with axes "LM" or, with a cache, "BLM".  None in a gradient."""
+    values: Array | None
+    """With axes "BJQLM", where rows that share them have a B of 1.  None in a gradient."""
+
+    def part(self, queries: slice, keys: slice) -> "Bias":
+        """Returns the bias of some queries and keys."""
+        assert self.buckets is not None and self.values is not None
+        buckets, values = self.buckets[..., queries, keys], self.values[..., queries, keys]
+        return Bias(self.table_RJQ, buckets, values)
+
+
 class RelativeBias(nnx.Module):
-    """A learned number per head and bucket of distance, added to the scores of attention."""
+    """A learned number per head and bucket of distance, added to the logits of attention."""
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = layout
         self.bias_RJQ = weights.zeros("RJQ")
 
-    def __call__(self, relative_positions: Array, causal: bool) -> Array:
+    def __call__(self, relative_positions: Array, causal: bool) -> Bias:
         """Returns the bias by query position - key position, with axes "LM" or "BLM"."""
         buckets = relative_buckets(
             relative_positions, self.spec.buckets, self.spec.max_distance, causal
         )
-        axes = "BLM"[-relative_positions.ndim :]
-        bias = self.layout.take(self.bias_RJQ[...].astype(jnp.float32), buckets, axes + "JQ")
+        table_RJQ = self.bias_RJQ[...].astype(jnp.float32)
+        axes = "BLM"[-buckets.ndim :]
+        rows = self.layout.take(jax.lax.stop_gradient(table_RJQ), buckets, axes + "JQ")
         placed = axes.replace("LM", "JQLM")
-        bias = self.layout.einsum(f"{axes}JQ->{placed}", bias)
-        return self.layout.broadcast_like(bias, placed, "BJQLM")
+        values = self.layout.einsum(f"{axes}JQ->{placed}", rows)
+        return Bias(table_RJQ, buckets, self.layout.broadcast_like(values, placed, "BJQLM"))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def add_bias(layout: Layout, logits_BJQLM: Array, bias: Bias) -> Array:
+    """Adds the bias to the logits."""
+    return _add_forward(layout, logits_BJQLM, bias)[0]
+
+
+def _add_forward(layout: Layout, logits_BJQLM: Array, bias: Bias) -> tuple[Array, Bias]:
+    assert bias.values is not None
+    return logits_BJQLM + bias.values, bias._replace(values=None)
+
+
+def _add_backward(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> tuple[Array, Bias]:
+    return dlogits_BJQLM, bias_gradient(layout, bias, dlogits_BJQLM)
+
+
+add_bias.defvjp(_add_forward, _add_backward)
+
+
+def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:
+    """Returns the gradient of a bias: sums into buckets before devices add them up.
+
+    One number per head and bucket crosses devices, instead of one per head, query and key.
+    """
+    assert bias.buckets is not None
+    equation = f"BJQLM,{'BLM'[-bias.buckets.ndim :]}->RJQ"
+    count = bias.table_RJQ.shape[0]
+    return Bias(segment_sum(layout, equation, dlogits_BJQLM, bias.buckets, count), None, None)
 
 
 def relative_buckets(

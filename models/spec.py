@@ -110,7 +110,8 @@ class TransformerSpec(ModelSpec):
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass computes again: nothing, all but matrix products, or everything."""
     attention_chunks: Count = 1
-    """Slices of queries; each leaves out the memory that lies ahead of it.  Same results."""
+    """Slices of queries; each leaves out the memory that lies ahead of it.  Same results.  All
+    queries at once where the layout splits the length."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are made, so that they never exist all at once."""
     pattern: tuple[BlockKind, ...] = ("dense",)

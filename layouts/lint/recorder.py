@@ -1,5 +1,6 @@
 """Records every tensor and product of a model in a trace that allocates none of them."""
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -15,7 +16,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 from jax.typing import DTypeLike
 
-from layouts.axes import axes_of_path
+from layouts.axes import BY_NAME, axes_of_path
 from layouts.layout import Layout
 
 Array = jax.Array
@@ -108,6 +109,8 @@ class Recorder(Layout):
 
     tensors: list[Tensor]
     products: list[Product]
+    replicated: str
+    """Letters that have no rules here."""
 
     # By identity, so that jit never reuses a trace of another recorder, which would record nothing.
     __eq__ = object.__eq__
@@ -117,11 +120,21 @@ class Recorder(Layout):
         super().__init__(mesh="one:1", rules="")
         object.__setattr__(self, "tensors", [])
         object.__setattr__(self, "products", [])
+        object.__setattr__(self, "replicated", "")
+
+    def without(self, *axes: str) -> "Recorder":
+        """Returns a recorder, into the same lists, that writes the letters of these axes small."""
+        recorder = copy.copy(self)
+        letters = "".join(BY_NAME[axis].letter for axis in axes)
+        object.__setattr__(recorder, "replicated", self.replicated + letters)
+        return recorder
 
     def note(
         self, axes: str, shape: tuple[int | None, ...], *, stored: bool = False, name: str = ""
     ) -> None:
         """Records a tensor."""
+        for letter in self.replicated:
+            axes = axes.replace(letter, letter.lower())
         self.tensors.append(Tensor(name or f"{axes} at {_line()}", axes, tuple(shape), stored))
 
     def einsum(

@@ -100,3 +100,13 @@ def test_nothing_is_allocated_and_no_mesh_is_needed() -> None:
     before = len(jax.live_arrays())
     assert sum(weight.bytes for weight in recorded(huge, 2**12, 24).weights) > 1e14
     assert len(jax.live_arrays()) == before
+
+
+def test_slices_of_queries_are_no_tensors_of_the_layout() -> None:
+    """Devices that share the length attend at once: the size of a slice need not divide."""
+    sizes = {
+        tensor.shape[tensor.axes.index("L")]
+        for tensor in recorded(toy(attention_chunks=3), 4, 8).tensors
+        if "L" in tensor.axes and not tensor.stored
+    }
+    assert sizes == {8, None}
