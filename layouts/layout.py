@@ -232,8 +232,12 @@ class Layout:
 
     def pads(self, letter: str) -> bool:
         """Tells whether an axis is padded where its size does not divide."""
-        rules = (_by_letter(parse_rules(text)) for text in (self.rules, self.param_rules))
-        return any(rule.pads for own in rules for rule in own.get(letter, ()))
+        return any(rule.pads for rule in self.rules_for(letter))
+
+    def rules_for(self, letter: str) -> tuple[Rule, ...]:
+        """Returns the rules of an axis, those of stored weights last."""
+        both = (_by_letter(parse_rules(text)) for text in (self.rules, self.param_rules))
+        return tuple(rule for by_letter in both for rule in by_letter.get(letter, ()))
 
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a tensor without its padding."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from layouts.axes import letters_of
-from layouts.layout import Layout, num_shards, parse_rules
+from layouts.axes import BY_LETTER, letters_of
+from layouts.layout import Layout, num_shards
 
 Array = jax.Array
 
@@ -30,15 +30,19 @@ def with_padding(layout: Layout, **sizes: int) -> Layout:
 
 
 def without_padding(layout: Layout) -> Layout:
-    """Returns the layout without the rules that pad: their axes are whole on every device."""
+    """Returns the layout without the rules of padded axes, which are whole on every device."""
     axes = padded_axes(layout)
     return layout.without(*axes) if axes else layout
 
 
 def padded_axes(layout: Layout) -> set[str]:
-    """Returns the axes of the rules that pad."""
-    rules = (*parse_rules(layout.rules), *parse_rules(layout.param_rules))
-    return {rule.axis for rule in rules if rule.pads}
+    """Returns the axes that padded axes have rules under: kv_heads, and heads if that is theirs."""
+    return {
+        rule.axis
+        for letter in BY_LETTER
+        if layout.pads(letter)
+        for rule in layout.rules_for(letter)
+    }
 
 
 def pad_batch(

@@ -63,6 +63,11 @@ class SourcedRule(NamedTuple):
     field: str
     rule: Rule
 
+    @property
+    def softened(self) -> "SourcedRule":
+        """Returns the rule with a "?", which cannot pad as well."""
+        return self._replace(rule=self.rule._replace(firm=False, pads=False))
+
 
 @dataclasses.dataclass(frozen=True)
 class LintContext:
@@ -267,8 +272,8 @@ def _shared(
         f"{axes} both want the mesh axis {mesh_axis}.",
         several(_weights(context, names) or names),
         context.cite(first, second),
-        f'Remove one rule, or let one give way: "{second.rule}?".',
-        {second.field: (f"{second.rule}?",)},
+        f'Remove one rule, or let one give way: "{second.softened.rule}".',
+        {second.field: (str(second.softened.rule),)},
     )
 
 

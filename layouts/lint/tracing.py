@@ -142,22 +142,17 @@ def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> Lin
     by_name = {BY_LETTER[letter].name for letter in letters if letter in BY_LETTER}
     rules = sorted(context.rules, key=lambda sourced: sourced.rule.axis not in by_name)
     for sourced in rules:
-        for change in (softened(sourced), None):
+        for change in (sourced.softened, None):
             candidate = with_change(context, sourced, change)
             if candidate.rules != context.rules and works(candidate):
                 return candidate
     nearest = context.replace("rules", []).replace("param_rules", [])
     for sourced in context.rules:
-        for change in (sourced, softened(sourced)):
+        for change in (sourced, sourced.softened):
             if works(candidate := nearest.with_rule(change)):
                 nearest = candidate
                 break
     return nearest
-
-
-def softened(sourced: SourcedRule) -> SourcedRule:
-    """Returns the rule with a "?"."""
-    return sourced._replace(rule=sourced.rule._replace(firm=False, pads=False))
 
 
 def with_change(

@@ -77,7 +77,11 @@ DENSE = Case(
            param_rules="d_model:data"),
     {3: 4, 22: 24},
 )  # fmt: skip
-CASES = {"experts": EXPERTS, "dense": DENSE}
+# Where weights are stored the heads are padded, and where they are used another rule splits them.
+STORED = DENSE._replace(
+    padded=Layout(mesh="x:4,y:2", rules="heads:x", param_rules="kv_heads:y+"), held={3: 4}
+)
+CASES = {"experts": EXPERTS, "dense": DENSE, "stored": STORED}
 
 
 class Trained(NamedTuple):

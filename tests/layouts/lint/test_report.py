@@ -198,6 +198,12 @@ def test_two_firm_axes_of_one_tensor_clash_over_a_mesh_axis() -> None:
     assert error.legal == {"param_rules": ("d_model:model?",)}
 
 
+def test_a_rule_that_pads_gives_way_without_padding() -> None:
+    error = problems("length:data;batch:data+")[0]
+    assert (error.code, error.legal) == ("conflict", {"rules": ("batch:data?",)})
+    assert "conflict" not in codes(problems("length:data;batch:data?"))
+
+
 def test_pairs_of_the_axis_table_may_meet() -> None:
     rotary = recorded(dataclasses.replace(SPLITTABLE, positions="rotary"), 8, 24)
     assert problems("length:all;memory:all", "all:8", "d_model:all", rotary) == []
