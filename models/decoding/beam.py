@@ -49,8 +49,12 @@ class Beam:
     def advance(
         self, layout: Layout, state: Beams, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Beams, Array, Array]:
+        # Scores are the model's probabilities, END before the minimum included.
+        log_z_BW1 = jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)
         logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
-        tokens_BUT, score_BU, parent_BU = self.continuations(layout, state, logits_BWV, step)
+        tokens_BUT, score_BU, parent_BU = self.continuations(
+            layout, state, logits_BWV, log_z_BW1, step
+        )
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
         ends_BU = (token_BU == END) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
@@ -74,7 +78,7 @@ class Beam:
         )
 
     def continuations(
-        self, layout: Layout, state: Beams, logits_BWV: Array, step: Array
+        self, layout: Layout, state: Beams, logits_BWV: Array, log_z_BW1: Array, step: Array
     ) -> tuple[Array, Array, Array]:
         """Returns the best texts one token longer, twice the beam's width, and their parents.
 
@@ -83,7 +87,6 @@ class Beam:
         rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
         k = min(2 * width, vocab)
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
-        log_z_BW1 = jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
         score_BU, token_BU = (
             layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)

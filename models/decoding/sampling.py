@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from models.decoding.generate import END, DecodeInputs, DecodeOutput
+from models.decoding.nucleus import nucleus, nucleus_of_sorted
 
 Array = jax.Array
 
@@ -44,8 +45,11 @@ class Sampling:
     def advance(
         self, layout: Layout, state: Samples, logits_BWV: Array, inputs: DecodeInputs, step: Array
     ) -> tuple[Samples, Array, None]:
+        # What is reported is the model's probability, END before the minimum included.
+        log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
-        token_BW, gain_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
+        token_BW, logit_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
+        gain_BW = logit_BW - log_z_BW
         token_BW = jnp.where(state.finished_BW, 0, token_BW)
         here_BWT = layout.iota("BWT", state.tokens_BWT.shape, "T") == step
         max_new_tokens_B1 = inputs.max_new_tokens_B[:, None]
@@ -69,36 +73,29 @@ class Sampling:
     def choose(
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
     ) -> tuple[Array, Array]:
-        """Chooses the next tokens; returns also their log-probabilities under the model."""
-        log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
-        best_BWU, index_BWU = self.candidates(layout, logits_BWV)
-        at_BW1 = jnp.zeros_like(index_BWU[:, :, :1])
-        if self.temperature > 0:
-            cut_BWU = best_BWU / self.temperature
-            if self.top_p is not None:
-                cut_BWU = nucleus(layout, cut_BWU, self.top_p)
-            noise_BWU = gumbel(layout, seeds_B, step, cut_BWU.shape)
-            at_BW1 = jnp.argmax(cut_BWU + noise_BWU, axis=-1, keepdims=True)
-        logit_BW, token_BW = (
-            jnp.take_along_axis(x, at_BW1, axis=-1, mode="clip")[:, :, 0]
-            for x in (best_BWU, index_BWU)
-        )
-        return token_BW, logit_BW - log_z_BW
+        """Chooses the next tokens; returns also their logits.
 
-    def candidates(self, layout: Layout, logits_BWV: Array) -> tuple[Array, Array]:
-        """Returns logits and ids to choose from, the likeliest first where that matters.
-
-        The whole vocabulary is gathered only to draw from all of it, or for top_p alone.
+        The vocabulary may be split; what is gathered is never more than top_k of it.
         """
-        vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
         if self.temperature == 0:
-            return layout.top_k(logits_BWV, 1, "BWV")
-        if self.top_k is not None:
-            return layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
-        logits_BWv = layout.reshard(logits_BWV, "BWv")
-        if self.top_p is not None:
-            return layout.top_k(logits_BWv, vocab, "BWv")
-        return logits_BWv, layout.iota("BWv", logits_BWv.shape, "v")
+            logit_BW1, token_BW1 = layout.top_k(logits_BWV, 1, "BWV")
+        elif self.top_k is None:
+            weight_BWV = logits_BWV / self.temperature
+            if self.top_p is not None:
+                weight_BWV = nucleus(layout, weight_BWV, self.top_p)
+            weight_BWV += gumbel(layout, seeds_B, step, "BWV", weight_BWV.shape)
+            _, token_BW1 = layout.top_k(weight_BWV, 1, "BWV")
+            logit_BW1 = layout.take_last(logits_BWV, token_BW1, "BWV")
+        else:
+            vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
+            best_BWU, id_BWU = layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
+            weight_BWU = best_BWU / self.temperature
+            if self.top_p is not None:
+                weight_BWU = nucleus_of_sorted(layout, weight_BWU, self.top_p)
+            weight_BWU += gumbel(layout, seeds_B, step, "BWU", weight_BWU.shape)
+            at_BW1 = jnp.argmax(weight_BWU, axis=-1, keepdims=True)
+            logit_BW1, token_BW1 = (layout.take_last(x, at_BW1, "BWU") for x in (best_BWU, id_BWU))
+        return token_BW1[:, :, 0], logit_BW1[:, :, 0]
 
 
 def without_early_end(
@@ -112,17 +109,15 @@ def without_early_end(
     return jnp.where(is_end_BWV & early_B11, -jnp.inf, logits_BWV)
 
 
-def nucleus(layout: Layout, sorted_BWU: Array, top_p: float) -> Array:
-    """Masks what lies outside the likeliest p of the mass; the first always stays."""
-    share_BWU = jax.nn.softmax(sorted_BWU, axis=-1)
-    before_BWU = layout.cumsum(share_BWU, "BWU") - share_BWU
-    return jnp.where(before_BWU < top_p, sorted_BWU, -jnp.inf)
+def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:
+    """Draws noise whose argmax, added to logits, is a sample, by a key for each sentence.
 
+    The last axis is drawn as the first, so that its padding changes no other number.
+    """
 
-def gumbel(layout: Layout, seeds_B: Array, step: Array, shape: tuple[int, ...]) -> Array:
-    """Draws noise whose argmax, added to logits, is a sample, by a key for each sentence."""
+    def noise(seed: Array, step: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        return jax.random.gumbel(key, (shape[2], shape[1])).T
 
-    def noise(seed: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), step), shape[1:])
-
-    return layout.reshard(jax.vmap(noise)(layout.reshard(seeds_B, "b")), "BWU")
+    draw = jax.vmap(noise, in_axes=(0, None))
+    return jax.sharding.auto_axes(draw, out_sharding=layout.place(axes))(seeds_B, step)

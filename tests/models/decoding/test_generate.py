@@ -169,6 +169,21 @@ def test_a_score_is_the_log_probability_under_teacher_forcing(kind: str) -> None
         assert sorted(found.score_BW[row], reverse=True) == [*found.score_BW[row]]
 
 
+@pytest.mark.parametrize("search", ["greedy", "sampled", "flat beam"])
+def test_a_minimum_of_tokens_changes_no_log_probability(search: str) -> None:
+    """END may not come early, and yet the model gives it the probability that it has."""
+    found = decoded(PAIR, SEARCHES[search], least=5)
+    for row in (0, 2, 5):
+        texts = found.tokens_BWT[row].tolist()
+        for gain, text, log_p in zip(
+            gains(PAIR, row, texts), texts, found.log_probability_BW[row], strict=True
+        ):
+            assert END not in text[:4]
+            length = text.index(END) + 1 if END in text else NEW
+            total = sum(gain[place, token] for place, token in enumerate(text[:length]))
+            np.testing.assert_allclose(log_p, total, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_token_losses_of_experts_are_those_of_decoding(kind: str) -> None:
     """Texts of all rows packed into one, where the experts have room for few of the tokens."""

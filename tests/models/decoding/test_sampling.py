@@ -1,0 +1,76 @@
+"""Sampling: what it draws from and what it sends between devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from layouts.hlo.program import CompiledProgram
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from layouts.padding import with_padding
+from models.decoding.generate import DecodeInputs
+from models.decoding.sampling import Samples, Sampling, gumbel
+from tests.toys import WHOLE
+
+ROWS, WIDTH, VOCAB, NEW = 2, 3, 512, 5
+
+
+def advance(sampling: Sampling, layout: Layout) -> tuple[jax.stages.Compiled, tuple]:
+    """Returns one step of sampling, compiled, and its arguments."""
+    mesh = make_mesh(layout)
+    rng = np.random.default_rng(0)
+    with jax.set_mesh(mesh):
+
+        def put(array: np.ndarray, axes: str) -> jax.Array:
+            return jax.device_put(array, NamedSharding(mesh, layout.place(axes)))
+
+        lengths_B = put(np.zeros(ROWS, np.int32), "B")
+        inputs = DecodeInputs(
+            prompts_BL=put(np.zeros((ROWS, 1), np.int32), "Bl"),
+            prompt_lengths_B=lengths_B,
+            seeds_B=put(np.arange(ROWS, dtype=np.uint32), "B"),
+            max_new_tokens_B=put(np.full(ROWS, NEW, np.int32), "B"),
+            min_new_tokens_B=put(np.full(ROWS, NEW, np.int32), "B"),
+        )
+        logits = rng.normal(0, 2, (ROWS, WIDTH, VOCAB)).astype(np.float32)
+        state = sampling.start(layout, inputs, NEW)
+        arguments = (state, put(logits, "BWV"), inputs, jnp.zeros((), jnp.int32))
+        step = jax.jit(lambda *given: sampling.advance(layout, *given)[0])
+        return step.lower(*arguments).compile(), arguments
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0, width=WIDTH),
+        Sampling(width=WIDTH),
+        Sampling(0.7, top_p=0.9, width=WIDTH),
+        Sampling(0.7, top_k=9, top_p=0.9, width=WIDTH),
+    ],
+    ids=str,
+)
+def test_no_device_gathers_the_vocabulary(sampling: Sampling) -> None:
+    layout = Layout(mesh="data:2,model:4", rules="batch:data;vocab:model")
+    step, arguments = advance(sampling, layout)
+    collectives = CompiledProgram.read(step.as_text()).collectives(make_mesh(layout).shape)
+    assert collectives
+    for collective in collectives:
+        assert collective.bytes < 4 * VOCAB, collective
+    found: Samples = step(*arguments)
+    whole, same = advance(sampling, WHOLE)
+    np.testing.assert_array_equal(found.tokens_BWT, whole(*same).tokens_BWT)
+
+
+def test_padding_of_the_vocabulary_changes_no_noise() -> None:
+    layout = Layout(mesh="model:4", rules="vocab:model+")
+    mesh = make_mesh(layout)
+    with jax.set_mesh(mesh):
+        padded = with_padding(layout, V=VOCAB - 2)
+        seeds_B = jnp.arange(ROWS, dtype=jnp.uint32)
+        step = jnp.zeros((), jnp.int32)
+        draw = jax.jit(gumbel, static_argnums=(0, 3, 4))
+        held_BWV = draw(padded, seeds_B, step, "BWV", (ROWS, WIDTH, VOCAB))
+        whole_BWV = draw(padded, seeds_B, step, "BWv", (ROWS, WIDTH, VOCAB - 2))
+    np.testing.assert_array_equal(np.asarray(held_BWV)[:, :, : VOCAB - 2], whole_BWV)
