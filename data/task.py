@@ -29,6 +29,7 @@ from data.sources import pair_kinds as pair_kinds  # task files name what it def
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
+from data.sources.text_files import without_carriage_return
 from data.vocab import UNK_WORD, SentencePiece, Vocab, make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
@@ -131,7 +132,7 @@ class Task:
 
     def vocab_text(self, name: str) -> Iterator[str]:
         """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
-        return self.source.lines("train")
+        return map(without_carriage_return, self.source.lines("train"))
 
     def _make_vocab(self, settings: SentencePiece, name: str, words: Sequence[str]) -> Vocab:
         logger.info("%s: %s of %d sub-words", self.name, name, settings.size)

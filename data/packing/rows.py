@@ -11,7 +11,7 @@ import numpy as np
 
 from data.mixture import MixtureOrder
 from data.packing import pack
-from data.sources.text_files import read_lines
+from data.sources.text_files import read_lines, without_carriage_return
 from data.vocab import UNK_WORD, Vocab
 
 NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation
@@ -23,11 +23,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts what rows were made from; words are separated by white space in the raw text."""
+    """Counts what rows were made from; words are separated by white space in the raw text.
+
+    Bytes are those of a text file: a line that ends with "\\r\\n" counts both, and a last line
+    without a newline counts one all the same.  A byte order mark, and blank lines that are no
+    examples, are not counted.  Of pairs, the texts count, with one newline each.
+    """
 
     lines: int = 0
     words: int = 0
-    bytes: int = 0  # of the raw text in UTF-8, with one newline a line
+    bytes: int = 0  # of the raw lines in UTF-8, with one newline a line
     tokens: int = 0  # with one EOS a line
     rows: int = 0
     # Only of pairs, of which the numbers above count the targets.
@@ -141,7 +146,7 @@ class Rows:
         *,
         packs: bool = True,
     ) -> "Rows":
-        """Packs lines in memory; blank lines count, as lines of no words."""
+        """Packs raw lines in memory; blank lines count, as lines of no words."""
         parts, counts = [], Counts()
         for packed, more in packed_lines(lines, vocab, length, word_list, packs=packs):
             parts.append(packed)
@@ -168,12 +173,13 @@ def packed_lines(
     packs: bool,
     digest: "hashlib._Hash | None" = None,
 ) -> Iterator[tuple[pack.Packed, Counts]]:
-    """Encodes and packs lines chunk by chunk; digest is fed the raw text."""
+    """Encodes and packs raw lines chunk by chunk; digest is fed them as they are."""
     packer = pack.Packer(length, packs=packs, dtype=vocab.dtype)
     for chunk in chunks(lines):
         if digest is not None:
             digest.update(("\n".join(chunk) + "\n").encode())
-        examples = vocab.encode(chunk if word_list is None else with_unk(chunk, word_list))
+        texts = [without_carriage_return(line) for line in chunk]
+        examples = vocab.encode(texts if word_list is None else with_unk(texts, word_list))
         packed = packer.add(examples)
         tokens = sum(map(len, examples)) + len(examples)
         yield packed, Counts.of(chunk, tokens=tokens, rows=len(packed))

@@ -32,7 +32,7 @@ class Source:
         raise NotImplementedError
 
     def lines(self, split: str) -> Iterator[str]:
-        """Yields the examples of a split, always in the same order."""
+        """Yields the examples of a split as raw lines, always in the same order."""
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any] | None:
@@ -90,7 +90,7 @@ class TextFiles(Source):
         return text_files.expand(getattr(self, split), f"TextFiles.{split}")
 
     def _holds_out(self, line: str) -> bool:
-        return is_held_out(line, self.validation_fraction)
+        return is_held_out(text_files.without_carriage_return(line), self.validation_fraction)
 
 
 @spec

@@ -39,20 +39,30 @@ def read_lines(path: str, errors: str = "strict") -> Iterator[str]:
     what bytes.decode makes of bytes that are not UTF-8; with "surrogateescape" they stay in the
     line as lone surrogates.
     """
+    return map(without_carriage_return, read_raw_lines(path, errors))
+
+
+def without_carriage_return(line: str) -> str:
+    """Returns the text of a raw line."""
+    return line.removesuffix("\r")
+
+
+def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
+    """Yields every line as `read_lines` does, but with the carriage return at its end, if any."""
     with _open(path) as file, _read_errors(path):
         for number, raw in enumerate(file, 1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
             except UnicodeDecodeError as error:
                 raise UserError(_not_utf8(path, number, raw, error)) from None
-            yield line.removesuffix("\n").removesuffix("\r")
+            yield line.removesuffix("\n")
 
 
 def read_examples(paths: Sequence[str], where: str) -> Iterator[str]:
-    """Yields the lines of some files that hold more than white space."""
+    """Yields the raw lines of some files that hold more than white space."""
     for path in paths:
         empty = True
-        for line in read_lines(path):
+        for line in read_raw_lines(path):
             if line and not line.isspace():
                 empty = False
                 yield line

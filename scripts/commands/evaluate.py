@@ -10,7 +10,7 @@ from data.cache import prepare
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows, read_word_list
 from data.sources.pairs import Pair, chosen_tag, tagged
-from data.sources.text_files import read_lines
+from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from scripts.commands.common import open_output, short, write_json
 from scripts.commands.decode import decoder_of, options_of, programs_of
@@ -164,7 +164,7 @@ def evaluation_rows(
         return rows, {}
     if text.text_file is not None:
         word_list = read_word_list(task.word_list)
-        return Rows.from_lines(read_lines(text.text_file), target, task.length, word_list), {}
+        return Rows.from_lines(read_raw_lines(text.text_file), target, task.length, word_list), {}
     splits = prepare(task, data_dir, vocab=target, source_vocab=source).splits
     if text.split not in splits:
         raise UserError(

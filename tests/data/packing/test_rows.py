@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.packing.rows import NO_ROW, Counts, Rows, read_word_list, with_unk
-from data.sources.text_files import read_lines
+from data.sources.text_files import read_lines, read_raw_lines
 from data.vocab import SentencePiece, make
 
 SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -29,6 +29,18 @@ def test_counts_are_of_the_raw_text(vocab):
     assert rows.counts.tokens == (rows.segments_BL > 0).sum()
     assert rows.counts.rows == len(rows)
     assert rows.fill == rows.counts.tokens / (len(rows) * 16)
+
+
+def test_bytes_are_those_of_the_file_and_carriage_returns_are_no_text(vocab, tmp_path):
+    (tmp_path / "unix").write_bytes(b"one two\nthree\n")
+    (tmp_path / "windows").write_bytes(b"one two\r\nthree\r\n")
+    unix, windows = (
+        Rows.from_lines(read_raw_lines(str(tmp_path / name)), vocab, 16)
+        for name in ("unix", "windows")
+    )
+    assert (unix.counts.bytes, windows.counts.bytes) == (14, 16)
+    assert (unix.targets_BL == windows.targets_BL).all()
+    assert unix.counts.words == windows.counts.words
 
 
 def test_pieces_lead_from_each_line_to_its_tokens(vocab):

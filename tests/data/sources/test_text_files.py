@@ -29,6 +29,13 @@ def test_last_line_needs_no_newline_and_windows_files_have_no_carriage_returns(t
     assert list(read_lines(str(path))) == ["one", "two"]
 
 
+def test_examples_are_raw_lines_for_what_counts_bytes(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\r\n\r\ntwo\n")
+    source = TextFiles(train=str(path), validation=str(path))
+    assert list(source.lines("train")) == ["one\r", "two"]
+
+
 def test_globs_are_sorted_and_name_no_file_twice(tmp_path):
     for name in "cab":
         (tmp_path / name).write_text("x\n")
