@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.packing.best_fit import BestFit, BestFitOfPairs
+from data.packing.best_fit import BestFit
 from data.vocab import EOS
 
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
@@ -161,12 +161,9 @@ class Packer:
     ):
         limit = OPEN_ROWS if packs else 0
         sides = [Side(length, dtype)]
-        self._fit: BestFit | BestFitOfPairs
-        if source_length is None:
-            self._fit = BestFit(length, limit)
-        else:
+        if source_length is not None:
             sides.append(Side(source_length, source_dtype))
-            self._fit = BestFitOfPairs(length, source_length, limit)
+        self._fit = BestFit([side.length for side in sides], limit)
         self._begun = BegunRows(*sides)
         self._examples = 0
 

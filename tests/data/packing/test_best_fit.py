@@ -1,6 +1,7 @@
 """Best fit of pairs: both halves stay together, and no pair is lost but those that do not fit."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.packing import pack
+from data.packing.best_fit import BestFit
 from data.vocab import EOS
 
 halves = st.lists(st.integers(2, 60_000), max_size=20).map(lambda x: np.array(x, np.uint16))
@@ -123,3 +125,12 @@ def test_unpacking_would_see_halves_that_changed_places():
     swapped = np.array([0, 2, 1], np.uint16)[packed.source_segments_BM]
     found = unpack_pairs(dataclasses.replace(packed, source_segments_BM=swapped))
     assert [source.tolist() for source, _ in found.values()] == [[7, EOS], [5, EOS]]
+
+
+@pytest.mark.parametrize(("sides", "digest"), [(1, "7084bf8e"), (2, "68a2077e")])
+def test_rows_are_the_same_in_every_version(sides, digest):
+    """A cache that is built again, elsewhere or later, gives a resumed run the same rows."""
+    sizes = np.random.PCG64(0).random_raw(600).reshape(-1, 2) % 17 + 1
+    fit = BestFit([20, 18][:sides], limit=7)
+    places = np.concatenate([part.ravel() for part in fit.place(sizes[:, :sides])])
+    assert hashlib.sha256(places.astype(np.int64).tobytes()).hexdigest()[:8] == digest
