@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,14 +12,15 @@ from jax.sharding import Mesh
 from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
-from models.loss import Criterion
+from models.loss import Criterion, LossSums
 from trainer.feed import Placement, host_rows, place, placement
 from trainer.metrics.expert_load import Layer, stats_by_layer
+from trainer.progress import Progress, no_progress
 from trainer.step import evaluate_step
 
 
-class Part(NamedTuple):
-    """What a model makes of one part of a mixture; `experts` is as in metrics.jsonl."""
+class PartEvaluation(NamedTuple):
+    """Holds the results on one part of a mixture; `experts` is as in metrics.jsonl."""
 
     loss: float
     tokens: int
@@ -28,7 +29,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What a model makes of a text.  `words` counts one end of sentence a line as a word."""
+    """Holds the results on a text.  `words` counts one end of sentence a line as a word."""
 
     loss: float
     perplexity_per_token: float
@@ -48,7 +49,7 @@ class Evaluation:
 
     @classmethod
     def from_sums(cls, loss: float, correct: float, tokens: int, rows: Rows) -> "Evaluation":
-        """Perplexities from the summed negative log-likelihood of all tokens."""
+        """Computes perplexities from the summed negative log-likelihood of all tokens."""
         words = rows.counts.words + rows.counts.lines
         return cls(
             loss=loss / tokens,
@@ -68,12 +69,13 @@ def _exp(x: float) -> float:
 
 
 def device_batches(
-    rows: Rows, where: Placement, batch_sequences: int, chosen: range | None = None
+    rows: Rows, place_on: Placement, batch_sequences: int, chosen: range | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """All rows once, or the chosen ones, in order; the last batch is filled up with empty rows."""
-    held = host_rows(where, batch_sequences, 1)
-    for _, batch in in_order(rows, batch_sequences, held, chosen):
-        yield place(where, batch, batch_sequences, 1)
+    """Yields all rows once, or the chosen ones, in order; the last batch is filled up with empty
+    rows."""
+    local_rows = host_rows(place_on, batch_sequences, 1)
+    for _, batch in in_order(rows, batch_sequences, local_rows, chosen):
+        yield place(place_on, batch, batch_sequences, 1)
 
 
 def evaluate(
@@ -86,8 +88,8 @@ def evaluate(
     batches: int | None = None,
     logit_scale: float = 1.0,
     drop_tokens: bool = True,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Evaluation, dict[str, Part]]:
+    progress: Progress = no_progress,
+) -> tuple[Evaluation, dict[str, PartEvaluation]]:
     """Evaluates the whole split, or the first batches of each of its parts.
 
     The parts of a mixture are named; other rows have none.  Sums are added on the host in double
@@ -96,35 +98,43 @@ def evaluate(
     or drop no tokens, as decoding.
     """
     criterion = Criterion(logit_scale=logit_scale, drop_tokens=drop_tokens)
-    where = placement(model.layout, mesh, 1)
-    spans = _spans(rows)
-    each = None if batches is None else max(1, batches // len(spans))
-    wanted = {
-        name: chosen[: None if each is None else each * batch_sequences]
-        for name, (chosen, _) in spans.items()
-    }
-    total = sum(math.ceil(len(chosen) / batch_sequences) for chosen in wanted.values())
+    chosen = chosen_rows(rows, batch_sequences, batches)
+    total = sum(math.ceil(len(part_rows) / batch_sequences) for part_rows, _ in chosen.values())
     done, loss, correct, parts = 0, 0.0, 0.0, {}
     with jax.set_mesh(mesh):
-        for name, chosen in wanted.items():
-            own = []
-            for batch in device_batches(rows, where, batch_sequences, chosen):
-                own.append(jax.device_get(evaluate_step(model, criterion, params, batch)))
-                report(done := done + 1, total)
-            tokens = math.fsum(float(sums.tokens) for sums in own)
-            all_tokens = spans[name][1]
-            of_all = all_tokens / tokens
-            part_loss = math.fsum(float(sums.loss) for sums in own)
-            loss += of_all * part_loss
-            correct += of_all * math.fsum(float(sums.correct) for sums in own)
-            loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(sums.loads for sums in own))
-            parts[name] = Part(part_loss / tokens, all_tokens, stats_by_layer(loads or {}))
-    found = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
-    return found, parts if len(parts) > 1 else {}
+        place_on = placement(model.layout, mesh, 1)
+        for name, (part_rows, tokens) in chosen.items():
+            sums = []
+            for batch in device_batches(rows, place_on, batch_sequences, part_rows):
+                sums.append(jax.device_get(evaluate_step(model, criterion, params, batch)))
+                progress(done := done + 1, total)
+            scale = tokens / _total(sums, "tokens")
+            loss += scale * _total(sums, "loss")
+            correct += scale * _total(sums, "correct")
+            parts[name] = part_evaluation(sums, tokens)
+    evaluation = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
+    return evaluation, parts if len(parts) > 1 else {}
 
 
-def _spans(rows: Rows) -> dict[str, tuple[range, int]]:
-    """The rows and the tokens of each part of a split that has any."""
-    if not rows.parts:
-        return {"all": (range(len(rows)), rows.counts.tokens)}
-    return {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}
+def part_evaluation(sums: Sequence[LossSums], tokens: int) -> PartEvaluation:
+    """Adds the sums of some batches of a part with so many tokens."""
+    loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))
+    loss = _total(sums, "loss") / _total(sums, "tokens")
+    return PartEvaluation(loss, tokens, stats_by_layer(loads or {}))
+
+
+def _total(sums: Sequence[LossSums], field: str) -> float:
+    return math.fsum(float(getattr(batch, field)) for batch in sums)
+
+
+def chosen_rows(
+    rows: Rows, batch_sequences: int, batches: int | None
+) -> dict[str, tuple[range, int]]:
+    """Returns the rows to evaluate of each part that has any, and the tokens of the whole part."""
+    spans = {"all": (range(len(rows)), rows.counts.tokens)}
+    if rows.parts:
+        spans = {part.name: (part.rows, part.counts.tokens) for part in rows.parts if part.rows}
+    if batches is None:
+        return spans
+    first = max(1, batches // len(spans)) * batch_sequences
+    return {name: (part_rows[:first], tokens) for name, (part_rows, tokens) in spans.items()}

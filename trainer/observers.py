@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from layouts.layout import Layout
 from models.api import Params
-from trainer.evaluate import Part
+from trainer.evaluate import PartEvaluation
 from trainer.run import Run
 from trainer.step import State
 
@@ -68,7 +68,7 @@ class Observer:
         """Returns further measures for an evaluation on the validation split."""
         return {}
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         """The validation split is evaluated."""
 
     def on_end(self, outcome: Outcome) -> None:
@@ -102,7 +102,7 @@ class Observers(Observer):
             measures |= observer.evaluate(step, params)
         return measures
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         for observer in self._observers:
             observer.on_evaluation(line, parts)
 

@@ -87,8 +87,8 @@ def continuations(
     with trained_models(checkpoint, programs_of(flags)) as models, Bar("decode") as bar:
         trained = models.open(None)
         run, options = trained.run, options_of(flags)
-        places = run.model.max_length
-        requests = make_requests(prompts, run.task, trained.vocabs, options, places, tell)
+        max_length = run.model.max_length
+        requests = make_requests(prompts, run.task, trained.vocabs, options, max_length)
         decoder = decoder_of([trained], flags, batch_sequences)
         return best_texts(decoder, requests, trained.vocabs, options, bar.update)
 
@@ -106,8 +106,8 @@ def decode_file(flags: DecodeFlags) -> None:
                 f"--nbest={flags.nbest}: the search keeps {decoder.search.width} texts a line.  "
                 "Widen it with --beam or --samples."
             )
-        places = run.model.max_length
-        requests = make_requests(lines, run.task, trained.vocabs, options, places, tell)
+        max_length = run.model.max_length
+        requests = make_requests(lines, run.task, trained.vocabs, options, max_length)
 
         def decoded(left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
             done = 0

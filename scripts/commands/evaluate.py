@@ -82,7 +82,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                     batch_sequences=batch_of(trained, flags.batch_sequences),
                     logit_scale=flags.logit_scale,
                     drop_tokens=flags.drop_tokens,
-                    report=bar.update,
+                    progress=bar.update,
                 )
             line = {
                 "step": trained.step,
@@ -129,7 +129,7 @@ def translations(
     with Bar("translate") as bar:
         return translate(
             decoder, parts, task, trained.vocabs, options_of(search), trained.run.model.max_length,
-            say=tell, progress=bar.update, **dataclasses.asdict(flags.metrics),
+            progress=bar.update, **dataclasses.asdict(flags.metrics),
         )  # fmt: skip
 
 

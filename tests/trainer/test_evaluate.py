@@ -48,9 +48,12 @@ def test_every_token_counts_once_whatever_the_batch_and_the_layout(
     layout: Layout, batch_sequences: int
 ) -> None:
     """Eleven rows: the last batch is cut short, but for one case."""
-    told: list[tuple[int, int]] = []
-    report = lambda done, total: told.append((done, total))  # noqa: E731
-    found = evaluated(layout, batch_sequences, report=report)
+    calls: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        calls.append((done, total))
+
+    found = evaluated(layout, batch_sequences, progress=progress)
     loss, correct = by_numpy(ROWS)
     counts = ROWS.counts
     assert (found.tokens, found.bytes, found.lines) == (counts.tokens, counts.bytes, counts.lines)
@@ -64,7 +67,7 @@ def test_every_token_counts_once_whatever_the_batch_and_the_layout(
     np.testing.assert_allclose(found.bits_per_byte, loss / math.log(2) / counts.bytes,
                                rtol=ROUND_OFF)  # fmt: skip
     batches = -(-11 // batch_sequences)
-    assert told == [(done, batches) for done in range(1, batches + 1)]
+    assert calls == [(done, batches) for done in range(1, batches + 1)]
 
 
 def test_a_logit_multiplier_scales_the_logits() -> None:

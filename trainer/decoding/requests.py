@@ -1,7 +1,8 @@
 """Decodes lines of text: makes requests of them, and texts of the tokens that come back."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,9 @@ from data.vocabs import Vocabs
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 from trainer.decoding.mbr import consensus
+from trainer.progress import Progress, no_progress
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +76,12 @@ def translation_requests(
     vocabs: Vocabs,
     options: DecodeOptions,
     max_length: int | None,
-    say: Say,
+    name: str | None = None,
 ) -> list[Request]:
-    """Makes requests to translate each line; lines longer than a row are cut and counted."""
+    """Makes requests to translate each line; lines longer than a row are cut and counted.
+
+    `name` says in a warning which text they are of, where there are several.
+    """
     tag = chosen_tag(options.tag, task.tags)
     source_length = task.row_lengths["source_length"]
     [prefix] = vocabs.target.encode([options.prefix or ""])
@@ -95,9 +100,13 @@ def translation_requests(
             Request(prefix, max_new_tokens, line_seed(options, line), min_new_tokens, source)
         )
     if cut:
-        say(
-            f"Warning: {cut} of {len(sources)} lines have more than {source_length - 1} "
-            "tokens (Translation.source_length); only their beginnings are translated."
+        logger.warning(
+            "Warning: %s%d of %d lines have more than %d tokens (Translation.source_length); only "
+            "their beginnings are translated.",
+            "" if name is None else f"{name}: ",
+            cut,
+            len(sources),
+            source_length - 1,
         )
     return requests
 
@@ -144,7 +153,7 @@ def best_texts(
     requests: Sequence[Request],
     vocabs: Vocabs,
     options: DecodeOptions,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> list[str]:
     """Decodes the requests and returns the best text of each, in order."""
     texts, done = [""] * len(requests), 0
@@ -168,9 +177,9 @@ def make_requests(
     vocabs: Vocabs,
     options: DecodeOptions,
     max_length: int | None,
-    say: Say,
+    name: str | None = None,
 ) -> list[Request]:
     """Makes requests of lines, to translate or to continue them, as the task has it."""
     if task.has_source:
-        return translation_requests(lines, task, vocabs, options, max_length, say)
+        return translation_requests(lines, task, vocabs, options, max_length, name)
     return continuation_requests(lines, vocabs, options, max_length, task.length // 2)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
 from trainer.evaluate import device_batches
 from trainer.feed import placement
+from trainer.progress import Progress, no_progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ def score_lines(
     vocabs: Vocabs,
     mesh: Mesh,
     batch_sequences: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
     tag: str | None = None,
 ) -> list[Score]:
     """Scores each line alone, however lines are packed into rows.
@@ -63,4 +64,4 @@ def score_lines(
         tokens[line] += inside.sum()
     totals[tokens == 0] = math.nan
     words = [len(line.split()) + 1 for line in counted]
-    return [Score(*found) for found in zip(totals.tolist(), words, tokens.tolist(), strict=True)]
+    return [Score(*line) for line in zip(totals.tolist(), words, tokens.tolist(), strict=True)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.storage import atomic_write
-from trainer.evaluate import Part
+from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.plots import RunPlots
@@ -64,7 +64,7 @@ class MetricsWriter(Observer):
         self._add_scalars("train", line)
         self._add_scalars("experts", {"step": result.step, **scalars(layers)})
 
-    def on_evaluation(self, line: Line, parts: Mapping[str, Part]) -> None:
+    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
         part_lines = {name: part._asdict() for name, part in parts.items()}
         self._evaluations.write({**line, "parts": part_lines} if parts else line)

@@ -34,7 +34,7 @@ class TranslationEval(Observer):
         decoder = Decoder(self._model, params, self._mesh, Sampling(temperature=0), self._batch)
         translated = translate(
             decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),
-            self._run.model.max_length, say=logger.info, resamples=0, ter=False,
+            self._run.model.max_length, resamples=0, ter=False,
         )  # fmt: skip
         quality = translated[0].metrics
         logger.info(

@@ -1,16 +1,16 @@
 """Translates evaluation sets of a task and computes metrics of the translations, on raw text."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from data.task import Task
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder
-from trainer.decoding.requests import DecodeOptions, Say, best_texts, make_requests
+from trainer.decoding.requests import DecodeOptions, best_texts, make_requests
+from trainer.progress import Progress, no_progress
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
-
-Progress = Callable[[int, int], None]
 
 
 class EvaluationSet(NamedTuple):
@@ -64,38 +64,51 @@ def translate(
     options: DecodeOptions,
     max_length: int | None,
     *,
-    say: Say,
     tokenize: str | None = None,
     resamples: int = 1000,
     ter: bool = True,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> list[TranslatedSet]:
     """Translates each part; where there are several, all of them together come first."""
-    total, before, found = sum(len(part.sources) for part in parts), 0, []
-    for part in parts:
-        own = dataclasses.replace(options, tag=part.tag)
-
-        def say_whose(line: str, name: str = part.name) -> None:
-            say(f"{name}: {line}" if len(parts) > 1 else line)
-
-        def update(done: int, _: int, before: int = before) -> None:
-            progress(before + done, total)
-
-        requests = make_requests(part.sources, task, vocabs, own, max_length, say_whose)
-        found.append((part, best_texts(decoder, requests, vocabs, own, update)))
-        before += len(part.sources)
-    if len(found) > 1:
-        sources = [source for part, _ in found for source in part.sources]
-        references = [text for part, _ in found for text in part.references[0]]
-        texts = [text for _, own_texts in found for text in own_texts]
-        found = [(EvaluationSet("all", None, sources, [references]), texts), *found]
+    texts = translated_texts(decoder, parts, task, vocabs, options, max_length, progress)
+    parts = [*parts]
+    if len(parts) > 1:
+        parts.insert(0, joined(parts))
+        texts.insert(0, [text for part_texts in texts for text in part_texts])
+    measure = functools.partial(compute_metrics, tokenize=tokenize, resamples=resamples, ter=ter)
     return [
-        TranslatedSet(
-            part,
-            texts,
-            compute_metrics(
-                texts, part.references, tokenize=tokenize, resamples=resamples, ter=ter
-            ),
-        )
-        for part, texts in found
+        TranslatedSet(part, part_texts, measure(part_texts, part.references))
+        for part, part_texts in zip(parts, texts, strict=True)
     ]
+
+
+def translated_texts(
+    decoder: Decoder,
+    parts: Sequence[EvaluationSet],
+    task: Task,
+    vocabs: Vocabs,
+    options: DecodeOptions,
+    max_length: int | None,
+    progress: Progress,
+) -> list[list[str]]:
+    """Returns the best translations of each part."""
+    total, done, texts = sum(len(part.sources) for part in parts), 0, []
+    for part in parts:
+        part_options = dataclasses.replace(options, tag=part.tag)
+        name = part.name if len(parts) > 1 else None
+        requests = make_requests(part.sources, task, vocabs, part_options, max_length, name)
+
+        def update(part_done: int, _: int, done: int = done) -> None:
+            progress(done + part_done, total)
+
+        texts.append(best_texts(decoder, requests, vocabs, part_options, update))
+        done += len(part.sources)
+    return texts
+
+
+def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:
+    """Joins parts to one with the first reference of each."""
+    sources = [source for part in parts for source in part.sources]
+    return EvaluationSet(
+        "all", None, sources, [[text for part in parts for text in part.references[0]]]
+    )
