@@ -1,11 +1,14 @@
 # make quickstart             a trained language model in minutes
 # make quickstart-translate   a trained translation model, and its BLEU
 # make test                   lint, types and all tests
+# make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-translate test lint lock
+.PHONY: help install quickstart quickstart-translate test lint audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -15,10 +18,11 @@ install: .venv/installed
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Meshloom needs Python 3.11 or newer, found {v[0]}.{v[1]}: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements.lock \
-	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	sed -n '/^uv==/,/[^\]$$/p' requirements.lock > .venv/uv.lock
+	$(PIP) --no-deps --require-hashes -r .venv/uv.lock \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock \
+	  || $(PIP) --no-deps --require-hashes -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 quickstart: install
@@ -35,6 +39,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+audit: install  # looks the locked packages up among the known vulnerabilities
+	$(BIN)/uv venv --quiet --allow-existing .venv/audit
+	$(BIN)/uv pip install --quiet --python .venv/audit --no-deps --require-hashes -r audit.lock
+	.venv/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock -r audit.lock
+
 lock:  # after a change of the dependencies in pyproject.toml
-	$(BIN)/uv pip compile --universal --quiet --no-header --upgrade --extra dev \
-	  pyproject.toml --output-file requirements.lock
+	$(LOCK) --extra dev pyproject.toml --output-file requirements.lock
+	$(LOCK) --group audit --output-file audit.lock

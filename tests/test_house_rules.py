@@ -119,6 +119,49 @@ def test_no_tensorflow_at_run_time() -> None:
             assert "tensorflow" not in imported(path), path
 
 
+# What turns a file that someone else wrote into running code, or into files anywhere.
+UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "code", "tarfile",
+                  "zipfile"}  # fmt: skip
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load",
+                "yaml.load", "shutil.unpack_archive"}  # fmt: skip
+UNSAFE_FLAGS = {"allow_pickle", "shell"}
+
+
+def unsafe_parts(source: str) -> list[str]:
+    """Returns what a file uses of pickles, evaluated text, shells and archives."""
+    parts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names} & UNSAFE_MODULES
+        elif isinstance(node, ast.ImportFrom):
+            imports = {f"{node.module}.{alias.name}" for alias in node.names}
+            names = ({node.module or ""} & UNSAFE_MODULES) | (imports & UNSAFE_CALLS)
+        elif isinstance(node, ast.Call):
+            flags = {k.arg or "" for k in node.keywords if getattr(k.value, "value", 1) is not False}
+            names = ({ast.unparse(node.func)} & UNSAFE_CALLS) | (flags & UNSAFE_FLAGS)
+        else:
+            continue
+        parts += sorted(names)
+    return parts
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_file_becomes_code(folder: str) -> None:
+    for path in python_files(folder):
+        assert not unsafe_parts(path.read_text()), path
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from pickle import load", "from os import system", "import x, tarfile",
+     "y = eval(x)", "f(exec(x))", "np.load(x, allow_pickle=True)", "run(x, shell=shell)",
+     "shutil.unpack_archive(x)", "torch.load(x)"],
+)  # fmt: skip
+def test_what_becomes_code_is_found(source: str) -> None:
+    assert unsafe_parts(source)
+    assert not unsafe_parts("model.eval(); re.compile(x); np.load(x, allow_pickle=False)")
+
+
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda path: path.name)
 def test_models_use_the_stable_part_of_nnx(path: Path) -> None:
     used = set(re.findall(r"\bnnx\.(\w+)", path.read_text()))

@@ -1,5 +1,6 @@
-"""An editable install works; any other ends with one line that says what to do."""
+"""An editable install works, any other is refused; what is installed is known by its hash."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -34,3 +35,27 @@ def test_an_editable_install_builds(checkout: Path) -> None:
     done = build(checkout, "wheel:editable")
     assert done.returncode == 0, done.stderr
     assert len(list(checkout.glob("dist/*.whl"))) == 1
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "audit.lock"])
+def test_every_locked_package_has_a_hash(name: str) -> None:
+    entries = re.split(r"^(?=[a-zA-Z])", (ROOT / name).read_text(), flags=re.MULTILINE)[1:]
+    assert entries
+    for entry in entries:
+        assert re.match(r"[\w.-]+==\S+", entry) and "--hash=sha256:" in entry, entry
+
+
+def test_packages_are_installed_by_their_hashes() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    installs = [line for line in makefile.splitlines() if ".lock" in line and "--no-deps" in line]
+    assert len(installs) == 4 and all("--require-hashes" in line for line in installs)
+
+
+def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
+    """`make install` takes uv from requirements.lock before it can install the rest with it."""
+    (command,) = re.findall(r"\t(sed .*) > ", (ROOT / "Makefile").read_text())
+    shell = command.replace("$$", "$")
+    done = subprocess.run(shell, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("uv==") and rest
+    assert all(line.strip().startswith("--hash=sha256:") for line in rest)
