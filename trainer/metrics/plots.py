@@ -50,9 +50,10 @@ class RunPlots:
             "dropped": self._dropped,
             "experts_of_parts": self._experts_of_parts,
         }
-        figure = draw[name](pyplot)
         file = io.BytesIO()
-        figure.savefig(file, dpi=120, format="png")
+        with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is no formula
+            figure = draw[name](pyplot)
+            figure.savefig(file, dpi=120, format="png")
         pyplot.close(figure)
         return file.getvalue()
 

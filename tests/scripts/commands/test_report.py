@@ -1,0 +1,79 @@
+"""The pages show any name as text: a hostile one adds no element and no attribute."""
+
+import html.parser
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.commands.flags.report import ReportFlags
+from scripts.commands.planning.page import write_page
+from scripts.commands.report import report
+
+HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
+ELEMENTS = {"html", "meta", "title", "style", "h1", "h2", "table", "tr", "th", "td", "img", "p",
+            "div", "ul", "li"}  # fmt: skip
+ATTRIBUTES = {"lang", "charset", "alt", "src", "style", "class", "title"}
+
+
+class Page(html.parser.HTMLParser):
+    """Collects the elements, attributes and text of a page."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.text += "".join(value or "" for name, value in attrs if name in ("title", "alt"))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def check(file: Path, hostile_texts: int) -> None:
+    page = Page(file)
+    assert page.elements <= ELEMENTS and page.attributes <= ATTRIBUTES
+    assert page.text.count(HOSTILE) == hostile_texts
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / HOSTILE.replace("/", "")
+    folder.mkdir()
+    layer = {"load": [0.25, 0.75], "dropped": [0.1, 0.2], HOSTILE: 0.5}
+    experts = {HOSTILE: layer}
+    line = {"step": 1, "loss": 2.5, HOSTILE: 3.0, "experts": experts}
+    part = {"loss": 2.5, HOSTILE: 1, "experts": experts}
+    check = {"step": 1, "loss": 2.5, HOSTILE: 3.0, "parts": {HOSTILE: part, "other": part}}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "evaluations.jsonl").write_text(json.dumps(check) + "\n")
+    return folder
+
+
+def test_a_report_of_hostile_names(model_dir: Path) -> None:
+    report(ReportFlags(model_dir=model_dir))
+    # Heads of four tables, the names of a layer and of a part.
+    check(model_dir / "report.html", 6)
+    assert model_dir.name in Page(model_dir / "report.html").text
+
+
+def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
+    figures = {
+        HOSTILE: 1,
+        "fits": True,
+        "bytes_by_cause": {HOSTILE: 10, "weights": 20},
+        "memory_bytes": 100,
+        "step_time_parts_s": {HOSTILE: 1.0},
+        "collectives": [{"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE}],
+        "surprises": [HOSTILE],
+        "weights": [{"path": HOSTILE, HOSTILE: 1}],
+    }
+    write_page(str(tmp_path / "plan.html"), HOSTILE, figures)
+    # Title and heading; parts of memory and of time, each twice in a bar and once in a table; two
+    # cells of a collective, a surprise, a head and a cell of the weights.
+    check(tmp_path / "plan.html", 2 + 6 + 2 + 1 + 2)
