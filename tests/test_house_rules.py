@@ -137,7 +137,7 @@ def unsafe_parts(source: str) -> list[str]:
             imports = {f"{node.module}.{alias.name}" for alias in node.names}
             names = ({node.module or ""} & UNSAFE_MODULES) | (imports & UNSAFE_CALLS)
         elif isinstance(node, ast.Call):
-            flags = {k.arg or "" for k in node.keywords if getattr(k.value, "value", 1) is not False}
+            flags = {flag.arg or "" for flag in node.keywords if ast.unparse(flag.value) != "False"}
             names = ({ast.unparse(node.func)} & UNSAFE_CALLS) | (flags & UNSAFE_FLAGS)
         else:
             continue
