@@ -8,9 +8,9 @@ tied words, random weights, float32) on 1,000 sources whose lengths are those of
 test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
 number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
 of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
-shapes.  Each system has a process of its own and its best batch size out of a few; they take turns,
-and the ratio is the median over rounds of one round's rates.  Compiling is not counted, but told
-(warm_s).
+shapes.  Each system has a process of its own and its best batch size out of a few, in alternating
+rounds; the ratio is the median over rounds of one round's rates.  Compiling is not counted, but
+reported (warm_s).
 """
 
 import importlib.util
@@ -208,8 +208,8 @@ def work(system: str, count: int) -> None:
         start = time.perf_counter()
         made = translate(texts, int(question.split()[-1]))
         seconds = time.perf_counter() - start
-        wanted = sum(text.tokens for text in texts)  # some do not return an END at the last place
-        assert wanted - len(texts) <= made <= wanted, f"{made} tokens instead of {wanted}"
+        most = sum(text.tokens for text in texts)  # some do not return an END at the last place
+        assert most - len(texts) <= made <= most, f"{made} tokens instead of {most}"
         return seconds
 
     serve(about, answer)
@@ -224,10 +224,10 @@ def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, obje
 
 @click.command()
 @click.option("--worker", hidden=True)
-@click.option("--rounds", "count", default=5, show_default=True, help="Turns of each system.")
+@click.option("--rounds", "count", default=5, show_default=True, help="Rounds to measure.")
 @click.option("--sentences", default=1000, show_default=True, help="Sources to translate.")
 @click.option("--batch_sizes", default="16,32,64,128", show_default=True, help="Sizes to try.")
-@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Whom to compare.")
+@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Systems to compare.")
 @click.option("--json", "json_file", help="Write the result here as well.")
 def main(
     worker: str | None,
@@ -247,12 +247,13 @@ def main(
     arguments = [f"--sentences={sentences}"]
     workers = {name: Worker("scripts.benchmarks.decode", name, *arguments) for name in names}
     sizes, result = {}, dict[str, Any]()
-    for name, own in workers.items():
-        sizes[name], measured = best_size(own, [int(size) for size in batch_sizes.split(",")])
+    candidates = [int(size) for size in batch_sizes.split(",")]
+    for name in workers:
+        sizes[name], measured = best_size(workers[name], candidates)
         result[name] = {"batch_sequences": sizes[name], **measured}
     seconds = list(rounds(workers, sizes, count))
-    for name, own_result in ended(workers, seconds).items():
-        result[name] |= own_result | {"sentences_per_s": sentences / own_result["turn_s"]}
+    for name, times in ended(workers, seconds).items():
+        result[name] |= times | {"sentences_per_s": sentences / times["median_s"]}
     for name in names[1:]:
         result[f"to_{name}"] = ratio(seconds, names[0], name)
     show(result | {"rounds": count, "sentences": sentences, "cores": cores()}, json_file)

@@ -3,7 +3,7 @@
     python -m scripts.benchmarks.layouts --json=layouts.json   (about 15 minutes on two quiet cores)
 
 The search knows rates of this machine, measured first, and each layout's trace.  Then the real
-training steps of all layouts take turns; a layout's ratio is the median over rounds of its time by
+training steps of all layouts alternate; a layout's ratio is the median over rounds of its time by
 the best of the same round.  Ratios of the search's first, and of the best of its first three by
 their own steps (`meshloom layouts --search`), are printed under the table.
 """

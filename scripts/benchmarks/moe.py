@@ -6,18 +6,19 @@
 Forward and backward of one layer in float32: 4,096 tokens of width 256 in 16 rows, 16 experts of
 width 1,024, two for each token (GShard's top-2, with room for all even shares).  The dense layer
 has width 2,048: the same products for a token.  Each way to dispatch, and the same two layers in
-PyTorch, has a process of its own, and they take turns; `cost` is a layer's time over that of the
+PyTorch, has a process of its own, in alternating rounds; `cost` is a layer's time over that of the
 dense layer of the same library in the same round.
 """
 
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from scripts.benchmarks.rounds import Worker, cores, ended, rounds, serve, show
+from scripts.benchmarks.rounds import cores, ended, options, rounds, serve, show, speedups, start
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
 SYSTEMS = ("dense", "gather", "einsum", "dropless", "torch_dense", "torch")
@@ -104,8 +105,8 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
         token = order // 2
         counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
         parts = [
-            functional.relu(own @ wi[expert]) @ wo[expert]
-            for expert, own in enumerate(torch.split(x[token], counts))
+            functional.relu(rows @ wi[expert]) @ wo[expert]
+            for expert, rows in enumerate(torch.split(x[token], counts))
         ]
         weighted = torch.cat(parts) * gates.flatten()[order, None]
         return torch.zeros_like(x).index_add(0, token, weighted)
@@ -134,24 +135,31 @@ def work(system: str) -> None:
 
 
 @click.command()
-@click.option("--worker", hidden=True)
-@click.option("--rounds", "count", default=9, show_default=True, help="Turns of each system.")
-@click.option("--passes", default=5, show_default=True, help="Passes a turn.")
-@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Whom to compare.")
-@click.option("--json", "json_file", help="Write the result here as well.")
-def main(worker: str | None, count: int, passes: int, systems: str, json_file: str | None) -> None:
-    """Compares layers of experts with dense ones."""
+@options(SYSTEMS, count=9)
+@click.option("--passes", default=5, show_default=True, help="Passes in a round.")
+def main(
+    worker: str | None,
+    count: int,
+    systems: str,
+    baseline: Path | None,
+    passes: int,
+    json_file: str | None,
+) -> None:
+    """Compares layers of experts with dense ones, and with those of another checkout."""
     if worker is not None:
         return work(worker)
     names = systems.split(",")
-    workers = {name: Worker("scripts.benchmarks.moe", name) for name in names}
+    workers = start("scripts.benchmarks.moe", names, baseline)
     seconds = list(rounds(workers, dict.fromkeys(workers, passes), count))
     result: dict[str, Any] = ended(workers, seconds)
     for name in names:
         dense = "torch_dense" if name.startswith("torch") else "dense"
-        costs = [turn[name] / turn[dense] for turn in seconds] if dense in names else []
+        costs = [times[name] / times[dense] for times in seconds] if dense in names else []
         result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
-    show(result | {"rounds": count, "passes": passes, "cores": cores()}, json_file)
+    show(
+        result | speedups(seconds) | {"rounds": count, "passes": passes, "cores": cores()},
+        json_file,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the systems of a benchmark in turns, each in a process of its own."""
+"""Measures the systems of a benchmark in alternating rounds, each in a process of its own."""
 
 import json
 import os
@@ -9,9 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import click
 
 Answers = dict[str, float]  # of each system in one round
+Function = TypeVar("Function", bound=Callable[..., object])
+CHECKOUT = Path(__file__).parents[2]
+OTHER_LIBRARIES = ("torch", "huggingface", "ctranslate2")  # what names of their systems begin with
+BASELINE = "baseline_"
 
 
 def cores() -> int:
@@ -42,14 +48,15 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
 class Worker:
     """Runs one system in a process of its own; "memory" asks for its peak in bytes."""
 
-    def __init__(self, module: str, system: str, *arguments: str):
+    def __init__(self, module: str, system: str, *arguments: str, checkout: Path = CHECKOUT):
         command = [sys.executable, "-m", module, f"--worker={system}", *arguments]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
         )
         self.about = json.loads(self._read())
 
@@ -66,7 +73,51 @@ class Worker:
         return line
 
     def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+def options(systems: Sequence[str], count: int) -> Callable[[Function], Function]:
+    """Returns what gives a benchmark's command the options that all benchmarks share."""
+    shared = [
+        click.option("--worker", hidden=True),
+        click.option(
+            "--rounds", "count", default=count, show_default=True, help="Rounds to measure."
+        ),
+        click.option(
+            "--systems", default=",".join(systems), show_default=True, help="Systems to compare."
+        ),
+        click.option(
+            "--baseline",
+            type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+            metavar="CHECKOUT",
+            help="Measures Meshloom also from another checkout of the project, and prints how many "
+            "times as fast this one is.",
+        ),
+        click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE."),
+    ]
+
+    def add(command: Function) -> Function:
+        for option in reversed(shared):
+            command = option(command)
+        return command
+
+    return add
+
+
+def start(
+    module: str, systems: Sequence[str], baseline: Path | None, *arguments: str
+) -> dict[str, Worker]:
+    """Starts the systems; with a baseline also Meshloom's systems from that checkout."""
+    workers = {name: Worker(module, name, *arguments) for name in systems}
+    for name in systems if baseline is not None else ():
+        if not name.startswith(OTHER_LIBRARIES):
+            assert baseline is not None
+            workers[BASELINE + name] = Worker(module, name, *arguments, checkout=baseline)
+    return workers
 
 
 def rounds(
@@ -83,7 +134,7 @@ def ended(workers: Mapping[str, Worker], seconds: Sequence[Answers]) -> dict[str
     systems = {}
     for name, worker in workers.items():
         systems[name] = {
-            "turn_s": statistics.median(answers[name] for answers in seconds),
+            "median_s": statistics.median(answers[name] for answers in seconds),
             "peak_memory_bytes": worker.ask("memory"),
             **worker.about,
         }
@@ -91,10 +142,17 @@ def ended(workers: Mapping[str, Worker], seconds: Sequence[Answers]) -> dict[str
     return systems
 
 
-def ratio(seconds: Sequence[Answers], mine: str, theirs: str) -> dict[str, object]:
-    """Computes how many times as fast mine is as theirs: the median over rounds, and each."""
-    ratios = [answers[theirs] / answers[mine] for answers in seconds]
+def ratio(seconds: Sequence[Answers], system: str, other: str) -> dict[str, object]:
+    """Computes how many times as fast a system is as another: the median over rounds, and each."""
+    ratios = [answers[other] / answers[system] for answers in seconds]
     return {"ratio": statistics.median(ratios), "ratios": ratios}
+
+
+def speedups(seconds: Sequence[Answers]) -> dict[str, object]:
+    """Computes how many times as fast each system is as it is in the baseline, if there is one."""
+    pairs = {name: BASELINE + name for name in seconds[0] if BASELINE + name in seconds[0]}
+    found = {name: ratio(seconds, name, other) for name, other in pairs.items()}
+    return {"speedup_over_baseline": found} if found else {}
 
 
 def show(result: Mapping[str, object], json_file: str | None) -> None:

@@ -3,7 +3,7 @@
     pip install torch
     python -m scripts.benchmarks.train --json=bench.json
 
-Each system trains in a process of its own, and they take turns, so that a machine whose speed
+Each system trains in a process of its own, in alternating rounds, so that a machine whose speed
 drifts is equally unfair to both; the ratio is the median over rounds of one round's rates.  The
 model has 4 layers, d_model 256, d_ff 1024, 4 heads, 8,192 tied words; a batch has 16 x 256 tokens;
 float32 weights and AdamW; without dropout.  On a GPU both compute in bfloat16.
@@ -11,12 +11,24 @@ float32 weights and AdamW; without dropout.  On a GPU both compute in bfloat16.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from scripts.benchmarks.rounds import Worker, cores, ended, matrix_rate, ratio, rounds, serve, show
+from scripts.benchmarks.rounds import (
+    cores,
+    ended,
+    matrix_rate,
+    options,
+    ratio,
+    rounds,
+    serve,
+    show,
+    speedups,
+    start,
+)
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 256, 1024, 4, 8192
 ROWS, LENGTH = 16, 256
@@ -195,25 +207,32 @@ def work(system: str) -> None:
 
 
 @click.command()
-@click.option("--worker", hidden=True)
-@click.option("--rounds", "count", default=7, show_default=True, help="Turns of each system.")
-@click.option("--steps", default=6, show_default=True, help="Steps a turn.")
-@click.option("--json", "json_file", help="Write the result here as well.")
-def main(worker: str | None, count: int, steps: int, json_file: str | None) -> None:
-    """Compares training speed with PyTorch."""
+@options(("meshloom", "torch"), count=7)
+@click.option("--steps", default=6, show_default=True, help="Steps in a round.")
+def main(
+    worker: str | None,
+    count: int,
+    systems: str,
+    baseline: Path | None,
+    steps: int,
+    json_file: str | None,
+) -> None:
+    """Compares training speed with PyTorch, or with another checkout."""
     if worker is not None:
         return work(worker)
-    workers = {name: Worker("scripts.benchmarks.train", name) for name in ("meshloom", "torch")}
+    workers = start("scripts.benchmarks.train", systems.split(","), baseline)
     seconds = list(rounds(workers, dict.fromkeys(workers, steps), count))
     rate = max(worker.ask("matrix") for worker in workers.values())
     result: dict[str, Any] = ended(workers, seconds)
-    for own in result.values():
-        own["tokens_per_s"] = TOKENS / own["turn_s"]
-        own["flops_per_s"] = STEP_FLOPS / own["turn_s"]
+    for system in result.values():
+        system["tokens_per_s"] = TOKENS / system["median_s"]
+        system["flops_per_s"] = STEP_FLOPS / system["median_s"]
+        system["share_of_matrix_rate"] = system["flops_per_s"] / rate
+    if {"meshloom", "torch"} <= set(workers):
+        result |= ratio(seconds, "meshloom", "torch")
     result |= {
-        **ratio(seconds, "meshloom", "torch"),
+        **speedups(seconds),
         "matrix_flops_per_s": rate,
-        "share_of_matrix_rate": result["meshloom"]["flops_per_s"] / rate,
         "rounds": count,
         "steps_a_round": steps,
     }

@@ -7,19 +7,30 @@ Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000 tied word
 dropout 0.3 after each layer and in each feed-forward, label smoothing 0.1 and AdamW, on random
 pairs whose lengths are those of Multi30k: sources as in test_2016_flickr, targets 1.03 +- 0.175
 times as long.  Meshloom packs the pairs into rows; Marian gets batches of pairs sorted by length,
-each of at most as many padded target tokens as Meshloom's batch has places.  A turn trains on all
+each of at most as many padded target tokens as Meshloom's batch has places.  A round trains on all
 pairs once, and counts the target tokens without padding.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.rounds import Worker, cores, ended, ratio, rounds, serve, show
+from scripts.benchmarks.rounds import (
+    cores,
+    ended,
+    options,
+    ratio,
+    rounds,
+    serve,
+    show,
+    speedups,
+    start,
+)
 
 ROWS, LENGTH, MICROBATCHES = 32, 64, 2
 BATCH_TOKENS = ROWS * LENGTH
@@ -89,8 +100,8 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     def epoch() -> None:
         nonlocal state
         with jax.set_mesh(mesh):
-            for own in ids.reshape(-1, ROWS):
-                batch = place(places, rows.batch(own), ROWS, MICROBATCHES)
+            for row_ids in ids.reshape(-1, ROWS):
+                batch = place(places, rows.batch(row_ids), ROWS, MICROBATCHES)
                 state, metrics = train_step(program, state, batch)
             jax.block_until_ready((state, metrics))
 
@@ -157,7 +168,7 @@ def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
 
 
 def work(system: str, count: int) -> None:
-    """Answers any question with the seconds that one turn takes."""
+    """Answers any question with the seconds that one round takes."""
     epoch, about = {"meshloom": meshloom, "huggingface": marian}[system](pairs_of(count))
     epoch()
 
@@ -170,25 +181,30 @@ def work(system: str, count: int) -> None:
 
 
 @click.command()
-@click.option("--worker", hidden=True)
-@click.option("--rounds", "count", default=7, show_default=True, help="Turns of each system.")
-@click.option("--pairs", default=2000, show_default=True, help="Pairs in a turn.")
-@click.option("--json", "json_file", help="Write the result here as well.")
-def main(worker: str | None, count: int, pairs: int, json_file: str | None) -> None:
-    """Compares training speed with Hugging Face's Marian."""
+@options(("meshloom", "huggingface"), count=7)
+@click.option("--pairs", default=2000, show_default=True, help="Pairs in a round.")
+def main(
+    worker: str | None,
+    count: int,
+    systems: str,
+    baseline: Path | None,
+    pairs: int,
+    json_file: str | None,
+) -> None:
+    """Compares training speed with Hugging Face's Marian, or with another checkout."""
     if worker is not None:
         return work(worker, pairs)
-    systems = ("meshloom", "huggingface")
-    workers = {
-        name: Worker("scripts.benchmarks.translate", name, f"--pairs={pairs}") for name in systems
-    }
+    module = "scripts.benchmarks.translate"
+    workers = start(module, systems.split(","), baseline, f"--pairs={pairs}")
     seconds = list(rounds(workers, dict.fromkeys(workers, "epoch"), count))
     tokens = sum(len(target) for _, target in pairs_of(pairs))
     result: dict[str, Any] = ended(workers, seconds)
-    for own in result.values():
-        own["target_tokens_per_s"] = tokens / own["turn_s"]
+    for system in result.values():
+        system["target_tokens_per_s"] = tokens / system["median_s"]
+    if {"meshloom", "huggingface"} <= set(workers):
+        result |= ratio(seconds, "meshloom", "huggingface")
     result |= {
-        **ratio(seconds, *systems),
+        **speedups(seconds),
         "rounds": count,
         "pairs": pairs,
         "target_tokens": tokens,
