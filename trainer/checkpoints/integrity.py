@@ -1,10 +1,10 @@
-"""What tells a whole checkpoint from a damaged one: a list of its files, written last."""
+"""Tells whole checkpoints from damaged ones by a list of their files, which is written last."""
 
 import dataclasses
 import json
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+T = TypeVar("T")
 MANIFEST = "manifest.json"
 CHECKSUM_UP_TO_BYTES = 1 << 24
 """Larger files are known by size alone, so that a look at a huge checkpoint stays cheap."""
@@ -22,7 +23,7 @@ class DamagedCheckpoint(Exception):
 
 
 class ListingHandler(ocp.PyTreeCheckpointHandler):
-    """Orbax's own, and a list of the files that belong to the checkpoint.
+    """Saves as Orbax does, and lists the files that belong to the checkpoint.
 
     Orbax renames the folder after `finalize`: the list is there, or the checkpoint is not.
     """
@@ -49,14 +50,14 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class Save(ocp.args.PyTreeSave):
-    """What to save, its metric, and which way that metric is better."""
+    """Holds what to save, its metric, and which way that metric is better."""
 
     metric: float | None = None
     higher_is_better: bool = False
 
 
 def fingerprint(file: epath.Path) -> list[int]:
-    """A file's size, and its checksum unless it is large."""
+    """Returns a file's size, and its checksum unless it is large."""
     size = file.stat().length
     return [size] if size > CHECKSUM_UP_TO_BYTES else [size, zlib.crc32(file.read_bytes())]
 
@@ -74,17 +75,17 @@ def verify(folder: epath.Path) -> None:
     """Raises `DamagedCheckpoint` unless every file is there as it was saved."""
     for name, saved in read_manifest(folder)["files"].items():
         try:
-            found = fingerprint(folder / name)
+            present = fingerprint(folder / name)
         except OSError as error:
             raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
-        if found[0] != saved[0]:
-            raise DamagedCheckpoint(f"{name} has {found[0]:,} of {saved[0]:,} bytes")
-        if found != saved:
+        if present[0] != saved[0]:
+            raise DamagedCheckpoint(f"{name} has {present[0]:,} of {saved[0]:,} bytes")
+        if present != saved:
             raise DamagedCheckpoint(f"{name} is not what was saved")
 
 
-def read(call: Callable[[], Any]) -> Any:
-    """What the call reads; whatever it cannot digest is damage."""
+def read(call: Callable[[], T]) -> T:
+    """Returns what the call reads; an error in the data is damage."""
     try:
         return call()
     except (MemoryError, TypeError, jax.errors.JaxRuntimeError):
@@ -93,11 +94,12 @@ def read(call: Callable[[], Any]) -> Any:
         raise DamagedCheckpoint(one_line(error)) from error
 
 
-def on_all_processes(call: Callable[[], Any]) -> Any:
-    """What the call reads; what is damaged for one process is damaged for all."""
-    result, damage = None, None
+def on_all_processes(call: Callable[[], T]) -> T:
+    """Returns what the call reads; what is damaged for one process is damaged for all."""
+    results: list[T] = []
+    damage = None
     try:
-        result = call()
+        results.append(call())
     except DamagedCheckpoint as reason:
         damage = reason
     if jax.process_count() > 1:
@@ -106,7 +108,7 @@ def on_all_processes(call: Callable[[], Any]) -> Any:
             damage = DamagedCheckpoint(f"process {failed[0]} cannot read it")
     if damage is not None:
         raise damage
-    return result
+    return results[0]
 
 
 def one_line(error: BaseException) -> str:

@@ -54,7 +54,7 @@ logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathnam
 
 
 class Saved(NamedTuple):
-    """One array of a checkpoint."""
+    """Describes one array of a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -66,7 +66,7 @@ class Saved(NamedTuple):
 
 @dataclasses.dataclass
 class Checkpoints:
-    """The checkpoints in `<model_dir>/checkpoints`.  Only `save` changes anything there.
+    """Saves and restores the checkpoints in `<model_dir>/checkpoints`.  Only `save` changes them.
 
     Keeps the newest `keep_last`, and the one with the best metric as well.  Each checkpoint says
     itself which way its metric is better; `higher_is_better` is what `save` writes there.  As a
@@ -103,9 +103,9 @@ class Checkpoints:
     # Which there are
 
     def steps(self) -> list[int]:
-        """Steps of all finished checkpoints, in order."""
+        """Returns the steps of all finished checkpoints, in order."""
         names = ocp.path.step.standard_name_format()
-        return sorted(found.step for found in names.find_all(self.folder))
+        return sorted(name.step for name in names.find_all(self.folder))
 
     @property
     def latest(self) -> int | None:
@@ -113,7 +113,7 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """The step with the best metric, the later of equals; None where none has a metric."""
+        """Returns the step with the best metric, the later of equals; None where none has one."""
         return self.best_of(self.steps())
 
     def best_of(self, steps: Sequence[int]) -> int | None:
@@ -121,7 +121,7 @@ class Checkpoints:
         return max(((s, step) for s, step in scores if s is not None), default=(0, None))[1]
 
     def describe(self, step: int) -> dict[str, Saved]:
-        """Every array of a checkpoint by its path; none is loaded."""
+        """Describes every array of a checkpoint by its path; none is loaded."""
         try:
             return self._saved(step)
         except DamagedCheckpoint as reason:
@@ -249,7 +249,7 @@ class Checkpoints:
     # Restoring
 
     def restore(self, abstract_state: Tree, step: int | None = None) -> tuple[Tree, int]:
-        """The state of a step, or of the newest that is whole, placed as its shardings say."""
+        """Restores a step, or the newest that is whole, placed as the shardings say."""
         self.wait()
         steps = self.steps()[::-1] if step is None else [step]
         state, self._current, self._damaged = self._first_whole(abstract_state, steps)
@@ -260,12 +260,12 @@ class Checkpoints:
         return self._first_whole({"params": abstract_params}, [step])[0]["params"]
 
     def average(self, steps: Sequence[int], abstract_params: Tree) -> Tree:
-        """The mean of the weights of several checkpoints, added one at a time in float32."""
+        """Averages the weights of several checkpoints, added one at a time in float32."""
 
         def wide(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding)
 
-        add = jax.jit(lambda total, own: jax.tree.map(jnp.add, total, own), donate_argnums=0)
+        add = jax.jit(lambda total, params: jax.tree.map(jnp.add, total, params), donate_argnums=0)
         float32 = jax.tree.map(wide, abstract_params)
         total = self.restore_params(float32, steps[0])
         for step in steps[1:]:
@@ -293,19 +293,19 @@ class Checkpoints:
 
     def _load(self, abstract: Tree, step: int) -> Tree:
         """Reads the arrays of a checkpoint that is whole and fits.  All processes agree on that."""
-        wanted, nested = _by_path(abstract), _nested(abstract)
+        by_path, nested = _by_path(abstract), _nested(abstract)
         args = ocp.args.PyTreeRestore(
             item=nested,
             restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
             partial_restore=True,
         )
         saved = on_all_processes(lambda: self._saved(step))
-        self._compare(step, saved, wanted)
+        self._compare(step, saved, by_path)
         tree = on_all_processes(
             lambda: read(lambda: self._reader.restore(self._path(step), args=args))
         )
         arrays = traverse_util.flatten_dict(tree, sep="/")
-        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in wanted])
+        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in by_path])
 
     def _saved(self, step: int) -> dict[str, Saved]:
         """Shapes and types on disk, once every file is known to be there and whole."""
@@ -316,17 +316,17 @@ class Checkpoints:
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return {path: Saved(tuple(a.shape), np.dtype(a.dtype)) for path, a in arrays.items()}
 
-    def _compare(self, step: int, saved: Mapping[str, Saved], wanted: Mapping[str, Any]) -> None:
-        parts = {path.split("/")[0] for path in wanted}
+    def _compare(self, step: int, saved: Mapping[str, Saved], needed: Mapping[str, Any]) -> None:
+        parts = {path.split("/")[0] for path in needed}
         have = {path: a.shape for path, a in saved.items() if path.split("/")[0] in parts}
-        want = {path: tuple(a.shape) for path, a in wanted.items()}
+        want = {path: tuple(a.shape) for path, a in needed.items()}
         wrong = [path for path in sorted(have | want) if have.get(path) != want.get(path)]
         if not wrong:
             return
         lines = [
             f"Checkpoint {step} in {self.folder} is of another model: {len(wrong)} arrays differ.",
             *(
-                f"  {p}: saved {have.get(p, '-')}, wanted {want.get(p, '-')}"
+                f"  {p}: saved {have.get(p, '-')}, expected {want.get(p, '-')}"
                 for p in wrong[:LISTED]
             ),
             *([f"  ... and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []),
@@ -335,10 +335,10 @@ class Checkpoints:
         raise UserError("\n".join(lines))
 
     def _unusable(self, damaged: Mapping[int, str]) -> UserError:
-        found = "; ".join(f"step {step}: {why}" for step, why in damaged.items()) or "none"
+        reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items()) or "none"
         others = [step for step in self.steps() if step not in damaged]
         fix = f"There are steps {others}." if others else "Train again, in a new model_dir."
-        return UserError(f"No usable checkpoint in {self.folder}.  Found {found}.  {fix}")
+        return UserError(f"No usable checkpoint in {self.folder}.  Found {reasons}.  {fix}")
 
 
 @dataclasses.dataclass(frozen=True)

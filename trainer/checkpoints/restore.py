@@ -1,4 +1,4 @@
-"""Opens a trained model: its weights, under a layout that is chosen afresh."""
+"""Restores trained models: their weights, under a layout that is chosen afresh."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ from trainer.step import train_step_spec
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model with weights, ready to evaluate, decode or score."""
+    """Holds a model with weights, ready to evaluate, decode or score."""
 
     model: Model
     params: Params
@@ -32,25 +32,28 @@ class Trained:
 
 
 def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
-    """The steps that "latest", "best", "all" or numbers stand for; None: the newest whole."""
-    found = checkpoints.steps()
+    """Returns the steps that "latest", "best", "all" or numbers stand for.
+
+    None is the newest checkpoint that is not damaged.
+    """
+    steps = checkpoints.steps()
     if which == "all":
-        return [*found]
+        return [*steps]
     if which == "latest":
         return [None]
     if which == "best":
         return [checkpoints.best]
-    wanted = which.split(",")
-    if all(step.isdecimal() and int(step) in found for step in wanted):
-        return [int(step) for step in wanted]
+    names = which.split(",")
+    if all(name.isdecimal() and int(name) in steps for name in names):
+        return [int(name) for name in names]
     raise UserError(
         f"--checkpoint={which}: not there.  Legal: latest, best, all, or of these, one or several "
-        f"with commas: {', '.join(map(str, found))}."
+        f"with commas: {', '.join(map(str, steps))}."
     )
 
 
 class TrainedModels:
-    """The checkpoints of one run as models, for as long as the context lasts."""
+    """Opens the checkpoints of one run as models, for as long as the context lasts."""
 
     def __init__(self, model_dir: Path, run: Run, layout: Layout):
         self.run = run
@@ -65,17 +68,17 @@ class TrainedModels:
             )
 
     def open(self, step: int | None, average: int | None = None) -> Trained:
-        """The weights of one step, or the mean of the last few checkpoints up to it."""
+        """Restores the weights of one step, or the mean of the last few checkpoints up to it."""
         padding = StatePadding(self.program, self.mesh)
-        wanted = padding.unpadded["params"]
+        abstract = padding.unpadded["params"]
         with jax.set_mesh(self.mesh):
             if average is not None:
                 last = self.checkpoints.latest if step is None else step
                 steps = [s for s in self.checkpoints.steps() if last is None or s <= last]
                 steps = steps[-average:]
-                params, step = self.checkpoints.average(steps, wanted), steps[-1]
+                params, step = self.checkpoints.average(steps, abstract), steps[-1]
             else:
-                state, step = self.checkpoints.restore({"params": wanted}, step)
+                state, step = self.checkpoints.restore({"params": abstract}, step)
                 params = state["params"]
         params = padding.pad({"params": params})["params"]
         return Trained(self.program.model, params, self.run, self.vocabs, self.mesh, step)

@@ -1,4 +1,4 @@
-"""A state as devices hold it, padded where the layout says so, and as it is saved: never."""
+"""Pads states as the layout says, and removes the padding before they are saved."""
 
 import dataclasses
 import functools
@@ -24,12 +24,13 @@ class StatePadding:
 
     @functools.cached_property
     def unpadded(self) -> State:
-        """Returns the same as saved: without padding, and what had some is whole."""
+        """Returns the same without padding, as it is saved; arrays that have some are replicated
+        along those axes."""
         even = self.program.even()
         if even is self.program:
             return self.padded
-        found = abstract_state(even, self.mesh)
-        return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.padded, found)
+        even_state = abstract_state(even, self.mesh)
+        return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.padded, even_state)
 
     def unpad(self, state: State) -> State:
         return state if self.program.even() is self.program else self._like(self.unpadded, state)
@@ -37,11 +38,11 @@ class StatePadding:
     def pad(self, state: State) -> State:
         return state if self.program.even() is self.program else self._like(self.padded, state)
 
-    def _like(self, wanted: State, state: State) -> State:
+    def _like(self, abstract: State, state: State) -> State:
         leaves, structure = jax.tree.flatten(state)
-        found = jax.tree.leaves({name: wanted[name] for name in state})
-        differ = [i for i, leaf in enumerate(found) if leaf.shape != leaves[i].shape]
-        forms = tuple((found[i].shape, found[i].sharding.spec) for i in differ)
+        targets = jax.tree.leaves({name: abstract[name] for name in state})
+        differ = [i for i, leaf in enumerate(targets) if leaf.shape != leaves[i].shape]
+        forms = tuple((targets[i].shape, targets[i].sharding.spec) for i in differ)
         with jax.set_mesh(self.mesh):
             new = all_resized([leaves[i] for i in differ], forms)
         for i, leaf in zip(differ, new, strict=True):
@@ -53,5 +54,5 @@ class StatePadding:
 def all_resized(
     arrays: list[jax.Array], forms: tuple[tuple[tuple[int, ...], jax.P], ...]
 ) -> list[jax.Array]:
-    """Arrays in other shapes and placements, zeros or nothing behind."""
+    """Pads with zeros or cuts arrays to other shapes, and places them."""
     return [resized(x, *form) for x, form in zip(arrays, forms, strict=True)]

@@ -1,4 +1,4 @@
-"""First weights from another run; a dense one gives each expert a copy (sparse upcycling).
+"""Takes first weights from another run; a dense one gives each expert a copy (sparse upcycling).
 
 Komatsuzaki et al. 2022.
 """
@@ -24,25 +24,27 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSource(NamedTuple):
-    """Where a weight comes from: every `turns`-th layer of one, from the `first` on."""
+    """Names the saved weight that a new one starts from: every `stride`-th layer, from the
+    `first` on."""
 
     path: str
-    first: int
-    turns: int
-    copied: bool
+    first: int = 0
+    stride: int = 1
+    copied: bool = False
     """Whether each expert gets a copy."""
 
-    def shape(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that the origin must have."""
-        own = wanted[:1] + wanted[2:] if self.copied else wanted
-        return (own[0] * self.turns, *own[1:]) if self.turns > 1 else own
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape that the saved weight must have, from that of the new one."""
+        layers, *rest = shape[:1] + shape[2:] if self.copied else shape
+        return (layers * self.stride, *rest)
 
 
 def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Params:
-    """The weights of the newest checkpoint of another run in place of these.
+    """Returns the weights of the newest checkpoint of another run in place of these.
 
     Routers that the other run has not stay as they are.
     """
+    new = traverse_util.flatten_dict(params, sep="/")
     with Checkpoints(Path(folder)) as checkpoints:
         step = checkpoints.latest
         if step is None:
@@ -50,83 +52,98 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
                 f"Run.start_from = {folder!r}: no checkpoint there.  Legal: the model directory of "
                 "a run that has saved one."
             )
-        saved = {
-            path.removeprefix("params/"): array
-            for path, array in checkpoints.describe(step).items()
-            if path.startswith("params/")
-        }
-        wanted = traverse_util.flatten_dict(params, sep="/")
-        origins = origins_of(wanted, saved, f"Run.start_from = {folder!r}, step {step}")
+        saved = saved_weights(checkpoints, step)
+        sources = weight_sources(new, saved, f"Run.start_from = {folder!r}, step {step}")
+        abstract = abstract_weights(saved, layout, mesh)
+        restored = traverse_util.flatten_dict(checkpoints.restore_params(abstract, step), sep="/")
 
-        def abstract(path: str) -> jax.ShapeDtypeStruct:
-            place = NamedSharding(mesh, layout.place(axes_of_path(path), stored=True))
-            return jax.ShapeDtypeStruct(saved[path].shape, jnp.float32, sharding=place)
-
-        tree = traverse_util.unflatten_dict({path: abstract(path) for path in saved}, sep="/")
-        found = traverse_util.flatten_dict(checkpoints.restore_params(tree, step), sep="/")
-
-    def made(found: dict[str, Array], wanted: dict[str, Array]) -> dict[str, Array]:
-        return wanted | {
-            path: _taken(layout, found[origin.path], origin, wanted[path], path)
-            for path, origin in origins.items()
+    def replace(restored: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
+        return new | {
+            path: converted(layout, restored[source.path], source, new[path], path)
+            for path, source in sources.items()
         }
 
     with jax.set_mesh(mesh):
-        weights = jax.jit(made)(found, wanted)
-    fresh = sorted(wanted.keys() - origins.keys())
-    new = f"; new: {', '.join(fresh)}" if fresh else ""
-    logger.info("Weights of %s, step %d%s.", folder, step, new)
+        weights = jax.jit(replace)(restored, new)
+    kept = sorted(new.keys() - sources.keys())
+    logger.info(
+        "Weights of %s, step %d%s.", folder, step, f"; new: {', '.join(kept)}" if kept else ""
+    )
     return traverse_util.unflatten_dict(weights, sep="/")
 
 
-def origins_of(
-    wanted: dict[str, Array], saved: dict[str, Saved], where: str
+def saved_weights(checkpoints: Checkpoints, step: int) -> dict[str, Saved]:
+    """Returns what a checkpoint holds of each weight, by its path."""
+    return {
+        path.removeprefix("params/"): array
+        for path, array in checkpoints.describe(step).items()
+        if path.startswith("params/")
+    }
+
+
+def abstract_weights(saved: dict[str, Saved], layout: Layout, mesh: Mesh) -> Params:
+    """Returns shapes and placements of the saved weights, to restore them in float32."""
+    return traverse_util.unflatten_dict(
+        {
+            path: jax.ShapeDtypeStruct(
+                array.shape,
+                jnp.float32,
+                sharding=NamedSharding(mesh, layout.place(axes_of_path(path), stored=True)),
+            )
+            for path, array in saved.items()
+        },
+        sep="/",
+    )
+
+
+def weight_sources(
+    new: dict[str, Array], saved: dict[str, Saved], title: str
 ) -> dict[str, WeightSource]:
     """Returns the source of each weight but the routers; raises all that does not fit at once."""
-    parts: dict[str, int] = {}
-    for path in wanted:
+    blocks: dict[str, int] = {}
+    for path in new:
         for stack, block in re.findall(r"^(.*/layers_N)/block(\d+)/", path):
-            parts[stack] = max(parts.get(stack, 0), int(block) + 1)
-    origins, problems = {}, []
-    for path, weight in wanted.items():
-        origin = _origin(path, parts, saved)
-        if origin.path not in saved:
+            blocks[stack] = max(blocks.get(stack, 0), int(block) + 1)
+    sources, problems = {}, []
+    for path, weight in new.items():
+        source = _source(path, blocks, saved)
+        if source.path not in saved:
             if not path.endswith("/router_DE"):
-                problems.append(f"{path}: there is no {origin.path}.")
-        elif saved[origin.path].shape != origin.shape(weight.shape):
+                problems.append(f"{path}: there is no {source.path}.")
+        elif saved[source.path].shape != source.shape(weight.shape):
             problems.append(
-                f"{path}: {origin.path} is {saved[origin.path].shape}, legal: "
-                f"{origin.shape(weight.shape)}."
+                f"{path}: {source.path} is {saved[source.path].shape}, legal: "
+                f"{source.shape(weight.shape)}."
             )
         else:
-            origins[path] = origin
+            sources[path] = source
     if problems:
-        raise UserError(listed(where, problems))
-    return origins
+        raise UserError(listed(title, problems))
+    return sources
 
 
-def _origin(path: str, parts: dict[str, int], saved: dict[str, Saved]) -> WeightSource:
-    """The same path, or the dense model's for a layer of a pattern and for an expert."""
+def _source(path: str, blocks: dict[str, int], saved: dict[str, Saved]) -> WeightSource:
+    """Returns the same path, or the dense model's for a layer of a pattern and for an expert."""
     if path in saved:
-        return WeightSource(path, 0, 1, copied=False)
-    first, turns, source = 0, 1, path
+        return WeightSource(path)
+    first, stride, dense = 0, 1, path
     layer = re.match(r"^(.*/layers_N)/block(\d+)/(.*)$", path)
     if layer is not None:
         stack, block, rest = layer.groups()
-        first, turns, source = int(block), parts[stack], f"{stack}/{rest}"
-    expert = re.match(r"^(.*/mlp/w[igo])_E(DF|FD)$", source)
-    if expert is not None and source not in saved:
-        return WeightSource(f"{expert[1]}_{expert[2]}", first, turns, copied=True)
-    return WeightSource(source, first, turns, copied=False)
+        first, stride, dense = int(block), blocks[stack], f"{stack}/{rest}"
+    expert = re.match(r"^(.*/mlp/w[igo])_E(DF|FD)$", dense)
+    if expert is not None and dense not in saved:
+        return WeightSource(f"{expert[1]}_{expert[2]}", first, stride, copied=True)
+    return WeightSource(dense, first, stride)
 
 
-def _taken(layout: Layout, found: Array, origin: WeightSource, like: Array, path: str) -> Array:
-    """What a weight inherits, in its shape and placement."""
+def converted(layout: Layout, saved: Array, source: WeightSource, new: Array, path: str) -> Array:
+    """Returns the saved weight in the shape, type and placement of the new one."""
     axes = axes_of_path(path)
-    found = found[origin.first :: origin.turns] if origin.turns > 1 else found
-    if origin.copied:
+    saved = saved[source.first :: source.stride] if source.stride > 1 else saved
+    if source.copied:
         at = axes.index("E")
-        kept = tuple(i for i in range(len(axes)) if i != at)
-        whole = layout.reshard(found, axes.replace("E", "").lower())
-        found = jax.lax.broadcast_in_dim(whole, like.shape, kept)
-    return layout.reshard(found.astype(like.dtype), axes, stored=True)
+        dimensions = tuple(i for i in range(len(axes)) if i != at)
+        whole = layout.reshard(saved, axes.replace("E", "").lower())
+        saved = jax.lax.broadcast_in_dim(whole, new.shape, dimensions)
+    return layout.reshard(saved.astype(new.dtype), axes, stored=True)
