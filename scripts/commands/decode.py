@@ -18,7 +18,7 @@ from scripts.commands.flags.decode import DecodeFlags, Format
 from scripts.commands.flags.shared import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import Bar, tell
-from trainer.checkpoints.restore import Trained, chosen_steps
+from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.journal import Journal, fingerprint
@@ -60,7 +60,7 @@ def options_of(flags: SearchFlags) -> DecodeOptions:
 
 
 def decoder_of(
-    members: Sequence[Trained], flags: SearchFlags, batch_sequences: int | None
+    members: Sequence[TrainedModel], flags: SearchFlags, batch_sequences: int | None
 ) -> Decoder:
     """Makes the decoder of one model, or of several that decode together."""
     trained = members[0]
@@ -85,7 +85,7 @@ def continuations(
     """Returns the best text for each line."""
     checkpoint = CheckpointFlags(model_dir=model_dir)
     with trained_models(checkpoint, programs_of(flags)) as models, Bar("decode") as bar:
-        trained = models.open(None)
+        trained = models.restore(None)
         run, options = trained.run, options_of(flags)
         max_length = run.model.max_length
         requests = make_requests(prompts, run.task, trained.vocabs, options, max_length)
@@ -98,7 +98,7 @@ def decode_file(flags: DecodeFlags) -> None:
     lines, output = list(read_input(flags.input)), flags.output
     with trained_models(flags.model, programs_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
-        members = [models.open(step, flags.model.average) for step in steps]
+        members = [models.restore(step, flags.model.average) for step in steps]
         trained, options = members[0], options_of(flags.search)
         run, decoder = trained.run, decoder_of(members, flags.search, flags.batch_sequences)
         if flags.nbest is not None and flags.nbest > decoder.search.width:

@@ -18,7 +18,7 @@ from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
 from scripts.commands.flags.shared import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
 from scripts.terminal import Bar, print_table, tell
-from trainer.checkpoints.restore import Trained, TrainedModels, chosen_steps
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import Program
 from trainer.evaluate import evaluate
 from trainer.run import Run
@@ -72,7 +72,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         rows, train_pairs = evaluation_rows(models, flags.data_dir, text, given)
         to_translate = translation_parts(models, text, given, sentences)
         for step in steps:
-            trained = models.open(step, flags.model.average)
+            trained = models.restore(step, flags.model.average)
             with Bar("evaluate") as bar:
                 result, by_part = evaluate(
                     trained.model,
@@ -120,7 +120,7 @@ def dropping(drop_tokens: bool) -> str:
 
 
 def translations(
-    trained: Trained, parts: list[EvaluationSet], flags: EvaluateFlags
+    trained: TrainedModel, parts: list[EvaluationSet], flags: EvaluateFlags
 ) -> list[TranslatedSet]:
     """Translates the sources with one checkpoint."""
     task = trained.run.task
@@ -134,7 +134,7 @@ def translations(
 
 
 def translation_parts(
-    models: TrainedModels, text: TextFlags, given: EvaluationSet | None, sentences: int | None
+    models: ModelRestorer, text: TextFlags, given: EvaluationSet | None, sentences: int | None
 ) -> list[EvaluationSet]:
     """The sentences to translate; none of a language model's."""
     task = models.run.task
@@ -145,7 +145,7 @@ def translation_parts(
 
 
 def evaluation_rows(
-    models: TrainedModels, data_dir: Path, text: TextFlags, given: EvaluationSet | None
+    models: ModelRestorer, data_dir: Path, text: TextFlags, given: EvaluationSet | None
 ) -> tuple[Rows, dict[str, int]]:
     """The rows of a split of the model's task, or of files, with the model's vocabularies.
 

@@ -29,7 +29,7 @@ def scores_of(
 ) -> list[Score]:
     """Scores lines with one checkpoint; warns of lines that are too long."""
     with trained_models(model, lambda run: [trace_score_step]) as models, Bar("score") as bar:
-        trained = models.open(
+        trained = models.restore(
             only(chosen_steps(models.checkpoints, model.checkpoint)), model.average
         )
         scores = score_lines(

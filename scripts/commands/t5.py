@@ -76,7 +76,7 @@ def export_t5(flags: ExportT5Flags) -> None:
     check_new_folder(output)
     with trained_models(flags.model) as models:
         settings = huggingface.settings_of(models.run.model)
-        trained = models.open(
+        trained = models.restore(
             only(chosen_steps(models.checkpoints, flags.model.checkpoint)), flags.model.average
         )
         spec = trained.run.model

@@ -12,7 +12,7 @@ from models.decoding.generate import Search
 from scripts.commands.common import rounded, rows_of_group, set_where, settings
 from scripts.commands.flags.shared import CheckpointFlags
 from scripts.terminal import tell
-from trainer.checkpoints.restore import Trained, TrainedModels
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.checks import Program, check_layout, explained_errors
 from trainer.planning.decoding import shortest_shape, trace_decode
 from trainer.run import Run
@@ -21,7 +21,7 @@ from trainer.run import Run
 @contextlib.contextmanager
 def trained_models(
     flags: CheckpointFlags, programs: Callable[[Run], Sequence[Program]] = lambda run: ()
-) -> Iterator[TrainedModels]:
+) -> Iterator[ModelRestorer]:
     """Opens the checkpoints of a run, and checks that the layout given now fits its model.
 
     `programs` returns what is then traced; an error of JAX in it that the layout causes becomes one
@@ -36,7 +36,7 @@ def trained_models(
         tell(warning)
     with (
         explained_errors(fitting, layout, sizes, where, *programs(fitting)),
-        TrainedModels(flags.model_dir, run, layout) as models,
+        ModelRestorer(flags.model_dir, run, layout) as models,
     ):
         yield models
 
@@ -53,7 +53,7 @@ def only(steps: list[int | None]) -> int | None:
     return steps[0]
 
 
-def batch_of(trained: Trained, batch_sequences: int | None) -> int:
+def batch_of(trained: TrainedModel, batch_sequences: int | None) -> int:
     """Returns the batch size, the run's by default, rounded up to the shards of the batch."""
     shards = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
     return rounded(batch_sequences or trained.run.batch_sequences, shards)

@@ -20,7 +20,7 @@ from trainer.step import train_step_spec
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """Holds a model with weights, ready to evaluate, decode or score."""
 
     model: Model
@@ -52,8 +52,8 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
     )
 
 
-class TrainedModels:
-    """Opens the checkpoints of one run as models, for as long as the context lasts."""
+class ModelRestorer:
+    """Restores checkpoints of one run as models, for as long as the context lasts."""
 
     def __init__(self, model_dir: Path, run: Run, layout: Layout):
         self.run = run
@@ -67,7 +67,7 @@ class TrainedModels:
                 f"{model_dir}: no checkpoint there yet.  Let `meshloom train` save one."
             )
 
-    def open(self, step: int | None, average: int | None = None) -> Trained:
+    def restore(self, step: int | None, average: int | None = None) -> TrainedModel:
         """Restores the weights of one step, or the mean of the last few checkpoints up to it."""
         padding = StatePadding(self.program, self.mesh)
         abstract = padding.unpadded["params"]
@@ -81,9 +81,9 @@ class TrainedModels:
                 state, step = self.checkpoints.restore({"params": abstract}, step)
                 params = state["params"]
         params = padding.pad({"params": params})["params"]
-        return Trained(self.program.model, params, self.run, self.vocabs, self.mesh, step)
+        return TrainedModel(self.program.model, params, self.run, self.vocabs, self.mesh, step)
 
-    def __enter__(self) -> "TrainedModels":
+    def __enter__(self) -> "ModelRestorer":
         return self
 
     def __exit__(self, *error: object) -> None:

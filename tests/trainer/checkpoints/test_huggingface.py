@@ -34,7 +34,7 @@ from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from trainer.checkpoints.huggingface import settings_of
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import Trained, TrainedModels
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.metrics.jsonl import read_lines
 from trainer.model_dir import ModelDir
 from trainer.run import Run
@@ -145,9 +145,9 @@ class Imported:
         return ModelDir(self.model_dir).load((), ()).make(Run)
 
     @functools.cached_property
-    def trained(self) -> Trained:
-        with TrainedModels(self.model_dir, self.run, WHOLE) as models:
-            return models.open(0)
+    def trained(self) -> TrainedModel:
+        with ModelRestorer(self.model_dir, self.run, WHOLE) as models:
+            return models.restore(0)
 
     @property
     def batch(self) -> Batch:

@@ -368,7 +368,7 @@ def test_another_model_is_refused_weight_by_weight(
     text = str(error.value)
     assert "Checkpoint 30" in text and "arrays differ" in text and log_lines == []
     assert "params/decoder/layers_N/wi_DF: saved (32, 16), expected (24, 16)" in text
-    assert "params/embed_VD: saved (48, 32), wanted -" in text
+    assert "params/embed_VD: saved (48, 32), expected -" in text
     assert "params/head_DV: saved -, expected (48, 24)" in text
     other = {f"weight_{i}": other["params"]["head_DV"] for i in range(40)}
     with pytest.raises(UserError, match=r"\.\.\. and 33 more") as error:
