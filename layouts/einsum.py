@@ -1,7 +1,8 @@
-"""Products over as few axes as possible: axes that always stand together are taken as one.
+"""Products of tensors: as the equation says or, on a CPU, over as few axes as possible.
 
 XLA's CPU backend is fast where a product has one axis of each kind, and copies operands where it
-has two.  Elsewhere this makes no difference to a product.
+has two: axes that are adjacent in every operand are merged for it.  Compilers for accelerators
+choose the order of axes in memory themselves, and need none of this.
 """
 
 import math
@@ -14,37 +15,43 @@ from jax.typing import DTypeLike
 Array = jax.Array
 
 
-def groups(terms: Sequence[str], split: set[str]) -> list[str]:
-    """The letters of the terms, grouped where they stand together, in order, in every term.
-
-    Only the first letter of a group may be split over the mesh.
-
-    >>> groups(["BLD", "DJQK", "BLJQK"], split={"B", "J"})
-    ['BL', 'D', 'JQK']
-    """
-    found: list[str] = []
-    for letter in dict.fromkeys("".join(terms)):
-        longer = found[-1] + letter if found else letter
-        whole = all(longer in term or not set(longer) & set(term) for term in terms)
-        if found and whole and letter not in split:
-            found[-1] = longer
-        else:
-            found.append(letter)
-    return found
-
-
 def einsum(
     equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
 ) -> Array:
-    """`jnp.einsum` over merged axes, its result placed so.
+    """Computes an einsum whose result is placed so; merges axes where the mesh is one of CPUs.
 
-    One operand, which is only turned or summed, keeps its axes: for a TPU, merging them costs
-    copies of what experts exchange, and sends it in float32 (docs/planning.md).
+    The devices of the mesh decide, not those of this machine, which may only compile for them.
     """
+    is_product = len(operands) > 1
+    compute = merged_einsum if is_product and platform() == "cpu" else plain_einsum
+    return compute(equation, operands, place, dtype)
+
+
+def platform() -> str | None:
+    """Returns the platform of the devices of the mesh that is set; None where it has no devices."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return None if device is None else device.platform
+
+
+def plain_einsum(
+    equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
+) -> Array:
+    """Computes an einsum over the axes that its operands have."""
+    if len(operands) > 1:
+        return jnp.einsum(
+            equation.lower(), *operands, out_sharding=place, preferred_element_type=dtype
+        )
+    # Placed after it: for a TPU, merging axes here costs copies of what experts exchange, and sends
+    # it in float32 (docs/planning.md).
+    result = jnp.einsum(equation.lower(), *operands, preferred_element_type=dtype)
+    return jax.sharding.reshard(result, place)
+
+
+def merged_einsum(
+    equation: str, operands: Sequence[Array], place: jax.P, dtype: DTypeLike | None
+) -> Array:
+    """Computes a product over merged axes, and places its result so."""
     inputs, out = equation.split("->")
-    if len(operands) == 1:
-        result = jnp.einsum(equation.lower(), *operands, preferred_element_type=dtype)
-        return jax.sharding.reshard(result, place)
     terms = [*inputs.split(","), out]
     places = [*(jax.typeof(operand).sharding.spec for operand in operands), place]
     sizes = {
@@ -54,26 +61,45 @@ def einsum(
     }
     split = {
         letter
-        for axes, over in zip(terms, places, strict=True)
-        for letter, mesh_axis in zip(axes, over, strict=True)
-        if mesh_axis is not None
+        for axes, entries in zip(terms, places, strict=True)
+        for letter, entry in zip(axes, entries, strict=True)
+        if entry is not None
     }
-    size_of = {
-        group[0]: math.prod(sizes[letter] for letter in group) for group in groups(terms, split)
-    }
-
-    merged = []
-    for axes, over in zip(terms, places, strict=True):
-        firsts = [letter for letter in axes if letter in size_of]
-        merged.append(("".join(firsts), jax.P(*(over[axes.index(letter)] for letter in firsts))))
-    flat = [
-        jax.lax.reshape(operand, [size_of[letter] for letter in axes], out_sharding=over)
-        for operand, (axes, over) in zip(operands, merged, strict=False)
+    groups = adjacent_letters(terms, split)
+    size_of = {group[0]: math.prod(sizes[letter] for letter in group) for group in groups}
+    merged_terms = ["".join(letter for letter in axes if letter in size_of) for axes in terms]
+    *merged_places, merged_out = (
+        jax.P(*(entries[axes.index(letter)] for letter in merged))
+        for axes, entries, merged in zip(terms, places, merged_terms, strict=True)
+    )
+    merged_operands = [
+        jax.lax.reshape(operand, [size_of[letter] for letter in axes], out_sharding=entries)
+        for operand, axes, entries in zip(operands, merged_terms[:-1], merged_places, strict=True)
     ]
+    merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}"
     result = jnp.einsum(
-        (",".join(axes for axes, _ in merged[:-1]) + "->" + merged[-1][0]).lower(),
-        *flat,
-        out_sharding=merged[-1][1],
+        merged_equation.lower(),
+        *merged_operands,
+        out_sharding=merged_out,
         preferred_element_type=dtype,
     )
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)
+
+
+def adjacent_letters(terms: Sequence[str], split: set[str]) -> list[str]:
+    """Groups the letters of the terms that are adjacent, in the same order, in every term.
+
+    Only the first letter of a group may be split over the mesh.
+
+    >>> adjacent_letters(["BLD", "DJQK", "BLJQK"], split={"B", "J"})
+    ['BL', 'D', 'JQK']
+    """
+    groups: list[str] = []
+    for letter in dict.fromkeys("".join(terms)):
+        longer = groups[-1] + letter if groups else letter
+        is_adjacent = all(longer in term or not set(longer) & set(term) for term in terms)
+        if groups and is_adjacent and letter not in split:
+            groups[-1] = longer
+        else:
+            groups.append(letter)
+    return groups

@@ -1,4 +1,4 @@
-"""Where tensors live: the restriction of a few rules to the letters of each tensor."""
+"""Places tensors: restricts a few rules to the letters of each tensor."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ Entry = str | tuple[str, ...] | None  # of a jax.P
 
 
 class Rule(NamedTuple):
-    """One "axis:mesh_axis" pair; one with a "?" is not firm, one with a "+" pads."""
+    """Pairs an axis with a mesh axis; one with a "?" is not firm, one with a "+" pads."""
 
     axis: str
     mesh_axis: str
@@ -43,13 +43,13 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
     >>> pairs("batch:rows;vocab:cols"), pairs("data:2, model:4")
     ((('batch', 'rows'), ('vocab', 'cols')), (('data', '2'), ('model', '4')))
     """
-    found = []
+    names = []
     for part in parts(text):
         left, colon, right = part.partition(":")
         if not (left and colon and right):
             raise ValueError(f"{part!r} in {text!r}: legal is name:name, as in 'batch:data'.")
-        found.append((left, right))
-    return tuple(found)
+        names.append((left, right))
+    return tuple(names)
 
 
 @functools.lru_cache
@@ -93,7 +93,7 @@ def num_shards(entry: Entry) -> int:
 
 
 class AxisAssignment(NamedTuple):
-    """What one rule gets in one tensor: a mesh axis, or nothing because `lost_to` has it."""
+    """Says what a rule gets in a tensor: its mesh axis, or nothing because `lost_to` has it."""
 
     position: int
     rule: Rule
@@ -138,7 +138,7 @@ class Layout:
     choice.  Devices without coordinates have no torus, and this says nothing of them."""
 
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
-        """Placement of a tensor with these axes; a lowercase axis is whole on every device.
+        """Returns the placement of a tensor with these axes; a lowercase axis is replicated.
 
         Firm rules choose before "?" rules, and among equals the leftmost axis wins.
         """
@@ -151,7 +151,7 @@ class Layout:
     def einsum(
         self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
     ) -> Array:
-        """Einsum over axis letters; the result is placed as its own letters say."""
+        """Computes an einsum over axis letters; the result is placed as its letters say."""
         place = self.place(equation.split("->")[1], stored=stored)
         return einsum.einsum(equation, operands, place, dtype)
 
@@ -252,7 +252,7 @@ class Layout:
         return self
 
     def unstack(self, tree: Tree) -> list[Tree]:
-        """Splits a tree of stacked arrays along their first axis, which is made whole.
+        """Splits a tree of stacked arrays along their first axis, which is replicated before.
 
         Its gradient is one concatenation, where slices would each add a full array.
         """
@@ -263,7 +263,8 @@ class Layout:
             return [jax.lax.squeeze(part, (0,)) for part in split]
 
         leaves, structure = jax.tree.flatten(tree)
-        return [jax.tree.unflatten(structure, own) for own in zip(*map(parts, leaves), strict=True)]
+        slices = zip(*map(parts, leaves), strict=True)
+        return [jax.tree.unflatten(structure, arrays) for arrays in slices]
 
     def replicate(self, x: Array) -> Array:
         """Makes x whole on every device.  GShard's annotation, by no letters."""

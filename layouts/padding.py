@@ -61,34 +61,35 @@ def pad_batch(
         length = batch[name].shape[1]
         together = math.gcd(rows * length, size) * shards
         units.append(together // math.gcd(together, length))
-    held = -(-rows // math.lcm(*units)) * math.lcm(*units)
-    filled_up = {
-        name: resized(array, (held, *array.shape[1:]), layout.place(letters_of(name)))
+    padded_rows = -(-rows // math.lcm(*units)) * math.lcm(*units)
+    padded = {
+        name: resized(array, (padded_rows, *array.shape[1:]), layout.place(letters_of(name)))
         for name, array in batch.items()
     }
-    return layout.with_sizes(B=rows), filled_up
+    return layout.with_sizes(B=rows), padded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Padded(Layout):
-    """A layout of which some rules pad.
+    """Pads the axes of which some rules say so.
 
-    An uppercase axis of a tensor is held in a size that divides, with zeros or what follows from
-    zeros behind; a lowercase axis, being whole, has its true size.
+    An uppercase axis of a tensor has a size that divides: zeros, or what follows from zeros, fill
+    it up.  A lowercase axis, which is replicated, has its size without padding.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
     """Of axes without their padding, by letter."""
 
     def with_sizes(self, **sizes: int) -> Layout:
-        own = {letter: size for letter, size in sizes.items() if self.pads(letter)}
-        return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | own).items())))
+        padded = {letter: size for letter, size in sizes.items() if self.pads(letter)}
+        return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | padded).items())))
 
     def size_multiple(self, letter: str) -> int:
-        """Returns what the held size of an axis is a multiple of, on the mesh that is set."""
+        """Returns what the padded size of an axis is a multiple of, on the mesh that is set."""
         if not self.pads(letter):
             return 1
-        return math.lcm(*(num_shards(self.place(letter, stored=own)[0]) for own in (False, True)))
+        places = (self.place(letter, stored=stored) for stored in (False, True))
+        return math.lcm(*(num_shards(place[0]) for place in places))
 
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         known = dict(self.sizes)
@@ -128,20 +129,20 @@ class Padded(Layout):
         More along the first axis leaves the bits before them as they are, so only another axis that
         is padded is drawn whole.
         """
-        true, held = self.unpadded_shape(axes, shape), shape
+        true, padded = self.unpadded_shape(axes, shape), shape
         if stored:
-            true, held = shape, self.padded_shape(axes, shape)
-        place, drawn_shape = self.place(axes, stored=stored), (*held[:1], *true[1:])
-        places = tuple(
-            entry if size == own else None
-            for entry, size, own in zip(place, drawn_shape, held, strict=True)
+            true, padded = shape, self.padded_shape(axes, shape)
+        place, drawn_shape = self.place(axes, stored=stored), (*padded[:1], *true[1:])
+        entries = tuple(
+            entry if drawn_size == size else None
+            for entry, drawn_size, size in zip(place, drawn_shape, padded, strict=True)
         )
-        drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*places))
-        return filled(resized(drawn, held, place), true, place, 0)
+        drawn = sample(key, shape=drawn_shape, out_sharding=jax.P(*entries))
+        return filled(resized(drawn, padded, place), true, place, 0)
 
     def mask_padding(self, x: Array, axes: str, letter: str, fill: float) -> Array:
-        own = zip(axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True)
-        shape = tuple(true if axis == letter else size for axis, size, true in own)
+        sizes = zip(axes, x.shape, self.unpadded_shape(axes, x.shape), strict=True)
+        shape = tuple(true if axis == letter else size for axis, size, true in sizes)
         return filled(x, shape, self.place(axes), fill)
 
 
@@ -153,7 +154,7 @@ def resized(x: Array, shape: tuple[int, ...], place: jax.P) -> Array:
     whole = jax.P(*(None if c else entry for c, entry in zip(changes, place, strict=True)))
     kept = tuple(min(old, new) for old, new in zip(x.shape, shape, strict=True))
     x = jax.lax.slice(jax.sharding.reshard(x, whole), (0,) * x.ndim, kept)
-    padding = [(0, new - own, 0) for own, new in zip(kept, shape, strict=True)]
+    padding = [(0, new - old, 0) for old, new in zip(kept, shape, strict=True)]
     return jax.sharding.reshard(jax.lax.pad(x, jnp.zeros((), x.dtype), padding), place)
 
 

@@ -1,5 +1,5 @@
-"""The largest numbers along an axis that may be split: each device ranks its own, then the few
-winners are gathered and ranked again."""
+"""Finds the largest numbers along an axis that may be split: each device ranks its shard, and the
+few that are left are gathered and ranked again."""
 
 import functools
 
@@ -10,20 +10,20 @@ Array = jax.Array
 
 
 def top_k(x: Array, k: int, place: jax.P) -> tuple[Array, Array]:
-    """The k largest numbers along the last axis of x, in order, and their indices.
+    """Returns the k largest numbers along the last axis of x, in order, and their indices.
 
-    Among equals the lower index goes first.  `place` is where x lives; the result is whole along
-    its last axis.
+    Among equals the lower index goes first.  `place` is the placement of x; the result is
+    replicated along its last axis.
     """
     mesh_axis = place[-1]
-    kept = jax.P(*place[:-1], None)
-    ranked = functools.partial(_own_and_gathered, k=k, mesh_axis=mesh_axis)
-    return jax.shard_map(ranked, in_specs=place, out_specs=(kept, kept), check_vma=False)(x)
+    replicated = jax.P(*place[:-1], None)
+    ranked = functools.partial(_rank_shards, k=k, mesh_axis=mesh_axis)
+    return jax.shard_map(
+        ranked, in_specs=place, out_specs=(replicated, replicated), check_vma=False
+    )(x)
 
 
-def _own_and_gathered(
-    x: Array, k: int, mesh_axis: str | tuple[str, ...] | None
-) -> tuple[Array, Array]:
+def _rank_shards(x: Array, k: int, mesh_axis: str | tuple[str, ...] | None) -> tuple[Array, Array]:
     best, index = jax.lax.top_k(x, min(k, x.shape[-1]))
     if mesh_axis is None:
         return best, index

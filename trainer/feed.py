@@ -1,4 +1,4 @@
-"""Host batches to device batches, for any number of hosts and any layout."""
+"""Places batches of the host on devices, for any number of hosts and any layout."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -19,16 +19,16 @@ HostBatch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the arrays of a batch live: each by the letters that its name ends in."""
+    """Places the arrays of a batch by the letters that their names end in."""
 
     layout: Layout
     mesh: Mesh | AbstractMesh
     microbatches: int
 
     def of(self, name: str, rows: int) -> NamedSharding:
-        """Several microbatches, of so many rows each, are a leading axis.
+        """Returns an array's sharding; several microbatches, of so many rows, are its first axis.
 
-        Where rows that do not divide are to be padded, they come whole: the model pads them.
+        Rows that do not divide and are to be padded come replicated: the model pads them.
         """
         axes = name.rpartition("_")[2]
         if self.layout.pads("B") and rows % batch_shards(self.layout, self.mesh.shape):
@@ -42,8 +42,8 @@ def placement(layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int) -> P
     return Placement(layout, mesh, microbatches)
 
 
-def host_rows(where: Placement, batch_sequences: int, microbatches: int) -> tuple[int, int]:
-    """The first and last (exclusive) row of the global batch that this host's devices hold.
+def host_rows(shardings: Placement, batch_sequences: int, microbatches: int) -> tuple[int, int]:
+    """Returns the first and last (exclusive) row of the global batch on this host's devices.
 
     Row r is place r // microbatches of microbatch r % microbatches, so that what a host holds of
     every microbatch is one run of rows.
@@ -52,26 +52,26 @@ def host_rows(where: Placement, batch_sequences: int, microbatches: int) -> tupl
     batch_axis = 0 if microbatches == 1 else 1
     shape = (places,) if microbatches == 1 else (microbatches, places)
     rows_only = NamedSharding(
-        where.mesh, jax.P(*where.of("targets_BL", places).spec[: batch_axis + 1])
+        shardings.mesh, jax.P(*shardings.of("targets_BL", places).spec[: batch_axis + 1])
     )
     try:
-        held = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
+        indices = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
     except ValueError:
         raise UserError(
             f"Run.batch_sequences = {batch_sequences} in {microbatches} microbatches: {places} "
-            f"rows do not divide over the mesh {dict(where.mesh.shape)} by batch = "
+            f"rows do not divide over the mesh {dict(shardings.mesh.shape)} by batch = "
             f"{rows_only.spec[batch_axis]}.  Choose a multiple, or fewer microbatches."
         ) from None
-    ranges = [index[batch_axis].indices(places) for index in held]
+    ranges = [index[batch_axis].indices(places) for index in indices]
     start, stop = min(r[0] for r in ranges), max(r[1] for r in ranges)
     return start * microbatches, stop * microbatches
 
 
 def place(
-    where: Placement, batch: HostBatch, batch_sequences: int, microbatches: int
+    shardings: Placement, batch: HostBatch, batch_sequences: int, microbatches: int
 ) -> dict[str, jax.Array]:
-    """This host's rows as parts of global arrays."""
-    first = host_rows(where, batch_sequences, microbatches)[0] // microbatches
+    """Makes global arrays, of which this host has these rows."""
+    first = host_rows(shardings, batch_sequences, microbatches)[0] // microbatches
 
     def put(name: str, rows: np.ndarray) -> jax.Array:
         length, places = rows.shape[1], batch_sequences // microbatches
@@ -84,45 +84,45 @@ def place(
             assert index is not None
             return part_of(rows, first, index, places)
 
-        return jax.make_array_from_callback(shape, where.of(name, places), part)
+        return jax.make_array_from_callback(shape, shardings.of(name, places), part)
 
     return {name: put(name, rows) for name, rows in batch.items()}
 
 
 def abstract_batch(
-    lengths: Mapping[str, int], where: Placement, batch_sequences: int, microbatches: int
+    lengths: Mapping[str, int], shardings: Placement, batch_sequences: int, microbatches: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes, types and placements of a batch, given the row length of each of its arrays."""
+    """Returns shapes, types and shardings of a batch, from the row length of each of its arrays."""
     places = batch_sequences // microbatches
     batch = {}
     for name, length in lengths.items():
         shape = (places, length) if microbatches == 1 else (microbatches, places, length)
-        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=where.of(name, places))
+        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=shardings.of(name, places))
     return batch
 
 
 def part_of(
     rows: np.ndarray, first: int, index: tuple[slice, ...], places: int
 ) -> np.ndarray[Any, Any]:
-    """What one device holds of the rows that its host has read, from the first of them on.
+    """Returns one device's part of the rows that its host has read, from the first of them on.
 
     A host whose rows are not neighbours has read those between them too.
     """
-    *above, own, across = index
-    start, stop, _ = own.indices(places)
-    return rows[(*above, slice(start - first, stop - first), across)]
+    *microbatch, of_rows, across = index
+    start, stop, _ = of_rows.indices(places)
+    return rows[(*microbatch, slice(start - first, stop - first), across)]
 
 
 def feed(
     rows: Rows,
-    where: Placement,
+    shardings: Placement,
     *,
     seed: int,
     batch_sequences: int,
     microbatches: int,
     first_step: int,
 ) -> Iterator[tuple[np.ndarray, dict[str, jax.Array]]]:
-    """Row ids and device batches of one step after the other."""
-    held = host_rows(where, batch_sequences, microbatches)
-    for row_ids, batch in batches(rows, seed, batch_sequences, first_step, held):
-        yield row_ids, place(where, batch, batch_sequences, microbatches)
+    """Yields the row ids and the device batch of one step after the other."""
+    host = host_rows(shardings, batch_sequences, microbatches)
+    for row_ids, batch in batches(rows, seed, batch_sequences, first_step, host):
+        yield row_ids, place(shardings, batch, batch_sequences, microbatches)

@@ -1,4 +1,4 @@
-"""One training step, one evaluation step, and the state that they work on."""
+"""Trains and evaluates one step, and makes the state that steps work on."""
 
 import dataclasses
 import functools
@@ -22,11 +22,12 @@ from trainer.run import Run
 Array = jax.Array
 State = dict[str, Any]  # params, opt_state, step: everything that is saved
 Metrics = dict[str, Any]  # numbers; with experts also their loads
+Total = tuple[Params, LossSums]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStepSpec:
-    """Everything that a compiled step depends on beside its arguments.  Hashable: the jit key."""
+    """Holds all that a compiled step depends on beside its arguments.  Hashable: the jit key."""
 
     model: Model
     optimizer: OptimizerSpec
@@ -39,15 +40,15 @@ class TrainStepSpec:
         return self.optimizer.transform(self.steps, self.padded())
 
     def padded(self) -> dict[str, tuple[int, ...]]:
-        """The true shapes of weights, where the layout may pad some."""
-        own = self.even().model
-        if own == self.model:
+        """Returns the shapes of weights without padding, by path, where the layout may pad some."""
+        model = self.even().model
+        if model == self.model:
             return {}
-        found = jax.eval_shape(lambda: own.init(jax.random.key(0)))
-        return {path: w.shape for path, w in traverse_util.flatten_dict(found, sep="/").items()}
+        params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+        return {path: w.shape for path, w in traverse_util.flatten_dict(params, sep="/").items()}
 
     def even(self) -> "TrainStepSpec":
-        """The same without padding: what could be padded is whole on every device."""
+        """Returns the same without padding: what could be padded is replicated."""
         model: Any = self.model
         layout = without_padding(model.layout)
         if layout == model.layout:
@@ -64,7 +65,7 @@ class TrainStepSpec:
         }
 
     def update(self, state: State, gradients: Params) -> State:
-        """The state after one update by these gradients."""
+        """Returns the state after one update by these gradients."""
         updates, opt_state = self.transform().update(gradients, state["opt_state"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
@@ -83,9 +84,9 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
 
 
 def abstract_state(program: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:
-    """Shapes, types and placements of the state, allocating nothing.
+    """Returns shapes, types and shardings of the state, allocating nothing.
 
-    Slots inherit their placement: each is placed as the update that makes it leaves it.
+    The optimizer's arrays are placed as the update that makes them leaves them.
     """
 
     def after_one_update() -> State:
@@ -96,12 +97,12 @@ def abstract_state(program: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:
 
 
 def abstract_params(model: Model, mesh: Mesh | AbstractMesh) -> Params:
-    """Shapes, types and placements of the weights, allocating nothing."""
+    """Returns shapes, types and shardings of the weights, allocating nothing."""
     return abstract(lambda: model.init(jax.random.key(0)), mesh)
 
 
 def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: Any) -> Any:
-    """What a function would make of such arguments on a mesh."""
+    """Returns what a function would make of such arguments on a mesh, allocating nothing."""
 
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
@@ -112,29 +113,25 @@ def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: An
 
 
 def abstract_like(state: State) -> State:
-    """Shapes, types and placements of a state."""
+    """Returns shapes, types and shardings of a state."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
 
 
 def init_state(program: TrainStepSpec, mesh: Mesh) -> State:
-    """A new state on the mesh."""
-    placements = jax.tree.map(lambda leaf: leaf.sharding.spec, abstract_state(program, mesh))
-
-    def init() -> State:
-        return jax.tree.map(jax.sharding.reshard, program.fresh(), placements)
-
+    """Makes a new state on the mesh."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(program, mesh))
     # On a CPU, optimising the many random draws takes ten times as long as running them.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = {"xla_backend_optimization_level": 0} if on_cpu else None
     with jax.set_mesh(mesh):
-        return jax.jit(init, compiler_options=options)()
+        return jax.jit(program.fresh, out_shardings=shardings, compiler_options=options)()
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def train_step(program: TrainStepSpec, state: State, batch: Batch) -> tuple[State, Metrics]:
-    """One update.  The arrays of a batch have a leading microbatch axis where there are several."""
+    """Updates the state once.  Several microbatches are a leading axis of the batch's arrays."""
     key = jax.random.fold_in(jax.random.key(program.seed), state["step"])
     gradients, sums = add_microbatches(program, state["params"], batch, key)
     gradients = jax.tree.map(lambda g: (g / sums.tokens).astype(g.dtype), gradients)
@@ -154,7 +151,7 @@ def train_step(program: TrainStepSpec, state: State, batch: Batch) -> tuple[Stat
 def add_microbatches(
     program: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
-    """Gradients and sums of the whole batch; memory does not grow with the microbatches."""
+    """Adds up gradients and sums over microbatches; memory does not grow with their number."""
 
     def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
         sums = program.model.loss(params, batch, program.criterion, key)
@@ -164,15 +161,15 @@ def add_microbatches(
     if program.microbatches == 1:
         return gradient(params, batch, key)
 
-    def add(total: tuple[Params, LossSums], own: tuple[Batch, Array]) -> tuple[Any, None]:
-        batch, index = own
+    def add(total: Total, microbatch: tuple[Batch, Array]) -> tuple[Total, None]:
+        batch, index = microbatch
         part = gradient(params, batch, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, part), None
 
     first = jax.tree.map(lambda x: x[0], batch)
     sums = jax.eval_shape(lambda: objective(params, first, key)[1])
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
-    zero = (jax.tree.map(jnp.zeros_like, params), none)
+    zero_sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    zero = (jax.tree.map(jnp.zeros_like, params), zero_sums)
     total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(program.microbatches)))
     return total
 
