@@ -4,8 +4,9 @@ import dataclasses
 import functools
 
 from configs.load import load
+from data.sources.pair_kinds import ParallelFiles
 from data.sources.text import TextFiles
-from data.task import Task
+from data.task import Task, Translation
 from data.vocab import SentencePiece
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -22,6 +23,11 @@ EXPERTS = dataclasses.replace(
     DENSE, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
 )
 TASK = Task(name="toy", source=TextFiles(train="toy.txt"), vocab=SentencePiece(size=64), length=24)
+ENCODER_DECODER = dataclasses.replace(DENSE, layers=4, encoder_layers=4)
+PAIR_TASK = Translation(
+    name="toy", vocab=SentencePiece(size=64), length=24, source_length=12,
+    source=ParallelFiles(train_source=("a",), train_target=("b",)),
+)  # fmt: skip
 LAYOUTS = sorted(path.stem for path in (ROOT / "layouts").glob("*.gin"))
 
 
@@ -29,26 +35,49 @@ def toy_run(model: Transformer = DENSE) -> Run:
     return Run(model=model, task=TASK, steps=10, batch_sequences=16)
 
 
+RUNS = {
+    "dense": toy_run(),
+    "encoder-decoder": dataclasses.replace(toy_run(ENCODER_DECODER), task=PAIR_TASK),
+    "experts": toy_run(EXPERTS),
+}
+
+
 def layout_named(name: str) -> Layout:
     return load([str(ROOT / f"layouts/{name}.gin")]).make(Layout)
 
 
+def suited(name: str) -> str:
+    """Returns the kind of model that a layout has rules for."""
+    return "experts" if "expert" in name else "dense"
+
+
 @functools.cache
-def traced_toy(name: str) -> TracedStep:
-    """Traces the toy's step on eight devices; with experts where the layout has rules for them."""
+def traced(kind: str, name: str) -> TracedStep:
+    """Traces the step of a kind of model on eight devices under a shipped layout."""
     layout = layout_named(name)
-    run = toy_run(EXPERTS if "expert" in name else DENSE)
     with optax_promotion():
-        return trace_step(run, layout, make_mesh(layout))
+        return trace_step(RUNS[kind], layout, make_mesh(layout))
 
 
 @functools.cache
-def compilation_of_toy(name: str) -> Compilation:
-    step = traced_toy(name)
+def compilation(kind: str, name: str) -> Compilation:
+    step = traced(kind, name)
     with optax_promotion():
         return compile_for(step.program, step.mesh)
 
 
 @functools.cache
+def compiled(kind: str, name: str) -> StepCounts:
+    return count_step(traced(kind, name), compilation(kind, name))
+
+
+def traced_toy(name: str) -> TracedStep:
+    return traced(suited(name), name)
+
+
+def compilation_of_toy(name: str) -> Compilation:
+    return compilation(suited(name), name)
+
+
 def compiled_toy(name: str) -> StepCounts:
-    return count_step(traced_toy(name), compilation_of_toy(name))
+    return compiled(suited(name), name)

@@ -6,9 +6,6 @@ import functools
 import pytest
 
 from configs.load import load
-from data.sources.pair_kinds import ParallelFiles
-from data.task import Translation
-from data.vocab import SentencePiece
 from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
@@ -19,7 +16,7 @@ from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.spec import Moe
 from tests.toys import ROOT
-from tests.trainer.planning.runs import layout_named, toy_run
+from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run
 from trainer.planning.decoding import (
     DecodeCounts,
     DecodeShape,
@@ -41,10 +38,6 @@ PAIRS = dataclasses.replace(  # a scan of one turn would be no loop
     pattern=("dense", "moe"),
     moe=Moe(experts=16, dispatch="einsum"),
 )
-TASK = Translation(
-    name="toy", vocab=SentencePiece(size=64), length=24, source_length=12,
-    source=ParallelFiles(train_source=("a",), train_target=("b",)),
-)  # fmt: skip
 # A model, how it is searched and a layout that suits its serving.
 CASES: dict[str, tuple[Transformer, Search, str]] = {
     "flat beam": (DENSE, Beam(WIDTH), "data_and_model_parallel"),
@@ -55,7 +48,7 @@ CASES: dict[str, tuple[Transformer, Search, str]] = {
 
 def run_of(model: Transformer) -> Run:
     return toy_run(model) if not model.has_encoder else dataclasses.replace(
-        toy_run(), model=model, task=TASK
+        toy_run(), model=model, task=PAIR_TASK
     )  # fmt: skip
 
 

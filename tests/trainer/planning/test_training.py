@@ -18,6 +18,7 @@ from tests.trainer.planning.runs import (
     toy_run,
     traced_toy,
 )
+from tests.trainer.planning.traffic import CASES, FILE, golden, jax_version, traffic
 from trainer.planning.counts import Compilation
 from trainer.planning.training import (
     StepCounts,
@@ -42,6 +43,22 @@ def test_trace_and_compiler_send_the_same_along_each_mesh_axis(name: str) -> Non
     compiled_bytes = by_mesh_axis(compiled_toy(name).work.collectives, step.sizes)
     traced_bytes = by_mesh_axis(step.cost.collectives, step.sizes)
     assert compiled_bytes == pytest.approx(traced_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=str)
+def test_compiled_steps_send_what_they_sent_when_the_golden_file_was_written(
+    kind: str, name: str
+) -> None:
+    version, lines = golden()
+    if version != jax_version():
+        pytest.skip(f"{FILE.name} is of {version}: another compiler may choose other collectives.")
+    assert list(traffic(kind, name)) == [
+        line for line in lines if line.startswith(f"{kind} {name}:")
+    ], "If this is meant, run: python -m tests.trainer.planning.traffic"
+
+
+def test_the_golden_file_has_no_lines_of_other_cases() -> None:
+    assert {line.partition(":")[0] for line in golden()[1]} == {" ".join(case) for case in CASES}
 
 
 def test_every_collective_has_a_line_that_causes_it() -> None:
