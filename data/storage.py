@@ -4,28 +4,41 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
+import stat
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Self, TextIO
+from typing import IO, Any, Literal, Self, TextIO
 
 import numpy as np
 
 from configs.errors import RunError, UserError
+
+_STREAMS = {"/dev/stdin": "/dev/fd/0", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Gives an unused path beside the target; the file written there replaces the target.
 
-    Until then a reader sees the old file, and so it stays after an error.
+    Until then a reader sees the old file, and so it stays after an error.  A device, a FIFO or an
+    open file of this process such as /dev/stdout is written directly.
     """
+    if is_stream(path):
+        yield path
+        return
+    check_output(path)
+    path = path.resolve()  # a link stays, and what it names is replaced
     # The name cannot be guessed: every process writes its own, and nobody can lay a link there.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
+        if path.exists():
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         sync(temporary)
         os.replace(temporary, path)
     finally:
@@ -36,14 +49,67 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_open(path: Path) -> Iterator[TextIO]:
     """Opens a text file that replaces the target when it is closed without an error."""
-    with atomic_path(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+    descriptor = _open_descriptor(path)
+    if descriptor is not None:
+        sys.stdout.flush()
+        with open(os.dup(descriptor), "w", encoding="utf-8") as file:
+            yield file
+        return
+    with atomic_path(path) as target, open(target, _mode(target, path), encoding="utf-8") as file:
         yield file
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
     """Replaces the content of a file: a reader sees the old one or the new one."""
-    with atomic_path(path) as temporary, temporary.open("xb") as file:
+    with atomic_path(path) as target, target.open(_mode(target, path) + "b") as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _mode(temporary: Path, path: Path) -> Literal["w", "x"]:
+    return "w" if temporary == path else "x"
+
+
+def is_stream(path: Path) -> bool:
+    """Tells whether a path is a device, a FIFO or a file that this process has open."""
+    if _open_descriptor(path) is not None:
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+def _open_descriptor(path: Path) -> int | None:
+    """Returns the descriptor that /dev/stdout, /dev/fd/3 and the like name."""
+    name = _STREAMS.get(str(path), str(path))
+    match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name)
+    return int(match[1]) if match else None
+
+
+def check_output(name: str | Path) -> None:
+    """Raises where no file can be written under a name, before work is done for it."""
+    if name == "":
+        raise UserError("the name of a file to write is empty.")
+    path = Path(name)
+    problem = None if is_stream(path) else _output_problem(path)
+    if problem:
+        raise UserError(f"{path}: cannot be written: {problem}.  Give another file.")
+
+
+def _output_problem(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            return f"there is no folder {folder}"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return f"the folder {folder} is read-only"
+        if path.exists() and not os.access(path, os.W_OK):
+            return "it is read-only"
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a null byte, a circle
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 @contextlib.contextmanager
@@ -82,7 +148,7 @@ def lock(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def write_errors(target: Path) -> Iterator[None]:
+def write_errors(target: Path, remedy: str = "give another --data_dir") -> Iterator[None]:
     """Says what a failed write means: a full disk, or a place that cannot be written."""
     try:
         yield
@@ -90,10 +156,11 @@ def write_errors(target: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
                 f"{target}: the disk is full; nothing half-written is left.  "
-                "Free some space there, or give another --data_dir."
+                f"Free some space there, or {remedy}."
             ) from error
         raise UserError(
-            f"{target}: cannot be written: {error.strerror or error}.  Give another --data_dir."
+            f"{target}: cannot be written: {error.strerror or error}.  "
+            f"{remedy[0].upper()}{remedy[1:]}."
         ) from error
 
 

@@ -1,8 +1,10 @@
 """Commands whose flags are the fields of one frozen dataclass each."""
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import os
 import sys
 import types
 import typing
@@ -18,6 +20,23 @@ from scripts import devices
 from scripts.flag import Flag
 
 Flags = TypeVar("Flags")
+
+
+class OutputFile(click.ParamType):
+    """The name of a file to write; - is the standard output."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Returns the name, where a file can be written under it."""
+        from data.storage import check_output  # imports NumPy, which --help does without
+
+        try:
+            if value != "-":
+                check_output(value)
+        except UserError as error:
+            self.fail(str(error), param, ctx)
+        return value
 
 
 class FlagOption(click.Option):
@@ -67,6 +86,8 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     """The click type of a field's type."""
     if typing.get_origin(kind) is types.UnionType:
         [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    if flag.names_output:
+        return OutputFile()
     if kind is Path:
         return click.Path(path_type=Path)
     if typing.get_origin(kind) is Literal:
@@ -176,12 +197,39 @@ def exits(call: Callable[[], object]) -> NoReturn:
     """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
     try:
         call()
+        sys.stdout.flush()
     except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"  See {context.command_path} --help." if context else ""
+        click.echo(f"meshloom: {error.format_message()}{hint}", err=True)
         sys.exit(2)
     except (UserError, RunError) as error:
         click.echo(f"meshloom: {error}", err=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except OSError as error:
+        drop_output()
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)  # as where SIGPIPE ends a program
+        name = f"{error.filename}: " if error.filename else ""
+        click.echo(f"meshloom: {name}{error.strerror or error}.", err=True)
+        sys.exit(1)
     sys.exit(0)
+
+
+def open_standard_streams() -> None:
+    """Opens those that the caller closed, or a file of the run would get their descriptors."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            flags, mode = (os.O_WRONLY, "w") if descriptor else (os.O_RDONLY, "r")
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+
+
+def drop_output() -> None:
+    """Drops what the standard output has not taken, or Python tries again as it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

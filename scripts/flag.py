@@ -16,3 +16,5 @@ class Flag:
     off: str | None = None
     """Name of the flag that says no, of a field that is True unless it is given."""
     is_argument: bool = False
+    names_output: bool = False
+    """Whether the value names a file to write; it is checked before the work begins."""

@@ -2,7 +2,7 @@
 
 import click
 
-from scripts.command_line import LazyGroup, exits
+from scripts.command_line import LazyGroup, exits, open_standard_streams
 
 WORK = {
     "train": ("flags.train:TrainFlags", "train:train"),
@@ -55,6 +55,7 @@ def export_group() -> None:
 
 
 def main() -> None:
+    open_standard_streams()
     exits(lambda: cli.main(standalone_mode=False))
 
 

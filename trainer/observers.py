@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from models.api import Params
 from trainer.evaluate import PartEvaluation
 from trainer.run import Run
 from trainer.step import State
+
+logger = logging.getLogger(__name__)
 
 Line = dict[str, float | None]
 
@@ -111,10 +114,20 @@ class Observers(Observer):
             observer.on_end(outcome)
 
     def close(self) -> None:
-        """Closes all, whatever happens in one of them."""
+        """Closes all, whatever happens in one of them.
+
+        A full disk, which ended the run, ends what it draws as well: that is only logged.
+        """
         with contextlib.ExitStack() as stack:
             for observer in reversed(self._observers):
-                stack.callback(observer.close)
+                stack.callback(_close, observer)
+
+
+def _close(observer: Observer) -> None:
+    try:
+        observer.close()
+    except OSError as error:
+        logger.warning("%s: not closed: %s.", type(observer).__name__, error.strerror or error)
 
 
 def on_first_process(*observers: Observer) -> tuple[Observer, ...]:

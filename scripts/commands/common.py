@@ -13,7 +13,7 @@ from configs.load import Config, load
 from configs.read import Reference
 from configs.spec import SPECS
 from data.sources.text_files import read_lines
-from data.storage import atomic_open
+from data.storage import atomic_open, write_errors
 from data.task import Task
 from layouts.layout import Layout
 from models.architectures import Transformer
@@ -86,11 +86,8 @@ def open_output(path: str) -> Iterator[TextIO]:
     if path == "-":
         yield sys.stdout
         return
-    try:
-        with atomic_open(Path(path)) as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}.") from None
+    with write_errors(Path(path), "give another file"), atomic_open(Path(path)) as file:
+        yield file
 
 
 def short(value: float) -> float | str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import UserError
+from data.storage import is_stream
 from data.task import Task
 from models.decoding.beam import Beam
 from models.decoding.ensemble import as_ensemble
@@ -122,7 +123,7 @@ def decode_file(flags: DecodeFlags) -> None:
                 file.writelines(formatted(flags.format, line, source, texts[line]))
 
         start = time.perf_counter()
-        if output == "-":
+        if output == "-" or is_stream(Path(output)):
             texts: dict[int, list[Hypothesis]] = {}
             for batch in decoded(range(len(lines))):
                 texts.update(batch)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+from data.storage import atomic_path, write_errors
 from scripts.commands.common import write_json
 from scripts.commands.flags.compare import GainsFlags
 from scripts.terminal import print_table, tell
@@ -105,7 +106,13 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     axes.invert_xaxis()
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(output, dpi=120)
+    kind, legal = Path(output).suffix[1:] or "png", figure.canvas.get_supported_filetypes()
+    if kind not in legal:
+        raise UserError(
+            f"--output={output}: no kind of picture.  Legal endings: {', '.join(legal)}."
+        )
+    with write_errors(Path(output), "give another file"), atomic_path(Path(output)) as file:
+        figure.savefig(file, dpi=120, format=kind)
     pyplot.close(figure)
 
 

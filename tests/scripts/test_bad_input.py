@@ -1,6 +1,7 @@
 """Bad input ends with exit code 2 and a line that says where, what and how to mend it."""
 
 import shutil
+import stat
 import sys
 from pathlib import Path
 
@@ -118,6 +119,33 @@ def test_a_received_model_directory_runs_no_code(
     monkeypatch.setattr(imports, "_folders", [])
     run(*config, "--gin_import_path=.")
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("{folder}", "--json': {folder}: cannot be written: it is a folder"),
+        ("{folder}/none/x", "--json': {folder}/none/x: cannot be written: there is no folder"),
+        ("", "--json': the name of a file to write is empty"),
+        ("/proc/x", "/proc/x: cannot be written"),
+    ],
+)
+def test_an_output_that_cannot_be_written(
+    run: Meshloom, tmp_path: Path, name: str, problem: str
+) -> None:
+    name, problem = name.format(folder=tmp_path), problem.format(folder=tmp_path)
+    answer = run("inspect", "settings", "Run.steps", f"--json={name}")
+    assert answer.code == 2 and problem in answer.error
+    assert len(answer.error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_may_be_a_device(run: Meshloom) -> None:
+    settings = ["inspect", "settings", "Run.steps"]
+    assert run(*settings, "--json=/dev/null").code == 0
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    answer = run(*settings, "--json=/dev/full")
+    assert answer.code == 1 and "/dev/full: the disk is full" in answer.error
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect checkpoint"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write
+from data.storage import atomic_write, write_errors
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import read_lines
@@ -20,13 +20,15 @@ class MetricsFile:
 
     def __init__(self, path: Path, first_step: int):
         """Opens the file; lines after `first_step`, left by a killed run, are dropped."""
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(path) if line["step"] <= first_step]
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        with write_errors(self._path, "train into another --model_dir"):
+            self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         self._file.close()

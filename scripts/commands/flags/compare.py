@@ -63,5 +63,7 @@ class GainsFlags:
         Strings,
         Flag("The same for a model to compare. Repeat it for several models.", metavar="FILE"),
     ]
-    output: Annotated[str, Flag("Picture to write, such as gains.png.", metavar="FILE")]
+    output: Annotated[
+        str, Flag("Picture to write, such as gains.png.", metavar="FILE", names_output=True)
+    ]
     json_file: JsonFile = None

@@ -14,7 +14,9 @@ from scripts.flag import Flag
 
 Format = Literal["text", "tsv", "jsonl"]
 Input = Annotated[str, Flag("File to read; - is the standard input.", metavar="FILE")]
-Output = Annotated[str, Flag("File to write; - is the standard output.", metavar="FILE")]
+Output = Annotated[
+    str, Flag("File to write; - is the standard output.", metavar="FILE", names_output=True)
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ class EvaluateFlags:
         ),
     ] = None
     hypotheses: Annotated[
-        str | None, Flag("Writes the translations to FILE, one per line.", metavar="FILE")
+        str | None,
+        Flag("Writes the translations to FILE, one per line.", metavar="FILE", names_output=True),
     ] = None
     json_file: JsonFile = None
     model: CheckpointFlags

@@ -71,7 +71,12 @@ class PlanFlags:
         bool, Flag("Predicts from the layout alone, in seconds, and compiles nothing.")
     ] = False
     html: Annotated[
-        str | None, Flag("Also writes the result to FILE as a page with charts.", metavar="FILE")
+        str | None,
+        Flag(
+            "Also writes the result to FILE as a page with charts.",
+            metavar="FILE",
+            names_output=True,
+        ),
     ] = None
     json_file: JsonFile = None
     decode: Annotated[bool, Flag("Plans decoding instead of training.")] = False
@@ -100,7 +105,8 @@ class LayoutsFlags:
         ),
     ] = False
     output: Annotated[
-        str | None, Flag("Writes the best layout to FILE as a layout file.", metavar="FILE")
+        str | None,
+        Flag("Writes the best layout to FILE as a layout file.", metavar="FILE", names_output=True),
     ] = None
     json_file: JsonFile = None
     settings: SettingsFlags = field(default_factory=SettingsFlags)

@@ -12,7 +12,8 @@ Strings = tuple[str, ...]
 ModelDir = Annotated[Path, Flag("The run's directory.")]
 DataDir = Annotated[Path, Flag("Directory of the tokenized tasks.")]
 JsonFile = Annotated[
-    str | None, Flag("Also writes the result to FILE as JSON.", metavar="FILE", name="json")
+    str | None,
+    Flag("Also writes the result to FILE as JSON.", metavar="FILE", name="json", names_output=True),
 ]
 BatchSequences = Annotated[
     int | None,

@@ -1,5 +1,6 @@
 """Files of numbers: they stay in step with the run, whatever killed it."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ import jax
 import pytest
 from PIL import Image
 
+from configs.errors import RunError
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
 from trainer.metrics.jsonl import read_lines
@@ -100,6 +102,19 @@ def test_a_process_that_is_not_the_first_writes_nothing(
 def test_what_never_started_closes(tmp_path: Path) -> None:
     Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)]).close()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_error_that_ended_a_run_is_told_where_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    observers = Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)])
+    observers.on_start(RUN, 0)
+    observers.on_step(result(1, loss=5.0))
+    (tmp_path / "loss.png").symlink_to("/dev/full")
+    with pytest.raises(RunError, match="step 7"), contextlib.ExitStack() as stack:
+        stack.callback(observers.close)
+        raise RunError("disk full while saving step 7")
+    assert "LossPlot: not closed: No space left on device." in caplog.text
 
 
 def test_smoothing_keeps_a_constant_and_follows_a_step() -> None:
