@@ -13,8 +13,8 @@ class RunError(RuntimeError):
     """Reports a run that failed.  The command line exits with 1."""
 
 
-def did_you_mean(found: str, legal: Iterable[str]) -> str:
-    """Suggests the legal name nearest to the one found, or nothing where none is near.
+def did_you_mean(name: str, legal: Iterable[str]) -> str:
+    """Suggests the legal name nearest to the one given, or nothing where none is near.
 
     >>> did_you_mean("d_fff", ["d_ff", "d_model", "heads"])
     '  Did you mean d_ff?'
@@ -22,7 +22,7 @@ def did_you_mean(found: str, legal: Iterable[str]) -> str:
     ''
     """
     names = {name.lower(): name for name in legal}
-    nearest = difflib.get_close_matches(found.lower(), names, n=1)
+    nearest = difflib.get_close_matches(name.lower(), names, n=1)
     return f"  Did you mean {names[nearest[0]]}?" if nearest else ""
 
 

@@ -17,15 +17,15 @@ _Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being follo
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Holds one parameter of a spec in use; `where` is "default" for a value nobody bound."""
+    """Holds one parameter of a spec in use; `origin` is "default" for a value nobody bound."""
 
     name: str
     value: Any
-    where: str
+    origin: str
 
     @property
     def default(self) -> bool:
-        return self.where == "default"
+        return self.origin == "default"
 
 
 class Maker:
@@ -53,8 +53,8 @@ class Maker:
         for field in dataclasses.fields(cls):
             if binding := bound.get(field.name):
                 self.used.add(binding.name)
-                self._note(binding.name, binding.value, binding.where)
-                values[field.name] = self._value(binding.value, scopes, chain, binding.where)
+                self._note(binding.name, binding.value, binding.origin)
+                values[field.name] = self._value(binding.value, scopes, chain, binding.origin)
                 continue
             default = _default(field) if base is None else getattr(base, field.name)
             if default is not dataclasses.MISSING:
@@ -73,20 +73,20 @@ class Maker:
     def _problem(self, cls: Any, problem: Any, binding: Binding | None, values: Any) -> None:
         text = problem.text
         if binding:
-            text = f"{binding.where}: {text}"
+            text = f"{binding.origin}: {text}"
         elif problem.field and problem.field not in values:
             text += f'  Set it in a gin file or with {FLAG}="{cls.__name__}.{problem.field}=...".'
         self.problems.append(text)
 
     def _bound(self, cls: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
         """Finds the bindings of a spec in a scope; an inner scope goes before an outer one."""
-        found = {}
+        bindings = {}
         for depth in range(len(scopes) + 1):
             for field in names(cls):
                 name = "/".join((*scopes[:depth], f"{cls.__name__}.{field}"))
                 if name in self.bound:
-                    found[field] = self.bound[name]
-        return found
+                    bindings[field] = self.bound[name]
+        return bindings
 
     def _value(self, value: Any, scopes: tuple[str, ...], chain: _Chain, at: str) -> Any:
         """Follows references and macros."""
@@ -104,7 +104,7 @@ class Maker:
             return self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
         macro = self.bound[value.target]
         self.used.add(macro.name)
-        return self._value(macro.value, scopes, chain, macro.where)
+        return self._value(macro.value, scopes, chain, macro.origin)
 
     def _default(self, value: Any, scopes: tuple[str, ...], chain: _Chain) -> Any:
         if isinstance(value, tuple):
@@ -112,8 +112,8 @@ class Maker:
             return _FAILED if any(item is _FAILED for item in items) else items
         return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
 
-    def _note(self, name: str, value: Any, where: str) -> None:
-        row = Row(name=name, value=value, where=where)
+    def _note(self, name: str, value: Any, origin: str) -> None:
+        row = Row(name=name, value=value, origin=origin)
         if row not in self.rows:
             self.rows.append(row)
 

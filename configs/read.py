@@ -44,7 +44,7 @@ class Binding:
 
     name: str
     value: Any
-    where: str
+    origin: str
     overridden: tuple[tuple[Any, str], ...] = ()
 
 
@@ -67,12 +67,12 @@ class Reader:
         self.problems: list[str] = []
         self.statements: list[tuple[str, Any]] = []
 
-    def file(self, name: str, where: str = "", outer: tuple[Path, ...] = ()) -> None:
+    def file(self, name: str, origin: str = "", outer: tuple[Path, ...] = ()) -> None:
         path = next((p for p in _candidates(name) if p.is_file()), None)
         if path is None:
-            self.problems.append(f"{where}{_not_found(name)}")
+            self.problems.append(f"{origin}{_no_such_file(name)}")
         elif path in outer:
-            self.problems.append(f"{where}{name} includes itself.")
+            self.problems.append(f"{origin}{name} includes itself.")
         else:
             self._parse(path.read_text(encoding="utf-8", errors="replace"), name, (*outer, path))
 
@@ -84,44 +84,44 @@ class Reader:
         complete = not self.problems
         macros = {name for name in self.bound if "." not in name}
         read = set()
-        for where, statement in self.statements:
+        for origin, statement in self.statements:
             if statement.arg_name:
-                self._check_parameter(where, statement)
+                self._check_parameter(origin, statement)
             for reference in _references(statement.value):
                 read.add(reference.target)
-                self._check_reference(where, reference, macros if complete else None)
-        for where, statement in self.statements:
+                self._check_reference(origin, reference, macros if complete else None)
+        for origin, statement in self.statements:
             name = statement.selector
-            if where == FLAG and not statement.arg_name and name not in read:
+            if origin == FLAG and not statement.arg_name and name not in read:
                 owners = [s for s, cls in SPECS.items() if name in names(cls)]
                 near = f"  Did you mean {owners[0]}.{name}?" if owners else ""
                 self.problems.append(f"{FLAG}: {name}: nothing reads %{name}.{near}")
 
-    def _check_parameter(self, where: str, statement: Any) -> None:
+    def _check_parameter(self, origin: str, statement: Any) -> None:
         name = f"{statement.selector}.{statement.arg_name}"
-        if self._check_spec(f"{where}: {name}", statement.selector):
+        if self._check_spec(f"{origin}: {name}", statement.selector):
             cls = SPECS[statement.selector]
             if statement.arg_name not in names(cls):
-                self.problems.append(f"{where}: {no_such_parameter(cls, statement.arg_name)}")
+                self.problems.append(f"{origin}: {no_such_parameter(cls, statement.arg_name)}")
 
     def _check_reference(
-        self, where: str, reference: Reference, macros: Collection[str] | None
+        self, origin: str, reference: Reference, macros: Collection[str] | None
     ) -> None:
         if reference[0] == "@":
-            known = self._check_spec(f"{where}: {reference}", reference.target)
+            known = self._check_spec(f"{origin}: {reference}", reference.target)
             if known and not reference.endswith("()"):
-                self.problems.append(f"{where}: {reference}: legal: {reference}().")
+                self.problems.append(f"{origin}: {reference}: legal: {reference}().")
         elif macros is not None and reference.target not in macros:
             near = did_you_mean(reference.target, macros)
-            self.problems.append(f"{where}: {reference}: no such macro.{near}")
+            self.problems.append(f"{origin}: {reference}: no such macro.{near}")
 
-    def _check_spec(self, where: str, name: str) -> bool:
+    def _check_spec(self, origin: str, name: str) -> bool:
         if name in ABSTRACT:
-            self.problems.append(f"{where}: {cannot_make(ABSTRACT[name])}")
+            self.problems.append(f"{origin}: {cannot_make(ABSTRACT[name])}")
         elif name not in SPECS:
             near = did_you_mean(name, SPECS)
             known = ", ".join(sorted(SPECS))
-            self.problems.append(f"{where}: no spec is named {name}.{near}  Legal: {known}.")
+            self.problems.append(f"{origin}: no spec is named {name}.{near}  Legal: {known}.")
         return name in SPECS
 
     def _parse(self, text: str, file: str | None, files: tuple[Path, ...]) -> None:
@@ -134,33 +134,33 @@ class Reader:
         except (SyntaxError, tokenize.TokenError) as error:
             line = (error.lineno or line) if isinstance(error, SyntaxError) else error.args[1][0]
             lines = text.splitlines() or [""]
-            where = f"{file}:{line}" if file else FLAG
+            origin = f"{file}:{line}" if file else FLAG
             wrong = lines[min(line, len(lines)) - 1].strip() if file else text
-            self.problems.append(f"{where}: cannot read {wrong}\n  {_remedy(wrong, error, file)}")
+            self.problems.append(f"{origin}: cannot read {wrong}\n  {_remedy(wrong, error, file)}")
 
-    def _statement(self, statement: Any, where: str, files: tuple[Path, ...]) -> None:
+    def _statement(self, statement: Any, origin: str, files: tuple[Path, ...]) -> None:
         match statement:
             case config_parser.IncludeStatement():
-                self.file(statement.filename, f"{where}: ", files)
+                self.file(statement.filename, f"{origin}: ", files)
             case config_parser.ImportStatement():
-                self._import(statement.module, where)
+                self._import(statement.module, origin)
             case config_parser.BindingStatement():
-                self._bind(statement, where)
+                self._bind(statement, origin)
 
-    def _import(self, module: str, where: str) -> None:
+    def _import(self, module: str, origin: str) -> None:
         if problem := import_module(module):
-            self.problems.append(f"{where}: import {module}: {problem}")
+            self.problems.append(f"{origin}: import {module}: {problem}")
         self.imports.append(module)
 
-    def _bind(self, statement: Any, where: str) -> None:
+    def _bind(self, statement: Any, origin: str) -> None:
         scope = f"{statement.scope}/" if statement.scope else ""
         dot = "." if statement.arg_name else ""
         name = f"{scope}{statement.selector}{dot}{statement.arg_name}"
-        self.statements.append((where, statement))
+        self.statements.append((origin, statement))
         old = self.bound.get(name)
-        overridden = (*old.overridden, (old.value, old.where)) if old else ()
+        overridden = (*old.overridden, (old.value, old.origin)) if old else ()
         self.bound[name] = Binding(
-            name=name, value=statement.value, where=where, overridden=overridden
+            name=name, value=statement.value, origin=origin, overridden=overridden
         )
 
 
@@ -168,7 +168,7 @@ def _candidates(name: str) -> tuple[Path, ...]:
     return (Path.cwd() / name, CHECKOUT / name)
 
 
-def _not_found(name: str) -> str:
+def _no_such_file(name: str) -> str:
     """Says where a file was looked for, and which neighbour was perhaps meant."""
     folders = [path.parent for path in _candidates(name)]
     near = [p.name for folder in folders if folder.is_dir() for p in folder.glob("*.gin")]

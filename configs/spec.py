@@ -200,11 +200,11 @@ def _register(cls: type[Any], kind: dict[str, type[Any]]) -> None:
 
 def _problems(cls: Any, error: ValidationError) -> tuple[Problem, ...]:
     """Puts the library's findings into our words, one problem for each field."""
-    found: dict[str, Problem] = {}
+    by_field: dict[str, Problem] = {}
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
-        found.setdefault(field, Problem(field, _text(cls, field, detail)))
-    return tuple(found.values())
+        by_field.setdefault(field, Problem(field, _text(cls, field, detail)))
+    return tuple(by_field.values())
 
 
 def _text(cls: Any, field: str, detail: Any) -> str:
@@ -223,5 +223,5 @@ def _text(cls: Any, field: str, detail: Any) -> str:
     if detail["type"] == "missing":
         return f"{name} is missing, legal: {words}."
     place = "".join(f"[{part}]" for part in detail["loc"][1:] if isinstance(part, int))
-    found = f"found {type(detail['input']).__name__}, " if "type" in detail["type"] else ""
-    return f"{name}{place} = {detail['input']!r}: {found}legal: {words}."
+    kind = f"found {type(detail['input']).__name__}, " if "type" in detail["type"] else ""
+    return f"{name}{place} = {detail['input']!r}: {kind}legal: {words}."

@@ -25,12 +25,12 @@ def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     """Lists (name, value in a, value in b) for each parameter in which two specs differ."""
     if type(a) is not type(b):
         return [(type(a).__name__, a, b)]
-    found = [
-        difference
+    pairs = [
+        pair
         for (name, x), (_, y) in zip(_fields(a), _fields(b), strict=True)
-        for difference in _differences(f"{type(a).__name__}.{name}", x, y)
+        for pair in _differences(f"{type(a).__name__}.{name}", x, y)
     ]
-    return [difference for i, difference in enumerate(found) if difference not in found[:i]]
+    return [pair for i, pair in enumerate(pairs) if pair not in pairs[:i]]
 
 
 def _fields(made: Any) -> list[tuple[str, Any]]:

@@ -52,11 +52,13 @@ def _build_split(folder: Path, split: str, task: Task, vocabs: Vocabs) -> dict[s
             for name, kind in columns.items()
         }
         for part in task.packed_parts(split, vocabs, digest):
-            own = _write_part(part, arrays, split, counts.lines)
-            if not own.lines and split == "train":
-                raise UserError(_no_lines(task, f"{split!r} of {part.name}", own, part.dropped))
-            counts, dropped = counts + own, dropped + part.dropped
-            parts.append({"name": part.name, "dropped": dict(part.dropped)} | own.written())
+            part_counts = _write_part(part, arrays, split, counts.lines)
+            if not part_counts.lines and split == "train":
+                raise UserError(
+                    _no_lines(task, f"{split!r} of {part.name}", part_counts, part.dropped)
+                )
+            counts, dropped = counts + part_counts, dropped + part.dropped
+            parts.append({"name": part.name, "dropped": dict(part.dropped)} | part_counts.written())
     if not counts.lines:
         raise UserError(_no_lines(task, repr(split), counts, dropped))
     logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
@@ -82,8 +84,8 @@ def _write_part(
 def _losses(counts: Counts, dropped: Counter[str]) -> str:
     """Says how many pairs are not in the rows, and why."""
     reasons = {**dropped, LONG: counts.left_out}
-    found = [f"{number:,} ({reason})" for reason, number in reasons.items() if number]
-    return f"; not taken: {', '.join(found)}" if found else ""
+    dropped_pairs = [f"{number:,} ({reason})" for reason, number in reasons.items() if number]
+    return f"; not taken: {', '.join(dropped_pairs)}" if dropped_pairs else ""
 
 
 def _no_lines(task: Task, split: str, counts: Counts, dropped: Counter[str]) -> str:

@@ -59,40 +59,40 @@ def prepare(
 
 
 def _open(folder: Path, task: Task, given: dict[str, Vocab | None]) -> Prepared:
-    found = manifest.read(folder)
+    stored = manifest.read(folder)
     now = manifest.settings(task)
-    cached = dict(found["settings"])
+    cached = dict(stored["settings"])
     for name, vocab in given.items():
         if vocab is not None:
-            cached[name], now[name] = found.get(f"{name}_hash", "")[:16], vocab.hash[:16]
+            cached[name], now[name] = stored.get(f"{name}_hash", "")[:16], vocab.hash[:16]
     manifest.refuse(folder, cached, now)
-    found = _check_text(folder, found, task)
+    stored = _check_text(folder, stored, task)
     vocabs = Vocabs.load(folder, task.source_vocab_file)
     for name, hash_now in vocabs.hashes().items():
-        if found[name] != hash_now:
+        if stored[name] != hash_now:
             file = folder / f"{name.removesuffix('_hash')}.model"
             raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
-    splits = {name: _rows(folder, name, entry, task) for name, entry in found["splits"].items()}
-    return Prepared(vocabs.target, vocabs.source, splits, found)
+    splits = {name: _rows(folder, name, entry, task) for name, entry in stored["splits"].items()}
+    return Prepared(vocabs.target, vocabs.source, splits, stored)
 
 
-def _check_text(folder: Path, found: dict[str, Any], task: Task) -> dict[str, Any]:
+def _check_text(folder: Path, stored: dict[str, Any], task: Task) -> dict[str, Any]:
     """Compares the text with the cache's: by sizes and dates, and only if these differ by hash."""
     stamps = task.source.fingerprint()
     if stamps is None:
         logger.info(
             "%s: its text is not on this machine; the cache in %s is used", task.name, folder
         )
-    elif stamps != found["fingerprint"]:
+    elif stamps != stored["fingerprint"]:
         logger.info(
             "%s: file dates or versions changed; comparing the text with the cache", task.name
         )
         text_hash = manifest.text_hash(task)
-        manifest.refuse(folder, {"text": found["content_hash"][:16]}, {"text": text_hash[:16]})
-        found = {**found, "fingerprint": stamps}
+        manifest.refuse(folder, {"text": stored["content_hash"][:16]}, {"text": text_hash[:16]})
+        stored = {**stored, "fingerprint": stamps}
         with contextlib.suppress(OSError):  # a cache that cannot be written serves all the same
-            manifest.write(folder, found)
-    return found
+            manifest.write(folder, stored)
+    return stored
 
 
 def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task) -> Rows:

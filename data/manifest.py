@@ -20,13 +20,13 @@ _OF_THE_ORDER = ("Mixture.rates", "Mixture.temperature")  # the rows do not depe
 
 def settings(task: Task) -> dict[str, Any]:
     """Names every setting that the rows depend on, as gin names it."""
-    found = dict(_flat(task))
+    values = dict(_flat(task))
     for name in (f"{type(task).__name__}.name", *_OF_THE_ORDER):
-        found.pop(name, None)
-    for name, path in list(found.items()):
+        values.pop(name, None)
+    for name, path in list(values.items()):
         if path is not None and name.endswith(_FILES):
-            found[f"the text of {name}"] = _file_hash(name, path)
-    plain: dict[str, Any] = json.loads(json.dumps(found))  # as a manifest gives it back
+            values[f"the text of {name}"] = _file_hash(name, path)
+    plain: dict[str, Any] = json.loads(json.dumps(values))  # as a manifest gives it back
     return plain
 
 
@@ -88,10 +88,10 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: was written by another version.  {rebuild_hint()}")
     for name, size in files.items():
         path = folder / name
-        found = path.stat().st_size if path.exists() else 0
-        if found != size:
+        size_now = path.stat().st_size if path.exists() else 0
+        if size_now != size:
             raise UserError(
-                f"{path}: holds {found:,} bytes, {size:,} were written: the file is damaged.  "
+                f"{path}: holds {size_now:,} bytes, {size:,} were written: the file is damaged.  "
                 f"{rebuild_hint()}"
             )
     return manifest

@@ -87,10 +87,10 @@ class MixtureOrder:
 
 def _quotas(rates: np.ndarray) -> tuple[int, ...]:
     """Shares out a block by largest remainders; every part has a place."""
-    wanted = rates / rates.sum() * _BLOCK
-    quotas = np.maximum(np.floor(wanted), 1)
+    exact = rates / rates.sum() * _BLOCK
+    quotas = np.maximum(np.floor(exact), 1)
     while (missing := _BLOCK - quotas.sum()) != 0:
-        over = wanted - quotas
+        over = exact - quotas
         at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
         quotas[at] += np.sign(missing)
     return tuple(quotas.astype(int).tolist())

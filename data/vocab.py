@@ -141,25 +141,27 @@ def _train(settings: SentencePiece, lines: Iterator[str], words: Sequence[str]) 
 
 
 def _explain(settings: SentencePiece, error: str) -> str:
-    where = f"SentencePiece.size = {settings.size}"
+    setting = f"SentencePiece.size = {settings.size}"
     if largest := re.search(r"Vocabulary size too high.*<= (\d+)", error):
-        return f"{where}: this text gives at most {largest[1]} sub-words.  Set it to that or less."
+        return (
+            f"{setting}: this text gives at most {largest[1]} sub-words.  Set it to that or less."
+        )
     if smallest := re.search(r"required_chars\. \d+ vs (\d+)", error):
         return (
-            f"{where}: the characters of this text alone need {smallest[1]} sub-words.  "
+            f"{setting}: the characters of this text alone need {smallest[1]} sub-words.  "
             "Set that size or more, or a smaller SentencePiece.character_coverage."
         )
     if "sentences_.empty" in error:
         return "SentencePiece: there is no text to train on."
-    return f"{where}: SentencePiece cannot train on this text: {error}"
+    return f"{setting}: SentencePiece cannot train on this text: {error}"
 
 
 def _check_ids(vocab: Vocab, path: str) -> None:
     processor = vocab._processor
-    found = (processor.pad_id(), processor.eos_id(), processor.unk_id())
-    if found != (PAD, EOS, UNK):
+    ids = (processor.pad_id(), processor.eos_id(), processor.unk_id())
+    if ids != (PAD, EOS, UNK):
         raise UserError(
-            f"SentencePiece.model_file = {path!r}: its ids of (padding, EOS, UNK) are {found}; "
+            f"SentencePiece.model_file = {path!r}: its ids of (padding, EOS, UNK) are {ids}; "
             f"legal: {(PAD, EOS, UNK)}.  "
             "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
         )

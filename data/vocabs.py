@@ -21,15 +21,15 @@ class Vocabs(NamedTuple):
 
     def hashes(self) -> dict[str, str]:
         """Names the hash of each, as a manifest keeps it."""
-        found = {"vocab_hash": self.target.hash}
-        return found if self.source is None else {**found, "source_vocab_hash": self.source.hash}
+        hashes = {"vocab_hash": self.target.hash}
+        return hashes if self.source is None else {**hashes, "source_vocab_hash": self.source.hash}
 
     def files(self) -> dict[str, bytes]:
         """Names the files that keep them, with their content."""
-        found = {TARGET_FILE: self.target.model}
+        files = {TARGET_FILE: self.target.model}
         if self.source is not None and self.source.hash != self.target.hash:
-            found[SOURCE_FILE] = self.source.model
-        return found
+            files[SOURCE_FILE] = self.source.model
+        return files
 
     def save(self, folder: Path) -> None:
         for name, model in self.files().items():

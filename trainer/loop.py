@@ -125,8 +125,10 @@ def restore_or_init(
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     """Traces and compiles the step for this state; nothing runs."""
     run, state = job.run, abstract_like(state)
-    where = placement(job.layout, job.mesh, run.microbatches)
-    batch = abstract_batch(run.task.array_lengths, where, run.batch_sequences, run.microbatches)
+    batch_placement = placement(job.layout, job.mesh, run.microbatches)
+    batch = abstract_batch(
+        run.task.array_lengths, batch_placement, run.batch_sequences, run.microbatches
+    )
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
         start = time.perf_counter()

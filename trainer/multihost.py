@@ -20,18 +20,22 @@ def connect(mesh: Mesh) -> None:
     for group in _groups(mesh):
         processes = {device.process_index for device in group}
         if len(processes) > 1 and jax.process_index() in processes:
-            own = Mesh(group, ("all",))
-            split, whole = NamedSharding(own, jax.P("all")), NamedSharding(own, jax.P())
-            held = sum(device.process_index == jax.process_index() for device in group)
-            ones = jax.make_array_from_process_local_data(split, np.ones(held, np.float32))
-            jax.block_until_ready(jax.jit(jnp.sum, out_shardings=whole)(ones))
+            group_mesh = Mesh(group, ("all",))
+            sharded, replicated = (
+                NamedSharding(group_mesh, spec) for spec in (jax.P("all"), jax.P())
+            )
+            local_devices = sum(device.process_index == jax.process_index() for device in group)
+            ones = jax.make_array_from_process_local_data(
+                sharded, np.ones(local_devices, np.float32)
+            )
+            jax.block_until_ready(jax.jit(jnp.sum, out_shardings=replicated)(ones))
 
 
 def _groups(mesh: Mesh) -> list[np.ndarray]:
     """The devices that differ in some mesh axes only, for each choice of mesh axes."""
-    sizes, found = mesh.devices.shape, []
+    sizes, groups = mesh.devices.shape, []
     for count in range(1, len(sizes) + 1):
         for axes in itertools.combinations(range(len(sizes)), count):
             last = np.moveaxis(mesh.devices, axes, range(-count, 0))
-            found += list(last.reshape(-1, math.prod(sizes[axis] for axis in axes)))
-    return found
+            groups += list(last.reshape(-1, math.prod(sizes[axis] for axis in axes)))
+    return groups

@@ -27,14 +27,14 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def corpus(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
     """Returns the paragraphs of each split: no paragraph occurs twice, in one split or in two."""
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
-    seen: set[str] = set()
+    keys: set[str] = set()
     with _no_garbage_collection():
         for package, root, path in _files(packages):
             rows = splits[split_of(f"{package}/{path}")]
             for text in _paragraphs_of_file(root / path):
                 key = "".join(filter(str.isalpha, text.lower()))
-                if key not in seen:
-                    seen.add(key)
+                if key not in keys:
+                    keys.add(key)
                     rows.append(text)
     return splits
 
@@ -81,9 +81,9 @@ def _files(packages: tuple[str, ...]) -> Iterator[tuple[str, Path, str]]:
 def _root(package: str) -> Path:
     if package == "python":
         return Path(sysconfig.get_paths()["stdlib"])
-    found = importlib.util.find_spec(package)
-    assert found is not None and found.origin is not None, f"{package} is a dependency"
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.origin is not None, f"{package} is a dependency"
+    return Path(spec.origin).parent
 
 
 def _paragraphs_of_file(path: Path) -> list[str]:

@@ -53,10 +53,10 @@ class Draw:
 
     def codes(self, kind: str, count: int) -> list[str]:
         """Draws different codes of a kind."""
-        found: dict[str, None] = {}
-        while len(found) < count:
-            found[self.code(kind)] = None
-        return list(found)
+        codes: dict[str, None] = {}
+        while len(codes) < count:
+            codes[self.code(kind)] = None
+        return list(codes)
 
     def day(self) -> datetime:
         return datetime(1980, 1, 1) + timedelta(days=self.between(0, 50 * 365))
@@ -160,7 +160,7 @@ def _interval(draw: Draw) -> Meaning:
     return partial(say.interval, first, first + ahead, skeleton)
 
 
-_MOST: tuple[tuple[say.Unit, int], ...] = (
+_LARGEST: tuple[tuple[say.Unit, int], ...] = (
     ("year", 30),
     ("month", 11),
     ("week", 3),
@@ -172,21 +172,22 @@ _MOST: tuple[tuple[say.Unit, int], ...] = (
 
 
 def _from_now(draw: Draw) -> Meaning:
-    unit, most = draw.one(_MOST)
-    count = draw.between(1, most)
+    unit, largest = draw.one(_LARGEST)
+    count = draw.between(1, largest)
     return partial(say.from_now, count if draw.chance(50) else -count, unit)
 
 
 def _span(draw: Draw) -> Meaning:
-    unit, most = draw.one(_MOST)
-    return partial(say.span, draw.between(1, most), unit)
+    unit, largest = draw.one(_LARGEST)
+    return partial(say.span, draw.between(1, largest), unit)
 
 
 def _spans(draw: Draw) -> Meaning:
     """Draws two or three units that follow one another, such as hours and minutes."""
-    first = draw.between(0, len(_MOST) - 2)
-    units = _MOST[first : first + draw.between(2, 3)]
-    return _listed([partial(say.span, draw.between(1, most), unit) for unit, most in units], "and")
+    first = draw.between(0, len(_LARGEST) - 2)
+    units = _LARGEST[first : first + draw.between(2, 3)]
+    spans = [partial(say.span, draw.between(1, largest), unit) for unit, largest in units]
+    return _listed(spans, "and")
 
 
 # Amounts
@@ -243,9 +244,9 @@ def _labelled(draw: Draw) -> Meaning:
 
 def _report(draw: Draw) -> Meaning:
     """Draws where and when, and what was measured."""
-    where = draw.one((_city, _city, _name))(draw)
+    place = draw.one((_city, _city, _name))(draw)
     when = draw.one((_date, _date_and_time))(draw)
-    return _joined("{}, {}: {}", where, when, draw.one((*_MEASURES, _spans))(draw))
+    return _joined("{}, {}: {}", place, when, draw.one((*_MEASURES, _spans))(draw))
 
 
 def _route(draw: Draw) -> Meaning:

@@ -68,8 +68,8 @@ def _plain(text: str) -> str:
 @functools.cache
 def names(kind: str, language: str) -> dict[str, str]:
     """Returns the names of a kind by code, the most used first."""
-    found = _NAMES[kind](_locale(language))
-    return {code: _plain(name) for code, name in found.items()}
+    names_by_code = _NAMES[kind](_locale(language))
+    return {code: _plain(name) for code, name in names_by_code.items()}
 
 
 KINDS = ("territory", "language", "currency", "city", "zone", "script", "unit", "weekday", "month")

@@ -25,16 +25,16 @@ def corpus(
     A larger `train` only adds pairs, all to train.
     """
     _check(language, target)
-    wanted = {"train": train, "validation": held_out, "test": held_out}
-    splits: dict[str, list[tuple[str, str]]] = {split: [] for split in wanted}
+    sizes = {"train": train, "validation": held_out, "test": held_out}
+    splits: dict[str, list[tuple[str, str]]] = {split: [] for split in sizes}
     draw = Draw(language, target, seed)
-    seen: set[str] = set()
-    while any(len(splits[split]) < count for split, count in wanted.items()):
+    sources: set[str] = set()
+    while any(len(splits[split]) < count for split, count in sizes.items()):
         meaning = sentence(draw)
         source = meaning(language)
         split = split_of(source)
-        if source not in seen and len(splits[split]) < wanted[split]:
-            seen.add(source)
+        if source not in sources and len(splits[split]) < sizes[split]:
+            sources.add(source)
             splits[split].append((source, meaning(target)))
     return splits
 

@@ -100,7 +100,7 @@ class Side:
         self._segments.reshape(-1)[places] = np.repeat(segments, sizes)
 
     def take(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens and segments of some rows, which are no longer held."""
+        """Returns tokens and segments of some rows, which are no longer kept."""
         out = self._tokens[taken], self._segments[taken]
         self._tokens, self._segments = self._tokens[~taken], self._segments[~taken]
         return out
@@ -111,7 +111,7 @@ class BegunRows:
 
     def __init__(self, *sides: Side):
         self.sides = sides
-        self._rows = np.zeros(0, np.int64)  # the numbers of the rows held here, as first opened
+        self._rows = np.zeros(0, np.int64)  # the numbers of the rows kept here, as first opened
         self._rows_out = 0
         self._pending = np.zeros((0, 3), np.int64)
 
@@ -131,10 +131,10 @@ class BegunRows:
         """
         closed = ~np.isin(self._rows, open_rows)
         rows_out = self._rows_out + np.arange(closed.sum())
-        held = np.searchsorted(self._rows, self._pending[:, 1])
-        done = closed[held]
+        places = np.searchsorted(self._rows, self._pending[:, 1])
+        done = closed[places]
         pieces = self._pending[done]
-        pieces[:, 1] = rows_out[np.cumsum(closed)[held[done]] - 1]
+        pieces[:, 1] = rows_out[np.cumsum(closed)[places[done]] - 1]
         self._rows, self._pending = self._rows[~closed], self._pending[~done]
         self._rows_out += len(rows_out)
         return [array for side in self.sides for array in side.take(closed)], pieces

@@ -66,7 +66,7 @@ class Clean:
 
 def _first_reason(clean: Clean) -> Callable[[Pair], str | None]:
     """Returns the test of one run through the pairs: repeats are those within the run."""
-    seen: set[bytes] = set()
+    keys: set[bytes] = set()
 
     def reason(pair: Pair) -> str | None:
         shorter, longer = sorted((len(pair.source.strip()), len(pair.target.strip())))
@@ -84,9 +84,9 @@ def _first_reason(clean: Clean) -> Callable[[Pair], str | None]:
             return "lengths too unequal"
         if clean.drops_duplicates:
             key = hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
-            if key in seen:
+            if key in keys:
                 return "a repeat"
-            seen.add(key)
+            keys.add(key)
         return None
 
     return reason

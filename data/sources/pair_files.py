@@ -11,19 +11,19 @@ from data.sources.text_files import LONE_SURROGATE, read_lines
 
 
 def aligned(
-    sources: Sequence[str], targets: Sequence[str], where: str, errors: str
+    sources: Sequence[str], targets: Sequence[str], setting: str, errors: str
 ) -> Iterator[Pair]:
     """Yields line by line what stands in source files and in the target files beside them."""
     if len(sources) != len(targets):
         raise UserError(
-            f"{where}: {len(sources)} source files and {len(targets)} target files "
+            f"{setting}: {len(sources)} source files and {len(targets)} target files "
             f"({', '.join(sources)} and {', '.join(targets)}).  Each needs one beside it."
         )
     for source, target in zip(sources, targets, strict=True):
-        yield from _aligned(source, target, where, errors)
+        yield from _aligned(source, target, setting, errors)
 
 
-def _aligned(source: str, target: str, where: str, errors: str) -> Iterator[Pair]:
+def _aligned(source: str, target: str, setting: str, errors: str) -> Iterator[Pair]:
     counts = [0, 0]
     for lines in itertools.zip_longest(read_lines(source, errors), read_lines(target, errors)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
@@ -31,14 +31,14 @@ def _aligned(source: str, target: str, where: str, errors: str) -> Iterator[Pair
             yield Pair(*lines)
     if counts[0] != counts[1]:
         raise UserError(
-            f"{where}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line by "
+            f"{setting}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line by "
             "line one must be the translation of the other: find where they part."
         )
-    _check_text(counts[0], where, source)
+    _check_text(counts[0], setting, source)
 
 
 def table(
-    paths: Sequence[str], where: str, source_column: int, target_column: int, errors: str
+    paths: Sequence[str], setting: str, source_column: int, target_column: int, errors: str
 ) -> Iterator[Pair]:
     """Yields two columns of files with a tab between columns; blank lines are no pairs."""
     for path in paths:
@@ -47,15 +47,16 @@ def table(
             columns = line.split("\t")
             if len(columns) <= max(source_column, target_column):
                 raise UserError(
-                    f"{path}, line {number}: {len(columns)} columns, and {where} asks for columns "
-                    f"{source_column} and {target_column}, counted from 0.  A tab parts columns."
+                    f"{path}, line {number}: {len(columns)} columns, and {setting} asks for "
+                    f"columns {source_column} and {target_column}, counted from 0.  "
+                    "A tab separates columns."
                 )
             yield Pair(columns[source_column], columns[target_column])
-        _check_text(number, where, path)
+        _check_text(number, setting, path)
 
 
 def records(
-    paths: Sequence[str], where: str, source_field: str, target_field: str, errors: str
+    paths: Sequence[str], setting: str, source_field: str, target_field: str, errors: str
 ) -> Iterator[Pair]:
     """Yields two fields of lines of JSON; a dot leads into a field that has fields of its own."""
     for path in paths:
@@ -66,22 +67,24 @@ def records(
                 record = json.loads(line)
             except ValueError as error:
                 raise UserError(f"{place}: is no JSON: {error}.") from None
-            pair = [_field(record, name, place, where) for name in (source_field, target_field)]
+            pair = [_field(record, name, place, setting) for name in (source_field, target_field)]
             if errors == "strict" and LONE_SURROGATE.search("".join(pair)):
                 raise UserError(f"{place}: half a surrogate pair, such as \\ud800, is no text.")
             yield Pair(*pair)
-        _check_text(number, where, path)
+        _check_text(number, setting, path)
 
 
-def _field(record: Any, name: str, place: str, where: str) -> str:
-    value, found = record, record
+def _field(record: Any, name: str, place: str, setting: str) -> str:
+    value, parent = record, record
     for part in name.split("."):
-        found = value
+        parent = value
         value = value.get(part) if isinstance(value, dict) else None
     if not isinstance(value, str):
-        legal = ", ".join(found) if isinstance(found, dict) else "none: it is no object"
+        legal = ", ".join(parent) if isinstance(parent, dict) else "none: it is no object"
         what = "no such field" if value is None else f"found {type(value).__name__}, legal: text"
-        raise UserError(f"{place}: {where} asks for field {name!r}: {what}.  Its fields: {legal}.")
+        raise UserError(
+            f"{place}: {setting} asks for field {name!r}: {what}.  Its fields: {legal}."
+        )
     return value
 
 
@@ -91,6 +94,6 @@ def _numbered(path: str, errors: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _check_text(lines: int, where: str, path: str) -> None:
+def _check_text(lines: int, setting: str, path: str) -> None:
     if not lines:
-        raise UserError(f"{where}: {path} is empty: it holds no line of text.")
+        raise UserError(f"{setting}: {path} is empty: it holds no line of text.")

@@ -25,9 +25,9 @@ class FilePairs(Pairs):
     hash of the target chooses, so that no target falls on both sides, whatever its source."""
 
     def splits(self) -> tuple[str, ...]:
-        own = [s for s in SPLITS if self.files(s)]
-        held_out = "train" in own  # validation comes out of it where it has no files
-        return tuple(s for s in SPLITS if s in own or (s == "validation" and held_out))
+        named = [s for s in SPLITS if self.files(s)]
+        held_out = "train" in named  # validation comes out of it where it has no files
+        return tuple(s for s in SPLITS if s in named or (s == "validation" and held_out))
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         if split == "test" or self.files("validation"):
@@ -259,12 +259,12 @@ class Mixture(Pairs):
             part.name or (f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind)
             for i, (part, kind) in enumerate(zip(parts, kinds, strict=True))
         ]
-        found = zip(names, parts, strict=True)
-        return {name: part for name, part in found if split in part.splits()}
+        named = zip(names, parts, strict=True)
+        return {name: part for name, part in named if split in part.splits()}
 
     def fingerprint(self) -> dict[str, Any] | None:
-        found = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
-        return found if None not in found.values() else None
+        fingerprints = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
+        return fingerprints if None not in fingerprints.values() else None
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -52,10 +52,10 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
         return tags[0] if tags else None
     if tag in tags:
         return tag
-    found = "no tag was given" if tag is None else f"tag {tag!r}: no part of the task has it"
+    problem = "no tag was given" if tag is None else f"tag {tag!r}: no part of the task has it"
     if not tags:
-        raise UserError(f"{found}.  The task knows no tags: leave it away.")
-    raise UserError(f"{found}.{did_you_mean(tag or '', tags)}  Legal: {', '.join(tags)}.")
+        raise UserError(f"{problem}.  The task knows no tags: leave it away.")
+    raise UserError(f"{problem}.{did_you_mean(tag or '', tags)}  Legal: {', '.join(tags)}.")
 
 
 @abstract_spec

@@ -16,17 +16,18 @@ from configs.errors import UserError, did_you_mean
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 
 
-def expand(patterns: str | Sequence[str], where: str) -> list[str]:
+def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
     """Returns the files that paths or globs name, sorted within each pattern, none twice."""
     files: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-        if not found:
-            raise UserError(f"{where}: no file matches {pattern!r}.{_nearest(pattern)}")
-        for path in found:
+        matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        if not matches:
+            raise UserError(f"{setting}: no file matches {pattern!r}.{_nearest(pattern)}")
+        for path in matches:
             if os.path.isdir(path):
                 raise UserError(
-                    f"{where}: {path!r} is a folder.  Name its files, such as {path + '/*.txt'!r}."
+                    f"{setting}: {path!r} is a folder.  "
+                    f"Name its files, such as {path + '/*.txt'!r}."
                 )
             files[path] = None
     return list(files)
@@ -58,7 +59,7 @@ def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def read_examples(paths: Sequence[str], where: str) -> Iterator[str]:
+def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
     """Yields the raw lines of some files that hold more than white space."""
     for path in paths:
         empty = True
@@ -67,7 +68,7 @@ def read_examples(paths: Sequence[str], where: str) -> Iterator[str]:
                 empty = False
                 yield line
         if empty:
-            raise UserError(f"{where}: {path} is empty: it holds no line of text.")
+            raise UserError(f"{setting}: {path} is empty: it holds no line of text.")
 
 
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:

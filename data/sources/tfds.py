@@ -55,7 +55,7 @@ def texts(
 def stamps(kind: str, name: str, folder: str | None) -> dict[str, Any] | None:
     """Names the version of a data set and the records of its splits; None before it is made."""
     info = _builder(kind, name, folder).info
-    splits = {split: list(found.shard_lengths) for split, found in info.splits.items()}
+    splits = {split: list(split_info.shard_lengths) for split, split_info in info.splits.items()}
     return {"name": info.full_name, **splits} if splits else None
 
 
@@ -144,8 +144,8 @@ def _files_without_tensorflow(builder: Any) -> Iterator[None]:
         return
     from tensorflow_datasets.core.download import extractor
 
-    found: list[Any] = [extractor, sys.modules[type(builder).__module__]]
-    modules = [module for module in found if hasattr(module, "tf")]
+    candidates: list[Any] = [extractor, sys.modules[type(builder).__module__]]
+    modules = [module for module in candidates if hasattr(module, "tf")]
     kept = [module.tf for module in modules]
     for module in modules:
         module.tf = _LOCAL_FILES

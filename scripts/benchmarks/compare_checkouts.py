@@ -104,8 +104,8 @@ class Split:
         """Returns the flags of a command that set the layout."""
         if self.mesh is None:
             return [f"--gin_file=layouts/{self.name}.gin"]
-        own = {"mesh": self.mesh, "rules": self.rules, "param_rules": self.param_rules}
-        settings = [f"--gin_param=Layout.{name} = '{value}'" for name, value in own.items()]
+        values = {"mesh": self.mesh, "rules": self.rules, "param_rules": self.param_rules}
+        settings = [f"--gin_param=Layout.{name} = '{value}'" for name, value in values.items()]
         return ["--gin_file=layouts/whole.gin", *settings]
 
 
@@ -136,9 +136,9 @@ class Texts:
         else:
             kind, files = "Task", [f"TextFiles.train = '{self.file('source')}'"]
             sizes, source = [], "@TextFiles()"
-        own = (f"{kind}.name = 'made_up'", f"{kind}.length = 32", f"{kind}.source = {source}",
+        names = (f"{kind}.name = 'made_up'", f"{kind}.length = 32", f"{kind}.source = {source}",
                f"{kind}.vocab = @SentencePiece()")  # fmt: skip
-        return [f"Run.task = @{kind}()", *own, *sizes, *files]
+        return [f"Run.task = @{kind}()", *names, *sizes, *files]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Checkout:
             "decode", f"--model_dir={self.folder / split.name}", *split.flags(), *search,
             f"--input={self.texts.file('prompts')}", "--max_tokens=12", "--format=jsonl",
         )  # fmt: skip
-        found = {f"line {n}": line for n, line in enumerate(output.splitlines(), 1)}
-        return {FAILURE: failure or "decode wrote nothing"} if failure or not found else found
+        texts = {f"line {n}": line for n, line in enumerate(output.splitlines(), 1)}
+        return {FAILURE: failure or "decode wrote nothing"} if failure or not texts else texts
 
     def _call(self, command: str, *flags: str) -> tuple[str, str]:
         """Runs a command; returns why it failed, empty where it did not, and its output."""
@@ -242,15 +242,15 @@ def write_texts(folder: Path) -> Texts:
 
 def metrics(model_dir: Path) -> Numbers:
     """Reads what each step gave, and the validation at the end; a missing loss is a failure."""
-    found: Numbers = {}
+    numbers: Numbers = {}
     for kind, name in (("step", "metrics.jsonl"), ("validation after step", "evaluations.jsonl")):
         file = model_dir / name
         for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             line = json.loads(text)
-            found |= {f"{kind} {line['step']} {name}": value for name, value in exact(line)}
+            numbers |= {f"{kind} {line['step']} {name}": value for name, value in exact(line)}
     names = [f"step {step} {name}" for step in range(1, STEPS + 1) for name in COMPARED[:2]]
-    lost = [name for name in names if name not in found]
-    return {FAILURE: f"metrics.jsonl has no {lost[0]}"} if lost else found
+    lost = [name for name in names if name not in numbers]
+    return {FAILURE: f"metrics.jsonl has no {lost[0]}"} if lost else numbers
 
 
 def exact(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -274,9 +274,11 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    told = dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))
-    digest = hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
-    name = next((line.partition(": ")[2] for line in told if line.startswith("model")), "unknown")
+    described = dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:8]
+    name = next(
+        (line.partition(": ")[2] for line in described if line.startswith("model")), "unknown"
+    )
     return f"{name}, instructions {digest}"
 
 
@@ -302,8 +304,8 @@ class Side:
 def read_record(file: Path) -> dict[str, Cases]:
     """Reads what --record wrote, on this machine and in this Python environment."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        about, numbers = dict(found["about"]), dict(found["numbers"])
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        about, numbers = dict(recorded["about"]), dict(recorded["numbers"])
     except (ValueError, KeyError, TypeError):
         refuse(f"{file}: no file that --record wrote.")
     here = about_here()
@@ -344,11 +346,11 @@ def difference(old: Numbers | None, new: Numbers | None) -> str | None:
     >>> difference({"step 1 loss": "5.5"}, {"step 1 loss": "5.25"})
     'step 1 loss: old 5.5, new 5.25'
     """
-    for whose, own in (("old", old), ("new", new)):
-        if not own:
-            return f"{whose}: no numbers"
-        if FAILURE in own:
-            return f"{whose}: {own[FAILURE]}"
+    for side, numbers in (("old", old), ("new", new)):
+        if not numbers:
+            return f"{side}: no numbers"
+        if FAILURE in numbers:
+            return f"{side}: {numbers[FAILURE]}"
     assert old is not None and new is not None
     for name in [*old, *(name for name in new if name not in old)]:
         pair = old.get(name, "nothing"), new.get(name, "nothing")
@@ -359,15 +361,15 @@ def difference(old: Numbers | None, new: Numbers | None) -> str | None:
 
 def compared(name: str, old: Cases, new: Cases) -> list[dict[str, str | None]]:
     """Compares, and prints, each case of a model."""
-    model, found = MODELS[name], []
+    model, cases = MODELS[name], []
     for case in [*(split.name for split in model.splits), *SEARCHES]:
         first = difference(old.get(case), new.get(case))
-        tell(name, case, first or "identical")
-        found.append({"model": name, "case": case, "difference": first})
-    return found
+        print_case(name, case, first or "identical")
+        cases.append({"model": name, "case": case, "difference": first})
+    return cases
 
 
-def tell(name: str, case: str, what: str) -> None:
+def print_case(name: str, case: str, what: str) -> None:
     """Prints the line of one case."""
     click.echo(f"{name:{NAME_WIDTH}} {case:{CASE_WIDTH}} {what}")
 
@@ -376,13 +378,13 @@ def compare(
     old: Side, new: Side, names: Sequence[str], folder: Path, json_file: Path | None
 ) -> bool:
     """Compares two sides; tells whether all is identical."""
-    found = []
-    for name, (own, other) in run_all([old, new], names, folder):
-        found += compared(name, own, other)
-    different = sum(case["difference"] is not None for case in found)
-    click.echo(f"{len(found)} cases, {different} different.")
+    cases = []
+    for name, (old_cases, new_cases) in run_all([old, new], names, folder):
+        cases += compared(name, old_cases, new_cases)
+    different = sum(case["difference"] is not None for case in cases)
+    click.echo(f"{len(cases)} cases, {different} different.")
     if json_file is not None:
-        result = {"about": about_here(), "old": str(old.path), "new": str(new.path), "cases": found}
+        result = {"about": about_here(), "old": str(old.path), "new": str(new.path), "cases": cases}
         json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return not different
 
@@ -390,12 +392,12 @@ def compare(
 def record(side: Side, names: Sequence[str], folder: Path, file: Path) -> bool:
     """Writes the numbers of one side, model by model; tells whether all runs went well."""
     numbers: dict[str, Cases] = {}
-    found = {"about": about_here(), "checkout": str(side.path), "numbers": numbers}
+    result = {"about": about_here(), "checkout": str(side.path), "numbers": numbers}
     for name, (numbers[name],) in run_all([side], names, folder):
-        for case, own in numbers[name].items():
-            tell(name, case, own.get(FAILURE) or f"{len(own)} numbers or texts")
-        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return not any(FAILURE in own for cases in numbers.values() for own in cases.values())
+        for case, of_case in numbers[name].items():
+            print_case(name, case, of_case.get(FAILURE) or f"{len(of_case)} numbers or texts")
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return not any(FAILURE in of_case for cases in numbers.values() for of_case in cases.values())
 
 
 @click.command()

@@ -52,18 +52,18 @@ Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how
 
 def texts_of(count: int) -> list[Text]:
     """So many sources, the shortest first."""
-    found = tiny.sources(count, np.random.default_rng(0))
-    return [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in found]
+    sources = tiny.sources(count, np.random.default_rng(0))
+    return [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
 
 
 def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
     """Batches of at most so many sources, about equally many in all batches of one length."""
-    found = []
+    made = []
     for _, group in itertools.groupby(texts, key=lambda text: text.tokens):
         same = list(group)
         bounds = np.linspace(0, len(same), -(-len(same) // batch_sequences) + 1).astype(int)
-        found += [same[first:last] for first, last in itertools.pairwise(bounds.tolist())]
-    return found
+        made += [same[first:last] for first, last in itertools.pairwise(bounds.tolist())]
+    return made
 
 
 def meshloom(
@@ -111,7 +111,7 @@ def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
         tokens = texts[0].tokens
         ids = torch.from_numpy(tiny.padded([text.source for text in texts]))
         with torch.inference_mode():
-            found = model.generate(
+            generated = model.generate(
                 input_ids=ids,
                 attention_mask=(ids != tiny.PAD).long(),
                 num_beams=WIDTH,
@@ -120,7 +120,7 @@ def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
                 min_new_tokens=tokens,
                 max_new_tokens=tokens,
             )
-        return found.shape[0] * (found.shape[1] - 1)  # the first is decoder_start_token_id
+        return generated.shape[0] * (generated.shape[1] - 1)  # the first is decoder_start_token_id
 
     def translate(texts: Sequence[Text], batch_sequences: int) -> int:
         return sum(map(translate_batch, batches(texts, batch_sequences)))
@@ -208,8 +208,8 @@ def work(system: str, count: int) -> None:
         start = time.perf_counter()
         made = translate(texts, int(question.split()[-1]))
         seconds = time.perf_counter() - start
-        most = sum(text.tokens for text in texts)  # some do not return an END at the last place
-        assert most - len(texts) <= made <= most, f"{made} tokens instead of {most}"
+        expected = sum(text.tokens for text in texts)  # some do not return an END at the last place
+        assert expected - len(texts) <= made <= expected, f"{made} tokens instead of {expected}"
         return seconds
 
     serve(about, answer)

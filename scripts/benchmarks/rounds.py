@@ -151,8 +151,8 @@ def ratio(seconds: Sequence[Answers], system: str, other: str) -> dict[str, obje
 def speedups(seconds: Sequence[Answers]) -> dict[str, object]:
     """Computes how many times as fast each system is as it is in the baseline, if there is one."""
     pairs = {name: BASELINE + name for name in seconds[0] if BASELINE + name in seconds[0]}
-    found = {name: ratio(seconds, name, other) for name, other in pairs.items()}
-    return {"speedup_over_baseline": found} if found else {}
+    ratios = {name: ratio(seconds, name, other) for name, other in pairs.items()}
+    return {"speedup_over_baseline": ratios} if ratios else {}
 
 
 def show(result: Mapping[str, object], json_file: str | None) -> None:

@@ -28,10 +28,10 @@ from scripts.terminal import print_table
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-class Told(NamedTuple):
+class SourceScores(NamedTuple):
     """Log-likelihoods of each pair's target, in nats, and its size."""
 
-    own: Floats
+    paired: Floats
     stranger: Floats
     tokens: Floats
     words: Floats
@@ -47,10 +47,10 @@ class Told(NamedTuple):
 def main(models: Strings, split: str, json_file: str | None) -> None:
     """What the source tells each model, and what they know without it."""
     pairs = with_strangers(task_of(settings(model_and_step(models[0])[0], (), ())), split)
-    found = {name: told(name, pairs) for name in models}
-    scored = np.all([np.isfinite(one.own + one.stranger) for one in found.values()], axis=0)
-    found = {name: Told(*(column[scored] for column in one)) for name, one in found.items()}
-    figures = {name: compared(one, found[models[0]]) for name, one in found.items()}
+    scores = {name: scores_with_strangers(name, pairs) for name in models}
+    scored = np.all([np.isfinite(one.paired + one.stranger) for one in scores.values()], axis=0)
+    kept = {name: SourceScores(*(column[scored] for column in one)) for name, one in scores.items()}
+    figures = {name: compared(one, kept[models[0]]) for name, one in kept.items()}
     print_table(
         ["model", "per word", "without its source", "the source tells", "more of it"],
         [
@@ -98,22 +98,22 @@ def strangers(pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
     return made
 
 
-def told(name: str, pairs: Sequence[tuple[Pair, str]]) -> Told:
+def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> SourceScores:
     """Scores each target with its own source and with the stranger's."""
-    own = ["\t".join(pair) for pair, _ in pairs]
+    paired = ["\t".join(pair) for pair, _ in pairs]
     stranger = [f"{source}\t{pair.target}" for pair, source in pairs]
     folder, step = model_and_step(name)
-    scores = scores_of([*own, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step))
+    scores = scores_of([*paired, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step))
     nats = np.array([score.log_likelihood for score in scores])
-    tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(own)]], np.float64).T
-    return Told(nats[: len(own)], nats[len(own) :], tokens, words)
+    tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(paired)]], np.float64).T
+    return SourceScores(nats[: len(paired)], nats[len(paired) :], tokens, words)
 
 
-def compared(one: Told, baseline: Told) -> dict[str, float]:
-    source_tells = one.own - one.stranger
-    more = source_tells - (baseline.own - baseline.stranger)
+def compared(one: SourceScores, baseline: SourceScores) -> dict[str, float]:
+    source_tells = one.paired - one.stranger
+    more = source_tells - (baseline.paired - baseline.stranger)
     return {
-        "perplexity_per_word": float(np.exp(-one.own.sum() / one.words.sum())),
+        "perplexity_per_word": float(np.exp(-one.paired.sum() / one.words.sum())),
         "without_source": -one.per_token(one.stranger),
         "source_tells": one.per_token(source_tells),
         "difference": one.per_token(more),

@@ -45,12 +45,12 @@ def settings_of(flags: SavedSettingsFlags) -> Config:
 
 def warn_unused(config: Config, *used: type) -> None:
     for binding in config.unused(*used):
-        tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
+        tell(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
 
 
 def set_where(config: Config) -> dict[str, str]:
     """Which file set each value."""
-    return {binding.name: binding.where for binding in config.bindings()}
+    return {binding.name: binding.origin for binding in config.bindings()}
 
 
 def task_of(config: Config) -> Task:

@@ -198,8 +198,8 @@ def config_of(run: Run, settings: SettingsFlags) -> Config:
         own.write_text(dump([run]))
         config = load([str(own), *settings.gin_file], settings.gin_param)
     for binding in config.unused(Run, Layout):
-        if not binding.where.startswith(str(own)):
-            tell(f"Warning: {binding.where}: {binding.name} is set, but nothing uses it.")
+        if not binding.origin.startswith(str(own)):
+            tell(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
     return config
 
 

@@ -234,10 +234,10 @@ def test_later_wins_and_what_it_replaced_is_kept(write):
     config = load([a, b], ["GinRun.steps=30"])
     found = {binding.name: binding for binding in config.bindings()}
     steps = found["GinRun.steps"]
-    assert (steps.value, steps.where) == (30, "--gin_param")
+    assert (steps.value, steps.origin) == (30, "--gin_param")
     assert steps.overridden == ((10, "a.gin:2"), (20, "b.gin:2"))
     assert found["GinModel.layers"].overridden == ()
-    assert (found["GinRun.model"].value, found["GinRun.model"].where) == ("@GinModel()", "a.gin:3")
+    assert (found["GinRun.model"].value, found["GinRun.model"].origin) == ("@GinModel()", "a.gin:3")
     assert load([b, a]).make(GinRun).steps == 10
 
 
@@ -246,7 +246,7 @@ def test_includes_stand_where_they_are_written(write):
     text = "GinModel.layers = 3\ninclude 'models/tiny.gin'\nGinModel.width = 5\n"
     config = load([write(text)])
     assert config.make(GinModel) == GinModel(layers=1, width=5)
-    assert [b.where for b in config.bindings()] == ["models/tiny.gin:1", "run.gin:3"]
+    assert [b.origin for b in config.bindings()] == ["models/tiny.gin:1", "run.gin:3"]
 
 
 def test_files_are_found_in_the_current_folder_then_in_the_checkout(folder, write, monkeypatch):
@@ -420,7 +420,7 @@ def test_a_forgotten_quote_in_a_file(write):
 def test_table(write):
     text = RUN + "s/GinModel.layers = 1\nGinRun.others = [@s/GinModel()]\n"
     rows = load([write(text)], ["GinRun.seed=3"]).table(GinRun)
-    found = {row.name: (row.value, row.where) for row in rows}
+    found = {row.name: (row.value, row.origin) for row in rows}
     assert len(found) == len(rows) == 7 + 3 + 1 + 1 + 3 + 1
     assert found["GinRun.steps"] == (10, "run.gin:2")
     assert found["GinRun.seed"] == (3, "--gin_param")

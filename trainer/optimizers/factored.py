@@ -40,7 +40,7 @@ def scale_by_factored_rms(
 
     def state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
         row, column, full = (
-            {path: own[i] for path, own in moments.items()} for i in range(len(Moments._fields))
+            {path: parts[i] for path, parts in moments.items()} for i in range(len(Moments._fields))
         )
         return optax.FactoredState(count, row, column, full)
 
@@ -52,8 +52,8 @@ def scale_by_factored_rms(
             column, row = (jax.eval_shape(lambda x, a=a: jnp.sum(x, a), weight) for a in axes)
             return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
 
-        own = {path: empty(path, weight) for path, weight in params.items()}
-        return state(jnp.zeros((), jnp.int32), own)
+        moments = {path: empty(path, weight) for path, weight in params.items()}
+        return state(jnp.zeros((), jnp.int32), moments)
 
     def factored(path: str, weight: Array) -> tuple[int, int] | None:
         """Returns the second longest and the longest axis, where the second is long enough."""
@@ -89,7 +89,7 @@ def scale_by_factored_rms(
 
         updates, moments = {}, {}
         for path, gradient in gradients.items():
-            old = Moments(*(own[path] for own in state_before[1:]))
+            old = Moments(*(tree[path] for tree in state_before[1:]))
             update, moments[path] = scaled(path, gradient, old)
             # A moment of the padding that nothing was ever added to would make 0 x infinity.
             padded = shapes.get(path, gradient.shape) != gradient.shape

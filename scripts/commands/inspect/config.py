@@ -10,6 +10,6 @@ from trainer.run import Run
 def config(flags: InspectConfigFlags) -> None:
     """Prints every setting: its value and the file that set it."""
     rows = settings_of(flags.settings).table(Run, Layout)
-    print_table(["name", "value", "set in"], [(r.name, repr(r.value), r.where) for r in rows])
-    table = [{"name": r.name, "value": r.value, "where": r.where} for r in rows]
+    print_table(["name", "value", "set in"], [(r.name, repr(r.value), r.origin) for r in rows])
+    table = [{"name": r.name, "value": r.value, "set_in": r.origin} for r in rows]
     write_json(flags.json_file, table)
