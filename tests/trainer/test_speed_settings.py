@@ -1,0 +1,100 @@
+"""Settings that change speed alone change no number beyond round-off, whatever else is set.
+
+Models and such settings are drawn at random, the same ones in each run.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from layouts.mesh import make_mesh
+from models.architectures import Transformer
+from models.loss import Criterion
+from models.moe.routing import Top2, TopK
+from models.spec import Moe
+from tests.toys import WHOLE, pair_rows, toy
+from trainer.feed import place, placement
+from trainer.optimizers.adamw import AdamW
+from trainer.step import TrainStepSpec, add_microbatches
+
+BATCH = pair_rows([[3, 5], [8], [2, 2, 2], [1]], [[4, 2], [6], [1, 3, 1], [5]], 8, 22)
+# Sums of float32 in another order; gradients are compared with the largest number of their array.
+ROUND_OFF = 5e-6
+MODELS, CASES = 3, 5
+
+
+def random_model(rng: np.random.Generator) -> Transformer:
+    """A model with the plainest settings, in which no expert drops a token."""
+    settings: dict[str, Any] = {
+        "positions": str(rng.choice(["learned", "sinusoidal", "relative", "rotary"])),
+        "kv_heads": int(rng.choice([1, 3, 6])),
+        "gated": bool(rng.integers(2)),
+        "tied": bool(rng.integers(2)),
+        "shares_bias": bool(rng.integers(2)),
+        "encoder_layers": int(rng.integers(2)),
+        "dropout": float(rng.choice([0.0, 0.2])),
+    }
+    if settings["dropout"]:
+        settings["attention_dropout"] = float(rng.choice([0.0, 0.3]))
+    if rng.integers(2):
+        is_random = settings["dropout"] > 0
+        routers = Top2(capacity_factor=5.0, random_second=is_random), TopK(k=3, capacity_factor=5.0)
+        settings["moe"] = Moe(experts=5, d_ff=9, router=routers[rng.integers(2)], dispatch="einsum")
+        settings["pattern"] = ("dense", "moe") if rng.integers(2) else ("moe",)
+        settings["encoder_pattern"] = ("dense",)
+    return toy(**settings)
+
+
+def random_settings(rng: np.random.Generator, model: Transformer) -> tuple[Transformer, int]:
+    """The same model with other settings of speed, and a number of microbatches."""
+    faster: dict[str, Any] = {
+        "scan": bool(rng.integers(2)),
+        "remat": str(rng.choice(["none", "dots", "full"])),
+        "attention_chunks": int(rng.integers(1, 5)),
+        "loss_chunks": int(rng.integers(1, 5)),
+        "combined_qkv": bool(rng.integers(2)),
+    }
+    if model.moe is not None:
+        # Dropout inside of experts has bits of its own where tokens come in other blocks.
+        dispatch = rng.choice(["einsum", "gather"] if model.dropout else ["gather", "dropless"])
+        faster["moe"] = dataclasses.replace(model.moe, dispatch=str(dispatch))
+    # Each microbatch draws random bits of its own.
+    microbatches = 1 if model.dropout else int(rng.choice([1, 2, 4]))
+    return dataclasses.replace(model, **faster), microbatches
+
+
+@functools.cache
+def sums_and_gradients(model: Transformer, microbatches: int) -> dict[str, np.ndarray]:
+    """What one step adds up over its microbatches, by path."""
+    criterion = Criterion(label_smoothing=0.1, z_loss=1e-2)
+    program = TrainStepSpec(model.model(WHOLE), AdamW(), criterion, 10, 3, microbatches)
+    mesh = make_mesh(WHOLE)
+    batch = place(placement(WHOLE, mesh, microbatches), BATCH, 4, microbatches)
+
+    def step(params: Any, batch: Any) -> Any:
+        return add_microbatches(program, params, batch, jax.random.key(5))
+
+    with jax.set_mesh(mesh):
+        params = jax.device_get(jax.jit(program.model.init)(jax.random.key(0)))
+        rng = np.random.default_rng(1)  # norms and biases are ones and zeros without it
+        params = jax.tree.map(lambda w: w + rng.normal(0, 0.1, w.shape).astype(w.dtype), params)
+        leaves = jax.tree_util.tree_leaves_with_path(jax.jit(step)(params, batch))
+    return {jax.tree_util.keystr(path, simple=True): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_settings_of_speed_change_no_number(case: int) -> None:
+    model = random_model(np.random.default_rng(case % MODELS))
+    faster, microbatches = random_settings(np.random.default_rng([1, case]), model)
+    expected, computed = sums_and_gradients(model, 1), sums_and_gradients(faster, microbatches)
+    assert computed.keys() == expected.keys()
+    for path, array in expected.items():
+        tolerance = ROUND_OFF * np.abs(array).max()
+        assert tolerance > 0 or path.startswith("1"), path  # sums after gradients: none correct
+        np.testing.assert_allclose(
+            computed[path], array, rtol=0, atol=tolerance, err_msg=f"{path}: {faster}"
+        )
