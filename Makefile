@@ -1,6 +1,7 @@
 # make quickstart             a trained language model in minutes
 # make quickstart-translate   a trained translation model, and its BLEU
 # make test                   lint, types and all tests
+# make test-sweep             a search for layouts that change a result, until stopped
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-translate test lint audit lock
+.PHONY: help install quickstart quickstart-translate test test-sweep lint audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -33,6 +34,9 @@ quickstart-translate: install
 
 test: install lint
 	$(BIN)/python -m pytest
+
+test-sweep: install  # make test-sweep SWEEP="--seed=4711 --cases=1 --run_every=1"
+	$(BIN)/python -m tests.sweep $(SWEEP)
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,0 +1,408 @@
+"""What the search checks of a random case: that the lint is right, and that a layout never matters.
+
+A case that the lint accepts traces: training, evaluation, scoring and decoding.  A full run gives
+the numbers and texts of one device with plain settings.  A case that the lint refuses has a reason
+that JAX or the letters of the model's tensors confirm.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from data.vocab import EOS
+from layouts.axes import BY_LETTER, BY_NAME, SYNONYMS, axes_of_path
+from layouts.layout import Layout, pairs, parts
+from layouts.lint.errors import Problem
+from layouts.lint.report import lint
+from layouts.mesh import abstract_mesh, batch_shards, make_mesh, mesh_sizes
+from models.loss import Criterion
+from tests.random_layouts import Case, chosen_case
+from tests.toys import ROOT, WHOLE, optax_promotion, packed_rows, pair_rows
+from trainer.checkpoints.unpadded import StatePadding
+from trainer.checks import record_loss
+from trainer.decoding.decoder import SHORTEST, Decoder, Request
+from trainer.decoding.score import token_losses
+from trainer.feed import place, placement
+from trainer.planning.decoding import DecodeShape, trace_decode
+from trainer.run import Run
+from trainer.step import abstract_params, evaluate_step, train_step, train_step_spec
+from trainer.traces import trace_evaluate_step, trace_score_step, trace_train_step
+
+# Letters of activations: what shares a tensor cannot share a mesh axis.
+ACTIVATIONS = ("BLD", "BLF", "BLV", "BLJQK", "BMJK", "BJQLM")
+SOURCE_ACTIVATIONS = ("BMD",)
+EXPERT_ACTIVATIONS = ("GSD", "GSIC", "EGCD", "EGCF")
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One way in which a case breaks the promise."""
+
+    kind: str
+    """"accepted", "refused" (without a reason) or "differs"."""
+    phase: str
+    error: str
+    """What JAX says, what the lint says, or what differs by how much."""
+    line: str = ""
+    """The deepest line of Meshloom on the way to the error."""
+
+    @property
+    def runs(self) -> bool:
+        """Tells whether it takes a full run to see it."""
+        return self.kind == "differs" or self.phase == "run"
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """Tells failures of one cause from those of others, as far as their errors do."""
+        words = re.sub(r"\[.*?\]|'.*?'|\d[\d.e+-]*", "#", self.error.splitlines()[0])[:60]
+        return self.kind, self.phase, self.line.partition(":")[0], words
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the search knows of a case."""
+
+    codes: tuple[str, ...]
+    """Of the errors of the lint; none where it accepts the layout."""
+    ran: bool
+    failures: tuple[Failure, ...]
+
+
+def judge(case: Case, *, runs: bool) -> Verdict:
+    """Judges a case; runs it, too, if it is legal and `runs` says so."""
+    sizes = mesh_sizes(case.layout.mesh, None)
+    problems = lint(case.layout, sizes, record_loss(case.run), {})
+    errors = [problem for problem in problems if problem.severity == "error"]
+    codes = tuple(problem.code for problem in errors)
+    if errors:
+        return Verdict(codes, False, tuple(without_reason(case, errors)))
+    failures = tuple(untraceable(case, "accepted"))
+    if failures or not runs:
+        return Verdict(codes, False, failures)
+    return Verdict(codes, True, tuple(different(case)))
+
+
+# Accepted: it traces.
+
+
+def untraceable(case: Case, kind: str) -> Iterator[Failure]:
+    """Traces every program of a case; yields what JAX refuses, once where it is the same."""
+    errors = set()
+    for phase, trace in programs(case).items():
+        try:
+            trace()
+        except Exception as error:
+            if str(error) not in errors:
+                yield failed(kind, phase, error)
+            errors.add(str(error))
+
+
+def programs(case: Case) -> dict[str, Callable[[], object]]:
+    """Returns what traces the programs of a run, by name."""
+    run, layout = case.run, case.layout
+    mesh = abstract_mesh(mesh_sizes(layout.mesh, None))
+    sources = SHORTEST if run.model.has_encoder else 0
+    shape = DecodeShape(
+        case.search, decoded_rows(run, layout), sources, case.prompt_tokens, SHORTEST
+    )
+
+    def trains() -> object:
+        with optax_promotion():
+            return trace_train_step(run, layout, mesh)
+
+    return {
+        "train": trains,
+        "evaluate": lambda: trace_evaluate_step(run, layout, mesh),
+        "score": lambda: trace_score_step(run, layout, mesh),
+        "decode": lambda: trace_decode(run, layout, mesh, shape),
+    }
+
+
+def decoded_rows(run: Run, layout: Layout) -> int:
+    """Returns the rows of a batch that is decoded or scored: what divides, as commands round it."""
+    shards = batch_shards(layout, mesh_sizes(layout.mesh, None))
+    return -(-run.batch_sequences // run.microbatches // shards) * shards
+
+
+def failed(kind: str, phase: str, error: Exception) -> Failure:
+    line = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = frame.filename.removeprefix(f"{ROOT}/")
+        if not path.startswith(("/", "tests/")):
+            line = f"{path}:{frame.name}, line {frame.lineno}"
+    return Failure(kind, phase, f"{type(error).__name__}: {error}"[:600], line)
+
+
+# Refused: there is a reason.
+
+
+def without_reason(case: Case, errors: Sequence[Problem]) -> Iterator[Failure]:
+    """Yields the errors that nothing but the lint confirms."""
+    for problem in errors:
+        if not has_reason(case, problem):
+            yield Failure("refused", problem.code, str(problem))
+
+
+def has_reason(case: Case, problem: Problem) -> bool:
+    """Confirms an error by the letters and sizes of the model, or because JAX refuses its rules."""
+    layout = case.layout
+    cited = re.sub(r" \(Layout[^)]*\)", "", problem.rule).split(" and ")
+    written = [
+        rule for text in (case.layout.rules, case.layout.param_rules) for rule in parts(text)
+    ]
+    rules = [pairs(rule.rstrip("?+"))[0] for rule in cited if rule in written]
+    if len(rules) < len(cited):
+        return False
+    if problem.code == "duplicate-rule":
+        (axis, mesh_axis), texts = rules[0], (layout.rules, layout.param_rules)
+        taken = [pair for text in texts for pair in pairs(text)]
+        same = [letters(own) for own, other in taken if other.rstrip("?+") == mesh_axis]
+        return same.count(letters(axis)) > 1
+    if problem.code == "conflict":
+        return "?" not in problem.rule and meet(case, *rules)
+    if problem.code == "indivisible":
+        shards = math.prod(mesh_sizes(layout.mesh, None)[mesh_axis] for _, mesh_axis in rules)
+        return any(size % shards for axis, _ in rules for size in sizes_of(case, axis))
+    fields = {
+        field: ";".join(rule for rule in parts(getattr(layout, field)) if rule in cited)
+        for field in ("rules", "param_rules")
+        if f"Layout.{field}" in problem.rule
+    }
+    alone = dataclasses.replace(layout, **{"rules": "", "param_rules": "", **fields})
+    return any(True for _ in untraceable(dataclasses.replace(case, layout=alone), "refused"))
+
+
+def sizes_of(case: Case, axis: str) -> set[int]:
+    """Returns the sizes that an axis has in the tensors of a microbatch."""
+    spec, run = case.spec, case.run
+    lengths, rows = run.task.array_lengths, run.batch_sequences // run.microbatches
+    sides = {lengths["targets_BL"], *([lengths["inputs_BM"]] if spec.has_encoder else [])}
+    sizes = {letter: {size} for letter, size in spec.sizes.items() if letter not in "LN"} | {
+        "B": {rows}, "L": {*sides}, "M": {*sides}, "H": {spec.heads},
+        "N": {spec.layers // len(spec.pattern)},
+    }  # fmt: skip
+    if spec.positions == "learned":
+        sizes["L"].add(spec.length)
+    if spec.source_vocab is not None:
+        sizes["V"].add(spec.source_vocab)
+    if spec.has_encoder:
+        sizes["N"].add(spec.encoder_layers // len(spec.pattern_of_encoder))
+    if spec.moe is not None:
+        sizes["F"].add(spec.moe.d_ff or spec.d_ff)
+        tokens = [rows * length for length in sides]
+        grouped = [spec.moe.group_tokens] * len(sides) if spec.moe.group_tokens else sides
+        sizes["G"] = {a // b for a, b in zip(tokens, grouped, strict=True)}
+        sizes["S"] = set(grouped)
+        sizes["I"] = {spec.moe.router.choices}
+    return set().union(*(sizes.get(letter, set()) for letter in letters(axis)))
+
+
+def meet(case: Case, first: tuple[str, str], second: tuple[str, str]) -> bool:
+    """Tells whether two firm rules want one mesh axis in one tensor, and none may give way."""
+    return first[1] == second[1] and any(
+        a != b and a in tensor and b in tensor and b not in BY_LETTER[a].meets
+        for a, b in itertools.product(letters(first[0]), letters(second[0]))
+        for tensor in tensors(case.run)
+    )
+
+
+def letters(axis: str) -> str:
+    """Returns what an axis of a rule may stand for."""
+    name = SYNONYMS.get(axis, axis)
+    return BY_NAME[name].letter + {"heads": "J", "batch": "G"}.get(name, "")
+
+
+@functools.lru_cache
+def tensors(run: Run) -> tuple[str, ...]:
+    """Returns the letters of weights, which their paths tell, and of activations."""
+    params = abstract_params(run.model.model(WHOLE), abstract_mesh({"data": 1}))
+    weights = [axes_of_path(path) for path in by_path(params)]
+    sources = SOURCE_ACTIVATIONS if run.model.has_encoder else ()
+    experts = EXPERT_ACTIVATIONS if any("E" in axes for axes in weights) else ()
+    return (*weights, *ACTIVATIONS, *sources, *experts)
+
+
+# Run: numbers and texts are those of one device.
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run leaves."""
+
+    numbers: dict[str, np.ndarray]
+    texts: list[Any]
+
+
+def plain(case: Case) -> Case:
+    """Returns the same run on one device, with the settings that change nothing but speed at rest.
+
+    Random bits follow from the microbatch, and what is dropped from the dispatch: where there are
+    any, these two stay.
+    """
+    spec, run = case.spec, case.run
+    is_random = spec.dropout or spec.attention_dropout
+    if spec.moe is not None:
+        router, moe = spec.moe.router, spec.moe
+        is_random = is_random or router.jitter or getattr(router, "random_second", False)
+        drops_none = router.capacity_factor * router.choices >= moe.experts
+        if moe.dispatch == "einsum" or (drops_none and not is_random):
+            spec = dataclasses.replace(spec, moe=dataclasses.replace(moe, dispatch="gather"))
+    spec = dataclasses.replace(
+        spec, scan=False, remat="none", attention_chunks=1, loss_chunks=1, combined_qkv=False
+    )
+    microbatches = run.microbatches if is_random else 1
+    run = dataclasses.replace(run, model=spec, microbatches=microbatches)
+    return dataclasses.replace(case, run=run, layout=WHOLE)
+
+
+def different(case: Case) -> Iterator[Failure]:
+    """Runs a case and its plain one; yields what differs by more than round-off."""
+    rows = decoded_rows(case.run, case.layout)
+    try:
+        under_layout = result(case, rows)
+    except Exception as error:
+        yield failed("accepted", "run", error)
+        return
+    on_one_device = plain_result(plain(case), rows)
+    for name, number in on_one_device.numbers.items():
+        limit = LIMITS[name.split("/")[0]] * np.abs(number).max()
+        difference = np.abs(under_layout.numbers[name] - number).max()
+        if not difference <= limit:
+            share = difference / np.abs(number).max()
+            yield Failure("differs", name, f"{share:.2g} of the largest, at most {limit:.2g}")
+    for row, (text, one) in enumerate(zip(under_layout.texts, on_one_device.texts, strict=True)):
+        if text != one:
+            yield Failure("differs", "texts", f"row {row}: {text} is not {one}")
+            return
+
+
+# Float32 keeps 6e-8 of a number, and a layout decides in which order a sum is added: in
+# `test_layout_sweep` weights differ by at most 4e-7 and slots by 2.3e-6 after 20 steps.
+LIMITS = {
+    "train": 5e-6, "evaluate": 5e-6, "score": 5e-6, "decode": 1e-5, "params": 5e-6,
+    "opt_state": 2e-5,
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def plain_result(case: Case, rows: int) -> Result:
+    return result(case, rows)
+
+
+def result(case: Case, rows: int) -> Result:
+    """Trains, evaluates, scores and decodes."""
+    run = case.run
+    padding = StatePadding(train_step_spec(run, case.layout), make_mesh(case.layout))
+    program, mesh = padding.program, padding.mesh
+    model = program.model
+    with optax_promotion():
+        state = first_state(padding)
+    numbers: dict[str, np.ndarray] = {}
+    with jax.set_mesh(mesh):
+        whole = placement(model.layout, mesh, 1)
+        in_microbatches = placement(model.layout, mesh, run.microbatches)
+        batch = place(whole, rows_of(run, run.batch_sequences, 0), run.batch_sequences, 1)
+        sums = jax.device_get(evaluate_step(model, Criterion(), state["params"], batch))
+        for name in ("loss", "correct", "tokens", "objective"):
+            numbers[f"evaluate/{name}"] = np.asarray(getattr(sums, name))
+        batch = place(whole, rows_of(run, rows, 0), rows, 1)
+        numbers["score"] = np.asarray(token_losses(model, state["params"], batch))
+    decoder = Decoder(model, state["params"], mesh, case.search, rows)
+    hypotheses = [
+        by_rank for _, by_rank in sorted(itertools.chain(*decoder.decode(requests(case))))
+    ]
+    texts = [[one.tokens for one in by_rank] for by_rank in hypotheses]
+    scores = [(one.score, one.log_probability) for by_rank in hypotheses for one in by_rank]
+    numbers["decode"] = np.array(scores)
+    with jax.set_mesh(mesh):
+        for step in range(run.steps):
+            batch = rows_of(run, run.batch_sequences, step)
+            placed = place(in_microbatches, batch, run.batch_sequences, run.microbatches)
+            with optax_promotion():
+                state, metrics = train_step(program, state, placed)
+            for name in ("loss", "objective", "grad_norm", "tokens"):
+                numbers[f"train/{name}/{step}"] = np.asarray(metrics[name])
+    saved = by_path(jax.device_get(padding.unpad(state)))
+    numbers |= {path: np.asarray(array) for path, array in saved.items() if path != "step"}
+    return Result(numbers, texts)
+
+
+def first_state(padding: StatePadding) -> Any:
+    """Returns the same numbers under every layout: random weights, empty opt_state, step 0."""
+    rng = np.random.default_rng(1)
+
+    def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        drawn = rng.normal("scale" in path, 0.25, leaf.shape) * path.startswith("params")
+        return jax.device_put(np.asarray(drawn, leaf.dtype), leaf.sharding)
+
+    leaves = [number(path, leaf) for path, leaf in by_path(padding.unpadded).items()]
+    return padding.pad(jax.tree.unflatten(jax.tree.structure(padding.unpadded), leaves))
+
+
+def rows_of(run: Run, rows: int, step: int) -> dict[str, np.ndarray]:
+    """Returns rows of two segments and padding."""
+    rng = np.random.default_rng(step)
+    lengths = run.task.array_lengths
+    length, vocab = lengths["targets_BL"], run.model.vocab
+    targets = rng.integers(2, length // 2 + 1, (rows, 2)).tolist()
+    if not run.model.has_encoder:
+        return packed_rows(targets, length, vocab, seed=step)
+    source_length = lengths["inputs_BM"]
+    sources = rng.integers(1, source_length // 2 + 1, (rows, 2)).tolist()
+    return pair_rows(targets, sources, length, vocab, seed=step, source_length=source_length)
+
+
+def requests(case: Case) -> list[Request]:
+    """Returns a few requests of different lengths."""
+    rng, vocab = np.random.default_rng(7), case.spec.vocab
+
+    def tokens(count: int) -> list[int]:
+        return rng.integers(EOS + 1, vocab, max(count, 0)).tolist()
+
+    return [
+        Request(
+            prompt=tokens(case.prompt_tokens - row % 2),
+            max_new_tokens=4 + row % 3,
+            seed=row,
+            source=[*tokens(3 + row), EOS] if case.spec.has_encoder else None,
+        )
+        for row in range(3)
+    ]
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+# A failure with few settings.
+
+
+def simplest(options: Sequence[int], failure: Failure, tries: int) -> tuple[Case, Failure]:
+    """Takes simpler options, many at a time and then few, while the case fails in the same way."""
+
+    def same_failure(tried: Sequence[int]) -> Failure | None:
+        try:
+            failures = judge(chosen_case(tried), runs=failure.runs).failures
+        except Exception:  # no spec allows these options together
+            return None
+        return next((one for one in failures if one.signature == failure.signature), None)
+
+    best, kept, size = list(options), failure, len(options) // 2
+    while size and tries:
+        for start in range(0, len(best), size):
+            tried = [*best[:start], *[0] * len(best[start : start + size]), *best[start + size :]]
+            if tried != best and tries:
+                tries -= 1
+                if (new := same_failure(tried)) is not None:
+                    best, kept = tried, new
+        size //= 2
+    return chosen_case(best), kept

@@ -1,0 +1,307 @@
+"""Random runs and layouts, for the search that compares layouts with one device.
+
+In every choice the simplest comes first: hypothesis shrinks a failure to few settings.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from hypothesis import strategies as st
+
+from configs.errors import UserError
+from configs.spec import is_spec
+from configs.write import dump
+from data.sources.pair_kinds import Phrases
+from data.sources.text import Docstrings
+from data.task import Task, Translation
+from data.vocab import SentencePiece
+from layouts.axes import AXES, SYNONYMS
+from layouts.layout import Layout
+from models.architectures import Transformer
+from models.decoding.beam import Beam
+from models.decoding.generate import Search
+from models.decoding.sampling import Sampling
+from models.moe.routing import ExpertChoice, Router, Top2, TopK
+from models.spec import Moe
+from trainer.checks import check_run
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.schedules import Constant
+from trainer.run import Run
+
+T = TypeVar("T")
+MESHES = ((2,), (4,), (8,), (2, 2), (2, 4), (4, 2), (2, 2), (2, 4), (8, 1), (2, 3), (2, 2, 2),
+          (2, 2, 2), (1, 4, 2))  # fmt: skip
+MESH_AXES = "xyz"
+LAYOUTS_A_RUN = 8
+MOSTLY = (True,) * 5 + (False,)
+# What people write; the search adds rules to these, and takes some away.
+TEMPLATES = (
+    "",
+    "batch:{0}",
+    "batch:{0};heads:{1};d_ff:{1};vocab:{1}",
+    "batch:{0};heads:{1};d_ff:{1};vocab:{1};length:{1}?",
+    "batch:{0};heads:{1};d_ff:{1};vocab:{1};d_model:{1}?",
+    "batch:{0};heads:{1};d_ff:{1};vocab:{1};experts:{0}",
+    "batch:{0};experts:{1}",
+    "batch:{0};length:{1}",
+    "length:{0};memory:{0}",
+)
+PARAM_TEMPLATES = ("", "", "d_model:{0}?", "d_model:{1}?", "d_model:{0}")
+PADS = tuple(axis.name for axis in AXES if axis.pads)
+EXPERT_AXES = ("experts", "groups", "group_tokens", "capacity", "choices")
+# Axes of many tensors come up more often than those of few.
+DENSE_AXES = (
+    *("batch", "length", "memory", "d_model", "d_ff", "heads", "vocab") * 2,
+    *(axis.name for axis in AXES if axis.name not in EXPERT_AXES),
+    *SYNONYMS,
+)
+RATE = Constant(peak=3e-3, warmup_steps=2)
+# A floor under AdamW's divisor: a gradient that is nothing but round-off moves no weight.
+OPTIMIZERS: tuple[OptimizerSpec, ...] = (
+    AdamW(schedule=RATE, clip_global_norm=0.5, epsilon=1e-5),
+    Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=4),
+)
+SEARCHES: tuple[Search, ...] = (
+    Sampling(temperature=0),
+    Beam(width=3),
+    Beam(width=2, flat=False),
+    Sampling(temperature=1.5, width=2),
+    Sampling(temperature=1.5, top_k=5),
+    Sampling(temperature=1.5, top_p=0.9, width=2, flat=False),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A run under a layout, and a search to decode with."""
+
+    run: Run
+    layout: Layout
+    search: Search
+    prompt_tokens: int
+
+    @property
+    def spec(self) -> Transformer:
+        assert isinstance(self.run.model, Transformer)
+        return self.run.model
+
+    @property
+    def kind(self) -> str:
+        """Names the kind of model."""
+        return ("pairs" if self.spec.has_encoder else "text") + (
+            "" if self.spec.moe is None else f", experts by {self.spec.moe.dispatch}"
+        )
+
+    def gin(self) -> str:
+        """Writes the case as a gin file, without what has its default."""
+        specs = [self.run, self.layout]
+        text = dump(specs, exclude=_defaults(specs))
+        return f"# {self.search}, prompts of {self.prompt_tokens}\n{text}"
+
+
+def _defaults(specs: list[Any]) -> set[str]:
+    """Names the parameters that have their default in all specs of a class, nested ones too."""
+    every: dict[str, bool] = {}
+    pending = list(specs)
+    while pending:
+        made = pending.pop()
+        for field in dataclasses.fields(made):
+            value, name = getattr(made, field.name), f"{type(made).__name__}.{field.name}"
+            every[name] = every.get(name, True) and value == field.default
+            pending += [value] if is_spec(value) else []
+    return {name for name, is_default in every.items() if is_default}
+
+
+class Choose(Protocol):
+    """Takes one of some options: at random, as hypothesis draws, or as a list of numbers says."""
+
+    def __call__(self, options: Sequence[T], /) -> T: ...
+
+
+def a_router(choose: Choose, *, causal: bool) -> Router:
+    shared: dict[str, Any] = {
+        "capacity_factor": choose((1.0, 0.75, 16.0)),
+        "least_capacity": choose((4, 1)),
+        "jitter": choose((0.0, 0.1)),
+        "z_loss": choose((0.0, 1e-3)),
+    }
+    kind = choose(("top 2", "top k") if causal else ("top 2", "top k", "expert choice"))
+    if kind == "top k":
+        return TopK(k=choose((1, 3)), normalises=choose((False, True)), **shared)
+    if kind == "expert choice":
+        return ExpertChoice(**shared)
+    return Top2(random_second=choose((False, True)), **shared)
+
+
+def some_experts(choose: Choose, length: int, *, causal: bool) -> Moe:
+    return Moe(
+        experts=choose((8, 16, 4, 6)),
+        d_ff=choose((None, 24)),
+        router=a_router(choose, causal=causal),
+        dispatch=choose(("gather", "einsum", "dropless")),
+        group_tokens=choose((None, length, length // 2, 2 * length, 8 * length)),
+    )
+
+
+def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
+    """Chooses a model for rows of this length."""
+    patterns: list[tuple[Any, Any]] = [(("dense",), None), (("dense", "moe"), None)]
+    if has_encoder:
+        patterns += [(("dense",), ("moe",)), (("moe",), ("dense",))]
+    else:
+        patterns += [(("moe",), None)]
+    pattern, encoder_pattern = choose(patterns)
+    causal = "moe" in pattern
+    has_experts = causal or "moe" in (encoder_pattern or ())
+    queries, kv_heads = choose(((1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (2, 3), (1, 5)))
+    positions = choose(("learned", "rotary", "relative", "sinusoidal"))
+    return Transformer(
+        vocab=choose((64, 48, 64, 62)),
+        layers=choose((1, 2)) * len(pattern),
+        encoder_layers=choose((1, 2)) * len(encoder_pattern or pattern) if has_encoder else 0,
+        source_vocab=choose((None, 72)) if has_encoder else None,
+        d_model=choose((16, 24, 16, 18)),
+        d_ff=choose((40, 32, 40, 30)),
+        heads=queries * kv_heads,
+        kv_heads=choose((None, kv_heads)) if queries == 1 else kv_heads,
+        d_kv=choose((8, 6)),
+        gated=choose((False, True)),
+        positions=positions,
+        # Decoding takes 16 places for the prompt and 16 for the text.
+        length=choose((32, 36)) if positions == "learned" else 256,
+        buckets=choose((8, 6)) if positions == "relative" else 32,
+        max_distance=16 if positions == "relative" else 128,
+        shares_bias=choose((False, True)) if positions == "relative" else False,
+        tied=choose((True, False)),
+        combined_qkv=choose((False, True)),
+        dropout=choose((0.0, 0.1)),
+        attention_dropout=choose((0.0, 0.0, 0.2)),
+        scan=choose((True, False)),
+        remat=choose(("none", "dots", "full")),
+        attention_chunks=choose((1, 2, 3)),
+        loss_chunks=choose((1, 2, 3)),
+        pattern=pattern,
+        encoder_pattern=encoder_pattern,
+        moe=some_experts(choose, length, causal=causal) if has_experts else None,
+    )
+
+
+def a_run(choose: Choose) -> Run:
+    """Chooses what is trained; groups of tokens that a batch does not divide into become rows."""
+    has_encoder, length = choose((False, True)), choose((16, 24, 12))
+    vocab = SentencePiece(size=48)
+    if has_encoder:
+        task: Task = Translation(
+            name="phrases", source=Phrases(), vocab=vocab, length=length,
+            source_length=choose((8, 16, 12, 18)),
+        )  # fmt: skip
+    else:
+        task = Task(name="docstrings", source=Docstrings(), vocab=vocab, length=length)
+    microbatches, model = choose((1, 2, 3)), a_model(choose, length, has_encoder=has_encoder)
+    run = Run(
+        model=model,
+        task=task,
+        optimizer=choose(OPTIMIZERS),
+        steps=2,
+        batch_sequences=microbatches * choose((8, 8, 8, 4, 6)),
+        microbatches=microbatches,
+        label_smoothing=choose((0.0, 0.1)),
+        z_loss=choose((0.0, 1e-3)),
+    )
+    try:
+        check_run(run)
+    except UserError:
+        assert model.moe is not None
+        moe = dataclasses.replace(model.moe, group_tokens=None)
+        run = dataclasses.replace(run, model=dataclasses.replace(model, moe=moe))
+    return run
+
+
+def a_rule(choose: Choose, axes: Sequence[str], mesh: Sequence[str]) -> str:
+    """Chooses one rule; more than half of them give way to others."""
+    axis = choose(axes)
+    suffixes = ("", "?", "?", "?", "+") if axis in PADS else ("", "?", "?")
+    return f"{axis}:{choose(mesh)}{choose(suffixes)}"
+
+
+def some_rules(
+    choose: Choose, templates: Sequence[str], additions: int, axes: Sequence[str], mesh: str
+) -> str:
+    """Chooses a template, with changes, and other rules."""
+    # Of two rules that would share the only mesh axis, the second gives way.
+    names = mesh if len(mesh) > 1 else (mesh, f"{mesh}?")
+    template = [part.format(*names) for part in choose(templates).split(";") if part]
+    kept = [part for part in template if choose(MOSTLY)]
+    pads = [part.split(":")[0] in PADS and "?" not in part for part in kept]
+    padded = [
+        f"{part}+" if may_pad and not choose(MOSTLY) else part
+        for part, may_pad in zip(kept, pads, strict=True)
+    ]
+    added = [a_rule(choose, axes, mesh) for _ in range(choose(range(additions + 1)))]
+    unique: dict[str, str] = {}  # an axis is named once for a mesh axis
+    for rule in [*padded, *added]:
+        unique.setdefault(rule.rstrip("?+"), rule.replace("??", "?"))
+    chosen = list(unique.values())
+    return ";".join(chosen if choose((True, False)) else chosen[::-1])
+
+
+def a_layout(choose: Choose, run: Run) -> Layout:
+    """Chooses a mesh of up to eight devices, and rules."""
+    assert isinstance(run.model, Transformer)
+    sizes = choose(MESHES)
+    mesh = MESH_AXES[: len(sizes)]
+    axes = DENSE_AXES if run.model.moe is None else (*DENSE_AXES, *EXPERT_AXES * 3)
+    torus = ";".join(f"{name}:{axis}" for name, axis in zip(mesh, "xyz", strict=False))
+    return Layout(
+        mesh=",".join(f"{name}:{size}" for name, size in zip(mesh, sizes, strict=True)),
+        rules=some_rules(choose, TEMPLATES, 3, axes, mesh),
+        param_rules=some_rules(choose, PARAM_TEMPLATES, 1, axes, mesh),
+        order=choose((None, None, None, torus)),
+    )
+
+
+def a_case(choose: Choose, run: Run) -> Case:
+    return Case(run, a_layout(choose, run), choose(SEARCHES), choose((0, 5)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draws a case, as a strategy of hypothesis."""
+
+    def choose(options: Sequence[T]) -> T:
+        return draw(st.sampled_from(options))
+
+    return a_case(choose, a_run(choose))
+
+
+def numbered_case(number: int) -> tuple[Case, list[int]]:
+    """Returns the case of a number, and the numbers of the options that it took.
+
+    Neighbours share a run: it is recorded, and trained on one device, once for all of them.
+    """
+    runs, layouts, options = Random(number // LAYOUTS_A_RUN), Random(number), list[int]()
+
+    def chooser(random: Random) -> Choose:
+        def choose(choices: Sequence[T]) -> T:
+            options.append(random.randrange(len(choices)))
+            return choices[options[-1]]
+
+        return choose
+
+    run = a_run(chooser(runs))
+    return a_case(chooser(layouts), run), options
+
+
+def chosen_case(chosen: Sequence[int]) -> Case:
+    """Returns the case that takes these options; the first where a number is none of them."""
+    pending = iter(chosen)
+
+    def choose(options: Sequence[T]) -> T:
+        number = next(pending, 0)
+        return options[number if number < len(options) else 0]
+
+    return a_case(choose, a_run(choose))

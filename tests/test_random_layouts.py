@@ -1,0 +1,109 @@
+"""Random layouts never change a result, and the lint tells which are legal.
+
+The search itself is `make test-sweep`; this says that it finds what it is for.
+"""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from layouts.layout import Layout
+from layouts.lint.report import lint
+from layouts.mesh import mesh_sizes
+from tests import layout_search
+from tests.layout_search import Failure, Result, Verdict, judge, simplest
+from tests.random_layouts import LAYOUTS_A_RUN, Case, chosen_case, numbered_case
+from trainer.checks import record_loss
+
+SIMPLEST = chosen_case([])
+
+
+def under(mesh: str, rules: str, param_rules: str = "") -> Case:
+    layout = Layout(mesh=mesh, rules=rules, param_rules=param_rules)
+    return dataclasses.replace(SIMPLEST, layout=layout)
+
+
+def kinds(case: Case, *, runs: bool = False) -> set[str]:
+    return {failure.kind for failure in judge(case, runs=runs).failures}
+
+
+def test_the_search_has_all_kinds_of_models_and_layouts() -> None:
+    some = [numbered_case(number)[0] for number in range(0, 4000, LAYOUTS_A_RUN // 2)]
+    assert min(Counter(case.kind for case in some).values()) > 20
+    assert len({case.kind for case in some}) == 8
+    seen = Counter(
+        (name, getattr(case.spec, name))
+        for case in some
+        for name in ("positions", "remat", "scan", "attention_chunks", "loss_chunks", "tied")
+    )
+    assert len(seen) == 17 and min(seen.values()) > 50
+    rules = Counter(
+        rule.partition(":")[0] for case in some for rule in case.layout.rules.split(";")
+    )
+    assert {"batch", "length", "memory", "capacity", "group_tokens", "choices"} <= rules.keys()
+    texts = [f"{case.layout.rules} {case.layout.param_rules}" for case in some]
+    assert sum("?" in text for text in texts) > 300 and sum("+" in text for text in texts) > 100
+    assert {case.layout.mesh.count(":") for case in some} == {1, 2, 3}
+
+
+def test_a_case_follows_from_its_number_and_from_its_options() -> None:
+    case, options = numbered_case(1234)
+    assert case == numbered_case(1234)[0] == chosen_case(options)
+    assert case.run == numbered_case(1234 // LAYOUTS_A_RUN * LAYOUTS_A_RUN)[0].run
+
+
+def test_a_lint_that_accepts_what_jax_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_search, "lint", lambda *_: [])
+    assert kinds(under("x:8", "vocab:x")) == set()
+    assert kinds(under("x:3", "vocab:x")) == {"accepted"}
+
+
+@pytest.mark.parametrize(("mesh", "rules"), [("x:3", "batch:x"), ("x:8", "batch:x;d_model:x")])
+def test_a_lint_that_refuses_without_a_reason_is_found(
+    mesh: str, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says of another layout is no reason here."""
+    other = under(mesh, rules)
+    errors = lint(other.layout, mesh_sizes(mesh, None), record_loss(other.run), {})
+    assert judge(other, runs=False) == Verdict((errors[0].code,), False, ())
+    monkeypatch.setattr(layout_search, "lint", lambda *_: errors[:1])
+    assert kinds(under("x:8", "batch:x")) == {"refused"}
+
+
+@pytest.mark.parametrize("name", ["train/loss/1", "opt_state/mu/w_DF", "texts"])
+def test_a_layout_that_changes_a_number_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(case: Case, rows: int) -> Result:
+        is_split = bool(case.layout.rules)
+        numbers = {"train/loss/1": np.ones(3), "opt_state/mu/w_DF": np.ones(3)}
+        numbers = {key: x + 1e-4 * (is_split and key == name) for key, x in numbers.items()}
+        return Result(numbers, [[5, 6 + (is_split and name == "texts")]])
+
+    monkeypatch.setattr(layout_search, "result", result)
+    (failure,) = judge(under("x:8", "batch:x"), runs=True).failures
+    assert (failure.kind, failure.phase) == ("differs", name)
+    layout_search.plain_result.cache_clear()
+
+
+def test_a_failure_is_shown_with_few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the many of a random case, the two that it takes."""
+
+    def judged(case: Case, *, runs: bool) -> Verdict:
+        fails = case.spec.remat == "full" and case.run.microbatches == 2
+        failure = Failure("accepted", "train", "TypeError: no")
+        return Verdict((), False, (failure,) * fails)
+
+    monkeypatch.setattr(layout_search, "judge", judged)
+    for number in range(0, 800, LAYOUTS_A_RUN):
+        case, options = numbered_case(number)
+        for failure in judged(case, runs=False).failures:
+            simple, same = simplest(options, failure, tries=200)
+            assert same == failure
+            assert simple.spec == dataclasses.replace(SIMPLEST.spec, remat="full")
+            assert simple.run.microbatches == 2 and "remat = 'full'" in simple.gin()
+            assert simple.layout == SIMPLEST.layout
+            return
+    raise AssertionError("no such case")
