@@ -4,6 +4,9 @@ import difflib
 import textwrap
 from collections.abc import Iterable, Sequence
 
+MAX_SHOWN = 20
+MAX_LENGTH = 200  # of a name that is compared with the legal ones, as the comparison is slow
+
 
 class UserError(ValueError):
     """Reports a mistake of the user's.  The command line prints it and exits with 2."""
@@ -21,9 +24,23 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
     >>> did_you_mean("d_fff", ["batch"])
     ''
     """
+    if len(name) > MAX_LENGTH:
+        return ""
     names = {name.lower(): name for name in legal}
     nearest = difflib.get_close_matches(name.lower(), names, n=1)
     return f"  Did you mean {names[nearest[0]]}?" if nearest else ""
+
+
+def brief(value: str, length: int = 120) -> str:
+    """Shortens a long value to what a message can show.
+
+    >>> brief("x" * 500, 20)
+    'xxxxxxxxxx … xxxxxxxxxx (500 characters)'
+    """
+    half = length // 2
+    if len(value) <= length + half:
+        return value
+    return f"{value[:half]} … {value[-half:]} ({len(value):,} characters)"
 
 
 def listed(title: str, problems: Sequence[str]) -> str:
@@ -36,4 +53,6 @@ def listed(title: str, problems: Sequence[str]) -> str:
     """
     if len(problems) == 1:
         return problems[0]
-    return f"{title}: {len(problems)} problems.\n" + textwrap.indent("\n".join(problems), "  ")
+    more = len(problems) - MAX_SHOWN
+    shown = [*problems[:MAX_SHOWN], *([f"… and {more:,} more."] if more > 0 else [])]
+    return f"{title}: {len(problems)} problems.\n" + textwrap.indent("\n".join(shown), "  ")

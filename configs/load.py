@@ -28,7 +28,7 @@ class Config:
 
     def table(self, *classes: type[Any]) -> tuple[Row, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""
-        return tuple(self._made(classes).rows)
+        return self._made(classes).rows
 
     def unused(self, *classes: type[Any]) -> tuple[Binding, ...]:
         """Lists the bindings that none of these specs, nor any nested in them, reads."""

@@ -11,6 +11,9 @@ from configs.spec import SPECS, SpecError, is_spec, names
 
 T = TypeVar("T")
 
+MAX_REFERENCES = 10_000
+MAX_CHAIN = 100
+
 _FAILED = object()
 _Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being followed, with scopes
 
@@ -33,7 +36,8 @@ class Maker:
 
     def __init__(self, bound: Mapping[str, Binding]) -> None:
         self.bound = bound
-        self.rows: list[Row] = []
+        self.noted: dict[tuple[str, str, str], Row] = {}
+        self.references = 0
         self.used: set[str] = set()
         self.problems: list[str] = []
 
@@ -100,6 +104,9 @@ class Maker:
             self.problems.append(f"{at}: {path}: refers to itself.")
             return _FAILED
         chain = (*chain, (value, scopes))
+        self.references += 1
+        if self.references > MAX_REFERENCES or len(chain) > MAX_CHAIN:
+            raise UserError(f"{at}: {value}: too many references to follow.")
         if value[0] == "@":
             return self._spec(SPECS[value.target], value.scopes or scopes, chain, None)
         macro = self.bound[value.target]
@@ -113,9 +120,13 @@ class Maker:
         return self._spec(type(value), scopes, chain, value) if is_spec(value) else value
 
     def _note(self, name: str, value: Any, origin: str) -> None:
-        row = Row(name=name, value=value, origin=origin)
-        if row not in self.rows:
-            self.rows.append(row)
+        self.noted.setdefault(
+            (name, origin, repr(value)), Row(name=name, value=value, origin=origin)
+        )
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self.noted.values())
 
 
 def _default(field: Any) -> Any:

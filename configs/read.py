@@ -6,18 +6,27 @@ two configs can live side by side and every mistake is found and reported with i
 
 import re
 import tokenize
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gin import config_parser
 
-from configs.errors import did_you_mean
+from configs.errors import brief, did_you_mean
 from configs.imports import CHECKOUT, import_module
 from configs.spec import ABSTRACT, SPECS, cannot_make, names, no_such_parameter
 
 FLAG = "--gin_param"
+MAX_FILES = 1_000
+MAX_CHARACTERS = 1 << 20
+MAX_PROBLEMS = 50
+MAX_STRINGS = 1_000
+MAX_DEPTH = 10
+TOO_DEEP = f"Nested more than {MAX_DEPTH} deep."
+# What gin's parser raises, beside the first two, for odd values such as {[]: 1}.
+PARSE_ERRORS = (SyntaxError, tokenize.TokenError, RecursionError, TypeError, ValueError,
+                StopIteration)  # fmt: skip
 PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
 
@@ -40,12 +49,21 @@ class Reference(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """Holds one name bound by a gin file or flag, and what it replaced, oldest first."""
+    """Holds one name bound by a gin file or flag, and what it replaced."""
 
     name: str
     value: Any
     origin: str
-    overridden: tuple[tuple[Any, str], ...] = ()
+    replaced: "Binding | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def overridden(self) -> tuple[tuple[Any, str], ...]:
+        """Values that this one replaced, and where they are bound, oldest first."""
+        values, old = [], self.replaced
+        while old is not None:
+            values.append((old.value, old.origin))
+            old = old.replaced
+        return tuple(reversed(values))
 
 
 class Grammar:
@@ -58,23 +76,50 @@ class Grammar:
         return Reference(f"%{name}")
 
 
+class Parser(config_parser.ConfigParser):
+    """Parses as gin does, whose time grows with the square of the number of strings in a row."""
+
+    strings = 0
+
+    def _advance_one_token(self) -> None:
+        super()._advance_one_token()
+        if self.current_token.type == tokenize.STRING:
+            self.strings += 1
+        elif self.current_token.type not in (tokenize.NL, tokenize.COMMENT):
+            self.strings = 0
+        if self.strings > MAX_STRINGS:
+            raise SyntaxError(f"More than {MAX_STRINGS:,} strings in a row.")
+
+
 class Reader:
     """Collects bindings and problems from files and flags."""
 
     def __init__(self) -> None:
+        self.files = 0
+        self.characters = 0
         self.bound: dict[str, Binding] = {}
         self.imports: list[str] = []
         self.problems: list[str] = []
         self.statements: list[tuple[str, Any]] = []
 
     def file(self, name: str, origin: str = "", outer: tuple[Path, ...] = ()) -> None:
-        path = next((p for p in _candidates(name) if p.is_file()), None)
-        if path is None:
+        path = next((p for p in _candidates(name) if _is(p, Path.is_file)), None)
+        self.files += 1
+        if self.files > MAX_FILES:
+            if self.files == MAX_FILES + 1:
+                self.problems.append(f"{origin}more than {MAX_FILES:,} files and includes.")
+        elif path is None:
             self.problems.append(f"{origin}{_no_such_file(name)}")
         elif path in outer:
             self.problems.append(f"{origin}{name} includes itself.")
         else:
-            self._parse(path.read_text(encoding="utf-8", errors="replace"), name, (*outer, path))
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    text = file.read(MAX_CHARACTERS + 1)
+            except OSError as error:
+                self.problems.append(f"{origin}{name}: cannot be read: {error.strerror}.")
+            else:
+                self._parse(text, name, (*outer, path))
 
     def param(self, text: str) -> None:
         self._parse(text, None, ())
@@ -82,6 +127,8 @@ class Reader:
     def check(self) -> None:
         """Finds names that lead nowhere; what is known is settled only at the end."""
         complete = not self.problems
+        if len(self.problems) >= MAX_PROBLEMS:
+            return
         macros = {name for name in self.bound if "." not in name}
         read = set()
         for origin, statement in self.statements:
@@ -125,18 +172,37 @@ class Reader:
         return name in SPECS
 
     def _parse(self, text: str, file: str | None, files: tuple[Path, ...]) -> None:
-        line = 1
-        try:
-            parser = config_parser.ConfigParser(text, Grammar())
-            while statement := parser.parse_statement():
-                line = statement.location.line_num
-                self._statement(statement, f"{file}:{line}" if file else FLAG, files)
-        except (SyntaxError, tokenize.TokenError) as error:
-            line = (error.lineno or line) if isinstance(error, SyntaxError) else error.args[1][0]
-            lines = text.splitlines() or [""]
-            origin = f"{file}:{line}" if file else FLAG
-            wrong = lines[min(line, len(lines)) - 1].strip() if file else text
-            self.problems.append(f"{origin}: cannot read {wrong}\n  {_remedy(wrong, error, file)}")
+        self.characters += len(text)
+        if self.characters > MAX_CHARACTERS:
+            name = brief(file or FLAG)
+            self.problems.append(f"{name}: too long: more than {MAX_CHARACTERS:,} characters.")
+            return
+        parser, line = None, 1
+        while len(self.problems) < MAX_PROBLEMS:
+            try:
+                parser = parser or Parser(text, Grammar())
+                statement = parser.parse_statement()
+                if statement is None:
+                    return
+                _check_depth(getattr(statement, "value", None))
+            except PARSE_ERRORS as error:
+                self._cannot_read(text, error, line, file)
+                return
+            line = statement.location.line_num
+            self._statement(statement, f"{file}:{line}" if file else FLAG, files)
+
+    def _cannot_read(self, text: str, error: Exception, line: int, file: str | None) -> None:
+        if isinstance(error, SyntaxError):
+            line = error.lineno or line
+        elif isinstance(error, tokenize.TokenError):
+            line = error.args[1][0]
+        elif isinstance(error, RecursionError):
+            error = SyntaxError(TOO_DEEP)
+        lines = text.splitlines() or [""]
+        wrong = lines[min(line, len(lines)) - 1].strip()
+        origin = f"{file}:{line}" if file else FLAG
+        remedy = _remedy(wrong, error, file)
+        self.problems.append(f"{origin}: cannot read {brief(wrong)}\n  {remedy}")
 
     def _statement(self, statement: Any, origin: str, files: tuple[Path, ...]) -> None:
         match statement:
@@ -157,11 +223,26 @@ class Reader:
         dot = "." if statement.arg_name else ""
         name = f"{scope}{statement.selector}{dot}{statement.arg_name}"
         self.statements.append((origin, statement))
-        old = self.bound.get(name)
-        overridden = (*old.overridden, (old.value, old.origin)) if old else ()
         self.bound[name] = Binding(
-            name=name, value=statement.value, origin=origin, overridden=overridden
+            name=name, value=statement.value, origin=origin, replaced=self.bound.get(name)
         )
+
+
+def _check_depth(value: Any, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise SyntaxError(TOO_DEEP)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_depth(item, depth + 1)
+
+
+def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(path)
+    except OSError:  # the name is too long, or a folder cannot be searched
+        return False
 
 
 def _candidates(name: str) -> tuple[Path, ...]:
@@ -171,15 +252,16 @@ def _candidates(name: str) -> tuple[Path, ...]:
 def _no_such_file(name: str) -> str:
     """Says where a file was looked for, and which neighbour was perhaps meant."""
     folders = [path.parent for path in _candidates(name)]
-    near = [p.name for folder in folders if folder.is_dir() for p in folder.glob("*.gin")]
+    near = [p.name for folder in folders if _is(folder, Path.is_dir) for p in folder.glob("*.gin")]
     hint = did_you_mean(Path(name).name, near)
-    looked = " and ".join(str(folder) for folder in dict.fromkeys(folders))
-    return f"{name}: no such file in {looked}.{hint}"
+    looked = " and ".join(brief(str(folder)) for folder in dict.fromkeys(folders))
+    return f"{brief(name)}: no such file in {looked}.{hint}"
 
 
 def _remedy(text: str, error: Exception, file: str | None) -> str:
     """Shows how a statement that gin cannot read is to be written."""
-    reason = str(error.args[0]).splitlines()[-1].strip().rstrip(".") + "."
+    reason = str(error.args[0]) if error.args else "it ends too early"
+    reason = brief(reason.splitlines()[-1].strip().rstrip(".")) + "."
     name, equals, value = (part.strip() for part in text.partition("="))
     named = equals and re.fullmatch(r"[\w/.]+", name)
     if named and value and value[0] in "([{@%":
@@ -191,6 +273,7 @@ def _remedy(text: str, error: Exception, file: str | None) -> str:
     else:
         value = "'" + value.strip("'\"").replace("'", r"\'") + "'"
         reason = "A string needs quotes."
+    name, value = brief(name), brief(value)
     legal = f"{name} = {value}" if file else f'{FLAG}="{name}={value}"'
     return f"{reason}  Legal: {legal}"
 

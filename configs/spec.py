@@ -21,7 +21,7 @@ import pydantic.dataclasses
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from configs.errors import UserError, did_you_mean, listed
+from configs.errors import UserError, brief, did_you_mean, listed
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -224,4 +224,4 @@ def _text(cls: Any, field: str, detail: Any) -> str:
         return f"{name} is missing, legal: {words}."
     place = "".join(f"[{part}]" for part in detail["loc"][1:] if isinstance(part, int))
     kind = f"found {type(detail['input']).__name__}, " if "type" in detail["type"] else ""
-    return f"{name}{place} = {detail['input']!r}: {kind}legal: {words}."
+    return f"{name}{place} = {brief(repr(detail['input']))}: {kind}legal: {words}."

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import re
 import sys
 import types
 import typing
@@ -15,7 +16,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import click
 
 from configs import imports
-from configs.errors import RunError, UserError
+from configs.errors import RunError, UserError, brief
 from scripts import devices
 from scripts.flag import Flag
 
@@ -206,10 +207,10 @@ def exits(call: Callable[[], object]) -> NoReturn:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"  See {context.command_path} --help." if context else ""
-        click.echo(f"meshloom: {error.format_message()}{hint}", err=True)
+        click.echo(f"meshloom: {shown(error.format_message())}{hint}", err=True)
         sys.exit(2)
     except (UserError, RunError) as error:
-        click.echo(f"meshloom: {error}", err=True)
+        click.echo(f"meshloom: {shown(str(error))}", err=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except OSError as error:
         drop_output()
@@ -227,6 +228,20 @@ def open_standard_streams() -> None:
         if getattr(sys, name) is None:
             flags, mode = (os.O_WRONLY, "w") if descriptor else (os.O_RDONLY, "r")
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+
+
+def shown(message: str) -> str:
+    """Escapes control characters and shortens lines, which may hold any input.
+
+    >>> shown("no file \\x1b[31m\\n  named that")
+    'no file \\\\x1b[31m\\n  named that'
+    """
+    lines = [re.sub(r"[\x00-\x1f\x7f-\x9f]", _escaped, line) for line in message.split("\n")]
+    return "\n".join(brief(line, 3_000) for line in lines)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
 
 
 def drop_output() -> None:

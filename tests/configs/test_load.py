@@ -335,6 +335,44 @@ def test_a_gin_file_runs_code_only_from_listed_folders(write, imported, monkeypa
         imports.allow_folder(tmp_path / "run.gin")
 
 
+def test_odd_names_and_files_are_refused(write, folder):
+    os.mkfifo(folder / "fifo.gin")
+    (folder / "loop.gin").symlink_to("loop.gin")
+    for name in ("x" * 300 + ".gin", "a\0b", "", ".", "fifo.gin", "loop.gin", "/dev/zero"):
+        assert "no such file in" in message(name)
+        assert "no such file in" in message(write(f"include {name!r}\n"))
+    assert "run.gin" not in message("x" * 5000) and len(message("x" * 5000)) < 1000
+    assert "too long" in message(write("#" * (1 << 20) + "\n"))
+    if os.path.exists("/proc/self/mem"):
+        assert "/proc/self/mem: cannot be read" in message("/proc/self/mem")
+
+
+def test_deep_and_long_values_are_refused_soon(write):
+    for depth in (12, 50, 400, 5000):
+        nested = "[" * depth + "]" * depth
+        assert "Nested more than 10 deep" in message(write(f"A = {nested}"))
+    assert "strings in a row" in message(write("A = " + "'a' " * 100_000))
+    assert len(message(write(RUN + f"GinRun.steps = '{'x' * 100_000}'"), make=GinRun)) < 500
+    assert len(message(write(f"A = 1 {'x' * 100_000}"))) < 1000
+    for value in ("{[]: 1}", "9" * 5000, "--1", "{'a': {}: 1}", "'\\N{no}'"):
+        assert "run.gin:1: cannot read A" in message(write(f"A = {value}\n"))
+
+
+def test_what_grows_without_end_is_refused_soon(write):
+    for i in range(20):
+        write(f"include '{i + 1}.gin'\n" * 2, f"{i}.gin")
+    assert "more than 1,000 files and includes" in message(write("", "20.gin"), "0.gin")
+    doubled = "".join(f"A{i} = (%A{i + 1}, %A{i + 1})\n" for i in range(30))
+    macros = f"{RUN}GinRun.sizes = %A0\n{doubled}A30 = 1\n"
+    assert "too many references" in message(write(macros), make=GinRun)
+    chain = "".join(f"A{i} = %A{i + 1}\n" for i in range(500))
+    macros = f"{RUN}GinRun.steps = %A0\n{chain}A500 = 1\n"
+    assert "too many references" in message(write(macros), make=GinRun)
+    assert "… and " in message(write("".join(f"GinRun.x{i} = 1\n" for i in range(200))))
+    again = load([write(MODEL * 2_000)]).bindings()[0].overridden
+    assert len(again) == 1_999 and again[0] == (2, "run.gin:1")
+
+
 # --- names and grammar ------------------------------------------------------------------------
 
 
