@@ -16,7 +16,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-    """Decodable with the mean of the members' probabilities.  Its params are a tuple of theirs."""
+    """Decodes with the mean of the members' probabilities.  Its params are a tuple of theirs."""
 
     model: Decodable
 
@@ -31,21 +31,23 @@ class Ensemble:
         batch_sequences: int,
         cache_length: int,
     ) -> tuple[Step, Cache]:
-        started = [self.model.start(own, source, batch_sequences, cache_length) for own in params]
+        started = [
+            self.model.start(member, source, batch_sequences, cache_length) for member in params
+        ]
 
         def step(
             cache: Cache, tokens_BL: Array, positions_BL: Array, mask_BLM: Array, cache_index: Array
         ) -> tuple[Cache, Array]:
             fed = [
-                feed(own, tokens_BL, positions_BL, mask_BLM, cache_index)
-                for (feed, _), own in zip(started, cache["members"], strict=True)
+                feed(member, tokens_BL, positions_BL, mask_BLM, cache_index)
+                for (feed, _), member in zip(started, cache["members"], strict=True)
             ]
             total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in fed))
-            return {"members": [own for own, _ in fed]}, jnp.log(total_BLV / len(fed))
+            return {"members": [member for member, _ in fed]}, jnp.log(total_BLV / len(fed))
 
         return step, {"members": [cache for _, cache in started]}
 
 
 def as_ensemble(model: Decodable, params: Sequence[Params]) -> tuple[Decodable, Any]:
-    """The model with its weights, or several weights of it as an ensemble."""
+    """Returns the model with its weights, or several weights of it as an ensemble."""
     return (model, params[0]) if len(params) == 1 else (Ensemble(model), tuple(params))

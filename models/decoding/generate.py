@@ -41,7 +41,7 @@ class DecodeOutput(NamedTuple):
 
 
 class Search(Protocol):
-    """A way to choose tokens for some hypotheses of each sentence.  Frozen: part of the jit key."""
+    """Chooses tokens for some hypotheses of each sentence.  Frozen: part of the jit key."""
 
     @property
     def width(self) -> int:
@@ -140,9 +140,9 @@ def prefill(
     if prompt:
         position_Bl = layout.iota("Bl", (rows, prompt), "l")
         mask_Blm = (slot_Bm[:, None, :] <= position_Bl[:, :, None]) & mask_Bm[:, None, :]
-        own_Blm = slot_Bm[:, None, :] == position_Bl[:, :, None]
+        self_Blm = slot_Bm[:, None, :] == position_Bl[:, :, None]
         start = jnp.zeros((), jnp.int32)
-        cache, _ = model_step(cache, tokens_Bl[:, :prompt], position_Bl, mask_Blm | own_Blm, start)
+        cache, _ = model_step(cache, tokens_Bl[:, :prompt], position_Bl, mask_Blm | self_Blm, start)
     return last_B, cache, mask_Bm
 
 
@@ -153,7 +153,7 @@ def repeat(layout: Layout, x: Array, width: int, axes: str) -> Array:
 
 
 class SharedCache:
-    """One cache for all hypotheses of a sentence, with a slot for each at each step.
+    """Keeps one cache for all hypotheses of a sentence, with a slot for each at each step.
 
     Each sees its own ancestors; when they change, the mask is rearranged and not the cache.  GShard
     (Lepikhin et al. 2020), appendix A.1.
@@ -182,7 +182,7 @@ class SharedCache:
 
 
 class SeparateCaches:
-    """A cache for each hypothesis, which moves when a hypothesis continues another."""
+    """Keeps a cache for each hypothesis, which moves when a hypothesis continues another."""
 
     def __init__(self, layout: Layout, rows: int, width: int, prompt: int, new_tokens: int):
         self.layout, self.rows, self.width, self.prompt = layout, rows, width, prompt
@@ -226,7 +226,7 @@ class SeparateCaches:
             if name.startswith(but):
                 return x
             if x.ndim > len(axes):
-                return jax.lax.map(lambda own: change(own, axes), x)
+                return jax.lax.map(lambda layer: change(layer, axes), x)
             return change(x, axes)
 
         return jax.tree.map_with_path(changed, cache)

@@ -103,7 +103,8 @@ def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> Sourc
     paired = ["\t".join(pair) for pair, _ in pairs]
     stranger = [f"{source}\t{pair.target}" for pair, source in pairs]
     folder, step = model_and_step(name)
-    scores = scores_of([*paired, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step))
+    lines, checkpoint = [*paired, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step)
+    scores = scores_of(lambda task: lines, checkpoint)
     nats = np.array([score.log_likelihood for score in scores])
     tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(paired)]], np.float64).T
     return SourceScores(nats[: len(paired)], nats[len(paired) :], tokens, words)

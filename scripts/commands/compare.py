@@ -34,9 +34,7 @@ def compare(flags: CompareFlags) -> dict[str, Any]:
         measured: dict[str, TranslationMetrics] = {}
         for path in texts:
             bar.update(len(measured), len(texts) + 1)
-            measured[path] = compute_metrics(
-                texts[path], references, ter=ter, where=path, **metrics
-            )
+            measured[path] = compute_metrics(texts[path], references, ter=ter, name=path, **metrics)
         bar.update(len(measured), len(texts) + 1)
         against = paired(references, texts, **metrics) if len(texts) > 1 else None
     show(measured, against)

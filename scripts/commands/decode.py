@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from configs.errors import UserError
 from data.storage import is_stream
 from data.task import Task
+from data.vocabs import Vocabs
 from models.decoding.beam import Beam
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
@@ -21,7 +22,7 @@ from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import Bar, tell
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
-from trainer.decoding.decoder import Decoder
+from trainer.decoding.decoder import Decoder, Request
 from trainer.decoding.journal import Journal, fingerprint
 from trainer.decoding.requests import (
     DecodeOptions,
@@ -96,64 +97,93 @@ def continuations(
 
 def decode_file(flags: DecodeFlags) -> None:
     """Decodes a file; continues one that was interrupted."""
-    lines, output = list(read_input(flags.input)), flags.output
+    lines = list(read_input(flags.input))
     with trained_models(flags.model, programs_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.restore(step, flags.model.average) for step in steps]
         trained, options = members[0], options_of(flags.search)
-        run, decoder = trained.run, decoder_of(members, flags.search, flags.batch_sequences)
-        if flags.nbest is not None and flags.nbest > decoder.search.width:
-            raise UserError(
-                f"--nbest={flags.nbest}: the search keeps {decoder.search.width} texts a line.  "
-                "Widen it with --beam or --samples."
-            )
-        max_length = run.model.max_length
-        requests = make_requests(lines, run.task, trained.vocabs, options, max_length)
+        decoder = decoder_of(members, flags.search, flags.batch_sequences)
+        check_nbest(flags.nbest, decoder.search.width)
+        task, max_length = trained.run.task, trained.run.model.max_length
+        requests = make_requests(lines, task, trained.vocabs, options, max_length)
+        job = DecodeJob(flags, lines, requests, decoder, trained.vocabs, options)
+        if flags.output == "-" or is_stream(Path(flags.output)):
+            job.write_stream()
+        else:
+            job.write_file([member.step for member in members])
 
-        def decoded(left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-            done = 0
-            with Bar("decode") as bar:
-                for batch in decode_lines(decoder, requests, left, trained.vocabs, options):
-                    yield [(line, texts[: flags.nbest or 1]) for line, texts in batch]
-                    done += len(batch)
-                    bar.update(done, len(left))
 
-        def write(file: TextIO, texts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
-            for line, source in enumerate(lines):
-                file.writelines(formatted(flags.format, line, source, texts[line]))
+def check_nbest(nbest: int | None, width: int) -> None:
+    """Refuses more texts a line than the search keeps."""
+    if nbest is not None and nbest > width:
+        raise UserError(
+            f"--nbest={nbest}: the search keeps {width} texts a line.  "
+            "Widen it with --beam or --samples."
+        )
 
+
+@dataclasses.dataclass(frozen=True)
+class DecodeJob:
+    """Decodes lines and writes them, in order, as the flags say."""
+
+    flags: DecodeFlags
+    lines: Sequence[str]
+    requests: Sequence[Request]
+    decoder: Decoder
+    vocabs: Vocabs
+    options: DecodeOptions
+
+    def write_stream(self) -> None:
+        """Writes to the standard output or to a device, once all lines are decoded."""
         start = time.perf_counter()
-        if output == "-" or is_stream(Path(output)):
-            texts: dict[int, list[Hypothesis]] = {}
-            for batch in decoded(range(len(lines))):
-                texts.update(batch)
-            with open_output(output) as file:
-                write(file, texts)
-            say_throughput(len(lines), start)
-            return
-        made_by = {
-            "input": fingerprint(lines),
-            "model_dir": str(flags.model.model_dir),
-            "steps": [member.step for member in members],
-            "average": flags.model.average,
-            "nbest": flags.nbest,
-            "format": flags.format,
-            **dataclasses.asdict(flags.search),
-        }
-        journal = Journal(Path(output), made_by)
+        texts = dict(decoded for batch in self.decode(range(len(self.lines))) for decoded in batch)
+        with open_output(self.flags.output) as file:
+            self.write(file, texts)
+        print_throughput(len(self.lines), start)
+
+    def write_file(self, steps: Sequence[int]) -> None:
+        """Writes a file; what a crash interrupts, the next call continues."""
+        start, output = time.perf_counter(), Path(self.flags.output)
+        journal = Journal(output, self.settings(steps))
         if journal.is_done():
             tell(f"{output} is there already, made by the same settings.")
             return
-        done: dict[int, Any] = dict(journal.open())
-        if done:
-            tell(f"Continuing after {len(done):,} of {len(lines):,} lines.")
-        left = [line for line in range(len(lines)) if line not in done]
+        texts: dict[int, Sequence[Sequence[Any]]] = {**journal.open()}
+        if texts:
+            tell(f"Continuing after {len(texts):,} of {len(self.lines):,} lines.")
+        left = [line for line in range(len(self.lines)) if line not in texts]
         with journal:
-            for batch in decoded(left):
-                journal.add((line, [list(one) for one in texts]) for line, texts in batch)
-                done.update(batch)
-            journal.finish(lambda file: write(file, done))
-        say_throughput(len(left), start)
+            for batch in self.decode(left):
+                journal.add((line, [list(one) for one in decoded]) for line, decoded in batch)
+                texts.update(batch)
+            journal.finish(lambda file: self.write(file, texts))
+        print_throughput(len(left), start)
+
+    def settings(self, steps: Sequence[int]) -> dict[str, Any]:
+        """Returns everything that the output follows from."""
+        return {
+            "input": fingerprint(self.lines),
+            "model_dir": str(self.flags.model.model_dir),
+            "steps": [*steps],
+            "average": self.flags.model.average,
+            "nbest": self.flags.nbest,
+            "format": self.flags.format,
+            **dataclasses.asdict(self.flags.search),
+        }
+
+    def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
+        """Yields, batch by batch, some of the lines with the texts that are written."""
+        done = 0
+        with Bar("decode") as bar:
+            for batch in decode_lines(self.decoder, self.requests, left, self.vocabs, self.options):
+                yield [(line, texts[: self.flags.nbest or 1]) for line, texts in batch]
+                done += len(batch)
+                bar.update(done, len(left))
+
+    def write(self, file: TextIO, texts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
+        """Writes the texts of all lines."""
+        for line, source in enumerate(self.lines):
+            file.writelines(formatted(self.flags.format, line, source, texts[line]))
 
 
 def formatted(
@@ -176,6 +206,6 @@ def formatted(
             return [json.dumps(entry, ensure_ascii=False) + "\n"]
 
 
-def say_throughput(lines: int, start: float) -> None:
+def print_throughput(lines: int, start: float) -> None:
     seconds = time.perf_counter() - start
     tell(f"{lines:,} lines in {seconds:.1f} s: {lines / seconds:.1f} lines/s.")

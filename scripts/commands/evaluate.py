@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from scripts.commands.trained import batch_of, trained_models
 from scripts.terminal import Bar, print_table, tell
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import Program
-from trainer.evaluate import evaluate
+from trainer.evaluate import Evaluation, evaluate
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step
 from trainer.translation.evaluate import (
@@ -57,8 +58,7 @@ def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
 
 def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     """Evaluates checkpoints on a text, and the translations of a translation task as well."""
-    text, sentences, lines = flags.text, flags.sentences, []
-    check_settings(flags.metrics.tokenize, text.languages)
+    check_settings(flags.metrics.tokenize, flags.text.languages)
 
     def programs(run: Run) -> list[Program]:
         search = SearchFlags(**dataclasses.asdict(flags.search))
@@ -67,46 +67,65 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
     with trained_models(flags.model, programs) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
-        task = models.run.task
-        given = given_text(text, task) if task.has_source else None
-        rows, train_pairs = evaluation_rows(models, flags.data_dir, text, given)
-        to_translate = translation_parts(models, text, given, sentences)
+        task, drops_tokens = models.run.task, models.run.model.drops_tokens
+        given = given_text(flags.text, task) if task.has_source else None
+        rows, train_pairs = evaluation_rows(models, flags.data_dir, flags.text, given)
+        to_translate = translation_parts(models, flags.text, given, flags.sentences)
+        lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
-            with Bar("evaluate") as bar:
-                result, by_part = evaluate(
-                    trained.model,
-                    trained.params,
-                    rows,
-                    trained.mesh,
-                    batch_sequences=batch_of(trained, flags.batch_sequences),
-                    logit_scale=flags.logit_scale,
-                    drop_tokens=flags.drop_tokens,
-                    progress=bar.update,
-                )
-            line = {
-                "step": trained.step,
-                **dataclasses.asdict(result),
-                "drop_tokens": flags.drop_tokens and models.run.model.drops_tokens,
-            }
-            parts = {name: numbers._asdict() for name, numbers in by_part.items()}
+            line, parts = evaluate_loss(trained, rows, flags)
             if to_translate:
                 made = translations(trained, to_translate, flags)
-                line |= {**made[0].metrics.as_dict(), "is_subset": sentences is not None}
-                for one in made[1:]:
-                    part = parts.setdefault(one.part.name, {})
-                    part |= one.metrics.as_dict() | {"train_pairs": train_pairs.get(one.part.name)}
-                if made[1:]:
-                    line["mean_bleu"] = mean_bleu(made[1:])
-                show(made, is_subset=sentences is not None)
+                line |= translation_numbers(made, parts, train_pairs)
+                line["is_subset"] = flags.sentences is not None
+                show(made, is_subset=flags.sentences is not None)
                 write_hypotheses(flags.hypotheses, made)
             lines.append(line | ({"parts": parts} if parts else {}))
-    names = ["step", *(field.name for field in dataclasses.fields(result))]
+    names = ["step", *(field.name for field in dataclasses.fields(Evaluation))]
     print_table(names, [[short(line[name]) for name in names] for line in lines])
-    if models.run.model.drops_tokens:
+    if drops_tokens:
         print(dropping(flags.drop_tokens))
     write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
     return lines
+
+
+def evaluate_loss(
+    trained: TrainedModel, rows: Rows, flags: EvaluateFlags
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns the numbers of a checkpoint on all rows and on each part of them, by name."""
+    with Bar("evaluate") as bar:
+        evaluation, parts = evaluate(
+            trained.model,
+            trained.params,
+            rows,
+            trained.mesh,
+            batch_sequences=batch_of(trained, flags.batch_sequences),
+            logit_scale=flags.logit_scale,
+            drop_tokens=flags.drop_tokens,
+            progress=bar.update,
+        )
+    line = {
+        "step": trained.step,
+        **dataclasses.asdict(evaluation),
+        "drop_tokens": flags.drop_tokens and trained.run.model.drops_tokens,
+    }
+    return line, {name: part._asdict() for name, part in parts.items()}
+
+
+def translation_numbers(
+    made: Sequence[TranslatedSet],
+    parts: dict[str, dict[str, Any]],
+    train_pairs: Mapping[str, int],
+) -> dict[str, Any]:
+    """Returns the metrics of all translations; adds those of each part to its other numbers."""
+    whole, *of_parts = made
+    for one in of_parts:
+        parts.setdefault(one.part.name, {}).update(
+            {**one.metrics.as_dict(), "train_pairs": train_pairs.get(one.part.name)}
+        )
+    numbers = whole.metrics.as_dict()
+    return {**numbers, "mean_bleu": mean_bleu(of_parts)} if of_parts else numbers
 
 
 def dropping(drop_tokens: bool) -> str:
@@ -136,7 +155,7 @@ def translations(
 def translation_parts(
     models: ModelRestorer, text: TextFlags, given: EvaluationSet | None, sentences: int | None
 ) -> list[EvaluationSet]:
-    """The sentences to translate; none of a language model's."""
+    """Returns the sentences to translate; none of a language model's."""
     task = models.run.task
     if sentences == 0 or not task.has_source:
         return []
@@ -147,9 +166,9 @@ def translation_parts(
 def evaluation_rows(
     models: ModelRestorer, data_dir: Path, text: TextFlags, given: EvaluationSet | None
 ) -> tuple[Rows, dict[str, int]]:
-    """The rows of a split of the model's task, or of files, with the model's vocabularies.
+    """Returns the rows of a split of the model's task, or of files, with the model's vocabularies.
 
-    Beside them how many pairs each part of the task has to train on.
+    Also returned is how many pairs each part of the task has to train on.
     """
     task, (target, source) = models.run.task, models.vocabs
     if given is not None:
@@ -182,8 +201,8 @@ def show(made: list[TranslatedSet], *, is_subset: bool) -> None:
         print(f"BLEU of the {len(made[1:])} parts, averaged: {mean_bleu(made[1:]):.2f}")
 
 
-def mean_bleu(made: list[TranslatedSet]) -> float:
-    """The mean over parts, each of which counts alike."""
+def mean_bleu(made: Sequence[TranslatedSet]) -> float:
+    """Averages BLEU over parts, each of which counts alike."""
     return statistics.fmean(one.metrics.bleu.score for one in made)
 
 

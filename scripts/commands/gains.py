@@ -57,7 +57,7 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
 
 
 def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
-    """The parts of an evaluation, each with its BLEU and its data size."""
+    """Reads the parts of an evaluation, each with its BLEU and its data size."""
     try:
         evaluation = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -72,13 +72,13 @@ def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def check_same(
-    baseline: str, wanted: Mapping[str, Any], path: str, parts: Mapping[str, Any]
+    baseline: str, expected: Mapping[str, Any], path: str, parts: Mapping[str, Any]
 ) -> None:
-    """Both must have translated the same sentences."""
-    if differing := sorted(set(wanted) ^ set(parts)):
+    """Refuses evaluations of other sentences than the baseline's."""
+    if differing := sorted(set(expected) ^ set(parts)):
         raise UserError(f"{baseline} and {path}: only one of them has {', '.join(differing)}.")
     for name, part in parts.items():
-        if part["references_hash"] != wanted[name]["references_hash"]:
+        if part["references_hash"] != expected[name]["references_hash"]:
             raise UserError(
                 f"{baseline} and {path}: their references for {name} differ.  Evaluate both on the "
                 "same split, with the same --sentences."
@@ -86,16 +86,16 @@ def check_same(
 
 
 def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list[float]]) -> None:
-    """Gains over data size, large to small, with a moving average for each model."""
+    """Draws gains over data size, large to small, with a moving average for each model."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    for number, (path, own) in enumerate(gained.items()):
-        axes.scatter(pairs, own, s=14, color=f"C{number}", alpha=0.5)
-        axes.plot(pairs, averaged(own), color=f"C{number}", label=Path(path).stem)
+    for number, (path, part_gains) in enumerate(gained.items()):
+        axes.scatter(pairs, part_gains, s=14, color=f"C{number}", alpha=0.5)
+        axes.plot(pairs, averaged(part_gains), color=f"C{number}", label=Path(path).stem)
     highest = [max(column) for column in zip(*gained.values(), strict=True)]
     for name, size, gain in zip(names, pairs, highest, strict=True):
         axes.annotate(
@@ -117,7 +117,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
 
 
 def averaged(values: list[float]) -> list[float]:
-    """The mean of each value and its neighbours, fewer at the ends.
+    """Averages each value with its neighbours, fewer at the ends.
 
     >>> averaged([1.0, 1.0, 4.0])
     [2.0, 2.0, 2.0]

@@ -5,6 +5,7 @@ from typing import Any
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
+from data.task import Task
 from scripts.commands.common import open_output, read_input
 from scripts.commands.flags.decode import RescoreFlags
 from scripts.commands.score import scores_of
@@ -14,8 +15,14 @@ def rescore_file(flags: RescoreFlags) -> None:
     """Ranks the hypotheses of an n-best list again with the scores of another model."""
     entries = [_entry(number, line) for number, line in enumerate(read_input(flags.input), 1)]
     pairs = [Pair(entry["source"], one["text"]) for entry in entries for one in entry["hypotheses"]]
-    lines = ["\t".join(part.replace("\t", " ") for part in pair) for pair in pairs]
-    scores = iter(scores_of(lines, flags.model, flags.batch_sequences, flags.tag))
+
+    def lines_for(task: Task) -> list[str]:
+        """Returns the pairs, or for a language model the texts, which begin with their prompts."""
+        if not task.has_source:
+            return [pair.target for pair in pairs]
+        return ["\t".join(part.replace("\t", " ") for part in pair) for pair in pairs]
+
+    scores = iter(scores_of(lines_for, flags.model, flags.batch_sequences, flags.tag))
     with open_output(flags.output) as file:
         for entry in entries:
             for one, score in zip(entry["hypotheses"], scores, strict=False):

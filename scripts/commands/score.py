@@ -1,7 +1,8 @@
 """`meshloom score`: log-likelihoods of given texts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from data.task import Task
 from scripts.commands.common import open_output, read_input
 from scripts.commands.flags.decode import ScoreFlags
 from scripts.commands.flags.shared import CheckpointFlags
@@ -15,23 +16,24 @@ from trainer.traces import trace_score_step
 def score_file(flags: ScoreFlags) -> None:
     """Scores each line, or each pair of a source and a target with a tab between."""
     lines = list(read_input(flags.input))
-    scores = scores_of(lines, flags.model, flags.batch_sequences, flags.tag)
+    scores = scores_of(lambda task: lines, flags.model, flags.batch_sequences, flags.tag)
     with open_output(flags.output) as file:
         file.write("log_likelihood\twords\ttokens\n")
         file.writelines(f"{s.log_likelihood:.6f}\t{s.words}\t{s.tokens}\n" for s in scores)
 
 
 def scores_of(
-    lines: Sequence[str],
+    lines_for: Callable[[Task], Sequence[str]],
     model: CheckpointFlags,
     batch_sequences: int | None = None,
     tag: str | None = None,
 ) -> list[Score]:
-    """Scores lines with one checkpoint; warns of lines that are too long."""
+    """Scores the lines for the model's task with one checkpoint; warns of those too long."""
     with trained_models(model, lambda run: [trace_score_step]) as models, Bar("score") as bar:
         trained = models.restore(
             only(chosen_steps(models.checkpoints, model.checkpoint)), model.average
         )
+        lines = lines_for(trained.run.task)
         scores = score_lines(
             trained.model,
             trained.params,

@@ -88,7 +88,7 @@ FREE = (
 
 
 class Weight(NamedTuple):
-    """One weight here and its tensors in T5: one, or one for each layer."""
+    """Names one weight here and its tensors in T5: one, or one for each layer."""
 
     path: str
     names: tuple[str, ...]
@@ -96,15 +96,15 @@ class Weight(NamedTuple):
 
     @property
     def letters(self) -> str:
-        """The axes here; the stack is not counted."""
+        """Returns the axes here, without the stack."""
         return letters_of(self.path)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of each tensor."""
+        """Returns the shape of each tensor."""
         return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.axes.split())
 
     def from_t5(self, tensors: Mapping[str, np.ndarray], spec: Transformer) -> np.ndarray:
-        """The weight that these tensors are, in the type that the model is stored in."""
+        """Converts tensors to the weight, in the type that the model is stored in."""
         apart = self.axes.replace(" ", "")
         shape = [spec.sizes[letter] for letter in apart]
         order = [apart.index(letter) for letter in self.letters]
@@ -113,7 +113,7 @@ class Weight(NamedTuple):
         return weight.astype(spec.precision.store)
 
     def to_t5(self, weight: np.ndarray, spec: Transformer) -> Tensors:
-        """The tensors that this weight is."""
+        """Converts the weight to its tensors."""
         layers = weight if "layers_N" in self.path else weight[None]
         order = [self.letters.index(letter) for letter in self.axes.replace(" ", "")]
         shape = self.shape(spec.sizes)
@@ -124,7 +124,7 @@ class Weight(NamedTuple):
 
 
 def weights_of(spec: Transformer) -> Iterator[Weight]:
-    """All weights of a T5."""
+    """Yields all weights of a T5."""
     yield Weight("embed_VD", (SHARED,), "V D")
     if not spec.tied:
         yield Weight("softmax_VD", (SOFTMAX,), "V D")
@@ -137,28 +137,28 @@ def weights_of(spec: Transformer) -> Iterator[Weight]:
 
 
 def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple[str, str, str]]:
-    """The weights of a layer: path here, name in T5 and T5's axes."""
+    """Yields the weights of a layer: path here, name in T5 and T5's axes."""
     parts = [("attention", "attention_norm", "SelfAttention", ATTENTION)]
     if cross_attention:
         parts.append(("source_attention", "source_norm", "EncDecAttention", ATTENTION))
     parts.append(("mlp", "mlp_norm", "DenseReluDense", GATED_MLP if spec.gated else MLP))
-    for place, (part, norm, theirs, weights) in enumerate(parts):
+    for place, (part, norm, t5_part, weights) in enumerate(parts):
         yield f"{norm}/scale_D", f"layer.{place}.layer_norm", "D"
         for leaf, (name, axes) in weights.items():
-            yield f"{part}/{leaf}", f"layer.{place}.{theirs}.{name}", axes
+            yield f"{part}/{leaf}", f"layer.{place}.{t5_part}.{name}", axes
 
 
 # From T5
 
 
-def check_settings(settings: Settings, where: object) -> None:
+def check_settings(settings: Settings, source: object) -> None:
     """Refuses the settings of another model, and those that the Transformer here has not."""
     kind = settings.get("model_type")
     if kind != "t5":
-        raise UserError(f"{where}: model_type = {kind!r}: this is no T5.  Legal: 't5'.")
+        raise UserError(f"{source}: model_type = {kind!r}: this is no T5.  Legal: 't5'.")
     problems = list(_wrong_settings({**DEFAULTS, **settings}))
     if problems:
-        raise UserError(listed(str(where), [f"{where}: {problem}" for problem in problems]))
+        raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
 
 
 def _wrong_settings(settings: Settings) -> Iterator[str]:
@@ -172,15 +172,15 @@ def _wrong_settings(settings: Settings) -> Iterator[str]:
         if settings[name] != legal:
             yield f"{name} = {settings[name]!r}: legal: {legal!r}."
     if settings["feed_forward_proj"] not in ACTIVATIONS:
-        found, legal = settings["feed_forward_proj"], ", ".join(map(repr, ACTIVATIONS))
-        yield f"feed_forward_proj = {found!r}: legal: {legal}."
+        value, legal = settings["feed_forward_proj"], ", ".join(map(repr, ACTIVATIONS))
+        yield f"feed_forward_proj = {value!r}: legal: {legal}."
     rate = settings["dropout_rate"]
     if not isinstance(rate, int | float) or not 0 <= rate < 1:
         yield f"dropout_rate = {rate!r}: legal: a number of at least 0 and below 1."
 
 
 def read_tensors(settings: Settings, tensors: Tensors) -> Tensors:
-    """The tensors without those that repeat the embedding and those that nothing reads."""
+    """Leaves out the tensors that repeat the embedding and those that nothing reads."""
     tied = {**DEFAULTS, **settings}["tie_word_embeddings"]
 
     def is_copy(name: str) -> bool:
@@ -192,12 +192,12 @@ def read_tensors(settings: Settings, tensors: Tensors) -> Tensors:
 
 
 def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
-    """The Transformer that a T5 is.  Its settings are checked, its tensors need not be.
+    """Makes the spec of a T5.  Its settings are checked, its tensors need not be.
 
     Whether the softmax is tied shows in the tensors: newer files say in any case that it is.
     """
     full = {**DEFAULTS, **settings}
-    sizes = {ours: full.get(theirs) for ours, theirs in SIZES.items()}
+    sizes = {name: full.get(t5_name) for name, t5_name in SIZES.items()}
     sizes["layers"] = sizes["layers"] or sizes["encoder_layers"]
     activation, gated = ACTIVATIONS[full["feed_forward_proj"]]
     scaled = full.get("scale_decoder_outputs", full["tie_word_embeddings"])
@@ -219,17 +219,17 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
     )
 
 
-def check_tensors(spec: Transformer, tensors: Tensors, where: object) -> None:
+def check_tensors(spec: Transformer, tensors: Tensors, source: object) -> None:
     """Refuses tensors that are missing, unexpected, of another shape or no floats."""
-    wanted = {name: w.shape(spec.sizes) for w in weights_of(spec) for name in w.names}
-    known = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    shapes = {name: w.shape(spec.sizes) for w in weights_of(spec) for name in w.names}
+    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
     problems = {
-        "missing": [name for name in wanted if name not in tensors],
-        "unexpected": [name for name in tensors if name not in wanted],
+        "missing": [name for name in shapes if name not in tensors],
+        "unexpected": [name for name in tensors if name not in shapes],
         "of another shape": [
-            f"{name}: found {tensor.shape}, legal: {wanted[name]}"
+            f"{name}: found {tensor.shape}, legal: {shapes[name]}"
             for name, tensor in known.items()
-            if tensor.shape != wanted[name]
+            if tensor.shape != shapes[name]
         ],
         "of another type": [
             f"{name}: found {tensor.dtype}, legal: {', '.join(FLOATS)}"
@@ -239,16 +239,16 @@ def check_tensors(spec: Transformer, tensors: Tensors, where: object) -> None:
     }
     if not any(problems.values()):
         return
-    lines = [f"{where}: its tensors are not those of a T5 with the settings in config.json."]
-    for kind, found in problems.items():
-        if found:
-            lines += [f"  {len(found)} {kind}:", *(f"    {line}" for line in found[:LISTED])]
-            lines += [f"    ... and {len(found) - LISTED} more"] * (len(found) > LISTED)
+    lines = [f"{source}: its tensors are not those of a T5 with the settings in config.json."]
+    for kind, names in problems.items():
+        if names:
+            lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:LISTED])]
+            lines += [f"    ... and {len(names) - LISTED} more"] * (len(names) > LISTED)
     raise UserError("\n".join(lines))
 
 
 def params_of(spec: Transformer, tensors: Tensors) -> Params:
-    """The weights that T5's tensors are."""
+    """Converts T5's tensors to weights."""
     flat = {weight.path: weight.from_t5(tensors, spec) for weight in weights_of(spec)}
     return cast(Params, traverse_util.unflatten_dict(flat, sep="/"))
 
@@ -268,7 +268,7 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
 
 
 def settings_of(model: ModelSpec) -> Settings:
-    """What config.json says of a model; refuses one that no T5 is equal to."""
+    """Makes config.json of a model; refuses one that no T5 is equal to."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer can be a T5.")
     problems = [
@@ -285,7 +285,7 @@ def settings_of(model: ModelSpec) -> Settings:
     return {
         "architectures": ["T5ForConditionalGeneration"],
         **FIXED,
-        **{theirs: getattr(model, ours) for ours, theirs in SIZES.items()},
+        **{t5_name: getattr(model, name) for name, t5_name in SIZES.items()},
         "feed_forward_proj": forms[model.activation, model.gated],
         "dropout_rate": model.dropout,
         "tie_word_embeddings": model.tied,
@@ -295,7 +295,7 @@ def settings_of(model: ModelSpec) -> Settings:
 
 
 def _legal(model: Transformer) -> dict[str, tuple[Any, ...]]:
-    """The values that some settings have in a T5 of this size."""
+    """Returns the values that some settings have in a T5 of this size."""
     return {
         "source_vocab": (None,),
         "kv_heads": (None, model.heads),
@@ -309,7 +309,7 @@ def _legal(model: Transformer) -> dict[str, tuple[Any, ...]]:
 
 
 def tensors_of(spec: Transformer, params: Params) -> Tensors:
-    """T5's tensors that these weights are."""
+    """Converts weights to T5's tensors."""
     flat = traverse_util.flatten_dict(params, sep="/")
     parts = [weight.to_t5(np.asarray(flat[weight.path]), spec) for weight in weights_of(spec)]
     return {name: tensor for part in parts for name, tensor in part.items()}

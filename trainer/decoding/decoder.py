@@ -65,8 +65,8 @@ class Decoder:
             same.sort(key=lambda i: requests[i].max_new_tokens)
             for start in range(0, len(same), self.batch_sequences):
                 batch = same[start : start + self.batch_sequences]
-                found = self._decode([requests[i] for i in batch], *shape, new_tokens)
-                yield list(zip(batch, found, strict=True))
+                hypotheses = self._decode([requests[i] for i in batch], *shape, new_tokens)
+                yield list(zip(batch, hypotheses, strict=True))
 
     def _decode(
         self, batch: Sequence[Request], source: int, prompt: int, new_tokens: int
@@ -76,7 +76,7 @@ class Decoder:
         prompts = [request.prompt for request in filled]
         min_new_tokens = max(request.min_new_tokens for request in filled)
         min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
-        asked = DecodeInputs(
+        inputs = DecodeInputs(
             prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
             prompt_lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
             seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
@@ -84,19 +84,21 @@ class Decoder:
             min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
         )
         with jax.set_mesh(self.mesh):
-            found = generate(
+            output = generate(
                 self.model,
                 self.search,
                 new_tokens,
                 self.params,
                 self._sources(filled, source) if source else None,
-                asked,
+                inputs,
             )
-        found = [array[: len(batch)] for array in fetched(found)]
-        for tokens, scores, log_p in zip(*found, strict=True):
+        arrays = [array[: len(batch)] for array in fetched(output)]
+        for texts, scores, log_probabilities in zip(*arrays, strict=True):
             yield [
-                TokenHypothesis(until_end(row), float(score), float(own))
-                for row, score, own in zip(tokens, scores, log_p, strict=True)
+                TokenHypothesis(until_end(tokens), float(score), float(log_probability))
+                for tokens, score, log_probability in zip(
+                    texts, scores, log_probabilities, strict=True
+                )
                 if np.isfinite(score)
             ]
 
@@ -116,11 +118,11 @@ class Decoder:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
 
 
-def fetched(found: DecodeOutput) -> list[np.ndarray]:
+def fetched(output: DecodeOutput) -> list[np.ndarray]:
     """Returns the whole arrays, on every host of the run."""
     if jax.process_count() > 1:
-        found = multihost_utils.process_allgather(found, tiled=True)
-    return [np.asarray(array) for array in found]
+        output = multihost_utils.process_allgather(output, tiled=True)
+    return [np.asarray(array) for array in output]
 
 
 def padded(length: int) -> int:

@@ -47,12 +47,12 @@ class Journal:
 
     def open(self) -> dict[int, Hypotheses]:
         """Returns the lines that are done; from here on `add` keeps more."""
-        found = _read(self.journal_file)
-        if found:
-            self._compare(self.journal_file, found[:1])
-        done = {entry["line"]: entry["hypotheses"] for entry in found[1:]}
+        entries = _read(self.journal_file)
+        if entries:
+            self._compare(self.journal_file, entries[:1])
+        done = {entry["line"]: entry["hypotheses"] for entry in entries[1:]}
         # What a crash left half-written at the end is not taken over.
-        kept = map(_line, found or [{"settings": self.settings}])
+        kept = map(_line, entries or [{"settings": self.settings}])
         try:
             atomic_write(self.journal_file, "".join(kept))
             self._file = self.journal_file.open("a", encoding="utf-8")

@@ -14,8 +14,8 @@ Ngrams = list[Counter[str]]  # how often each n-gram of characters stands in a t
 
 def consensus(samples: Sequence[str], weights: Sequence[float] | None = None) -> int:
     """Returns the index of the sample with the highest utility; of equals, the first."""
-    found = utilities(samples, weights)
-    return found.index(max(found))
+    of_samples = utilities(samples, weights)
+    return of_samples.index(max(of_samples))
 
 
 def utilities(samples: Sequence[str], weights: Sequence[float] | None = None) -> list[float]:
@@ -61,8 +61,8 @@ def _both_ways(hypothesis: Ngrams, reference: Ngrams) -> tuple[float, float]:
     """
     there: list[int] = []
     back: list[int] = []
-    for ours, theirs in zip(hypothesis, reference, strict=True):
-        in_ours, in_theirs, matches = CHRF2._get_match_statistics(ours, theirs)
-        there += [in_ours, in_theirs, matches]
-        back += [in_theirs, in_ours, matches]
+    for first, second in zip(hypothesis, reference, strict=True):
+        in_first, in_second, matches = CHRF2._get_match_statistics(first, second)
+        there += [in_first, in_second, matches]
+        back += [in_second, in_first, matches]
     return CHRF2._compute_f_score(there), CHRF2._compute_f_score(back)

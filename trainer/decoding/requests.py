@@ -30,7 +30,7 @@ class DecodeOptions:
     length_extra: int = 10
     """... and these."""
     max_tokens: int | None = None
-    """The most new tokens, in place of the two above."""
+    """The maximum number of new tokens, in place of the two above."""
     min_tokens: int = 0
     prefix: str | None = None
     """What every translation begins with."""
@@ -130,22 +130,26 @@ def decode_lines(
         lines = [line for line in lines if requests[line].source != [EOS]]
     for batch in decoder.decode([requests[line] for line in lines]):
         yield [
-            (lines[i], rank([to_hypothesis(requests[lines[i]], a, vocabs) for a in found], options))
-            for i, found in batch
+            (
+                lines[i],
+                rank([to_hypothesis(requests[lines[i]], one, vocabs) for one in texts], options),
+            )
+            for i, texts in batch
         ]
 
 
 def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:
+    """Decodes the tokens of a hypothesis, behind those of its prompt."""
     ids = [*map(int, request.prompt), *tokens.tokens]
     return Hypothesis(vocabs.target.decode(ids), tokens.score, tokens.log_probability)
 
 
-def rank(found: list[Hypothesis], options: DecodeOptions) -> list[Hypothesis]:
+def rank(hypotheses: list[Hypothesis], options: DecodeOptions) -> list[Hypothesis]:
     """Orders the hypotheses of a line; with consensus, the one most like all goes first."""
     if not options.consensus:
-        return found
-    first = consensus([one.text for one in found])
-    return [found[first], *found[:first], *found[first + 1 :]]
+        return hypotheses
+    first = consensus([one.text for one in hypotheses])
+    return [hypotheses[first], *hypotheses[:first], *hypotheses[first + 1 :]]
 
 
 def best_texts(
@@ -158,8 +162,8 @@ def best_texts(
     """Decodes the requests and returns the best text of each, in order."""
     texts, done = [""] * len(requests), 0
     for batch in decode_lines(decoder, requests, range(len(requests)), vocabs, options):
-        for line, found in batch:
-            texts[line] = found[0].text
+        for line, hypotheses in batch:
+            texts[line] = hypotheses[0].text
         done += len(batch)
         progress(done, len(requests))
     return texts

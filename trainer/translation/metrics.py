@@ -22,7 +22,7 @@ References = Sequence[Sequence[str]]  # one or more whole references, each with 
 RESAMPLES = 1000
 # sacrebleu holds all resamples at once: per sentence 8 bytes of index and, for chrF, 18 counts.
 SENTENCE_BYTES = 8 + 18 * 4
-MOST_BYTES = 2 << 30
+MAX_RESAMPLE_BYTES = 2 << 30
 SEED = "SACREBLEU_SEED"
 DIGITS = 12  # of an interval's ends, which sacrebleu hands out as text
 
@@ -99,7 +99,7 @@ class TranslationMetrics:
         return f"{scores} on {self.sentences:,} sentences\n{signatures}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and numbers for JSON; the names are always the same, whatever was measured."""
+        """Returns names and numbers for JSON, all names in any case."""
         return {
             **_named("bleu", self.bleu),
             **_named("chrf", self.chrf),
@@ -140,7 +140,7 @@ class Paired:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and numbers for JSON."""
+        """Returns names and numbers for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -154,7 +154,7 @@ def compute_metrics(
     ter: bool = True,
     test_set: str | None = None,
     languages: str | None = None,
-    where: str = "hypotheses",
+    name: str = "hypotheses",
 ) -> TranslationMetrics:
     """Measures raw, detokenised hypotheses against one or more references.
 
@@ -162,20 +162,20 @@ def compute_metrics(
     the target language where `languages`, such as en-zh, is given.  `lowercase` is for BLEU and
     chrF; TER has no case.  With fewer than 2 resamples there is no interval; where more would take
     too much memory, there are fewer, as the signatures say.  `test_set` and `languages` go into
-    the signatures, `where` into messages.  TER takes several seconds for 3,000 sentences, and
+    the signatures, `name` into messages.  TER takes several seconds for 3,000 sentences, and
     minutes for sentences with their words in a wrong order.
     """
-    check_texts({where: hypotheses}, references)
+    check_texts({name: hypotheses}, references)
     check_settings(tokenize, languages)
-    held = _held_resamples(resamples, len(hypotheses))
+    resamples = affordable_resamples(resamples, len(hypotheses))
     metrics: list[Metric] = [
         _bleu(tokenize, lowercase, languages),
         Chrf(lowercase=lowercase),
         *([Ter()] if ter else []),
     ]
-    scores = [metric.corpus_score(hypotheses, references, held) for metric in metrics]
+    scores = [metric.corpus_score(hypotheses, references, resamples) for metric in metrics]
     measures = [
-        _measured(score, _signature(metric, test_set, languages), resampled=held > 1)
+        _measured(score, _signature(metric, test_set, languages), resampled=resamples > 1)
         for score, metric in zip(scores, metrics, strict=True)
     ]
     return TranslationMetrics(
@@ -204,7 +204,7 @@ def paired(
     test_set: str | None = None,
     languages: str | None = None,
 ) -> Paired:
-    """Holds systems against the first of them by sacrebleu's paired bootstrap resampling.
+    """Compares systems with the first of them by sacrebleu's paired bootstrap resampling.
 
     A p-value says how often a difference of this size comes by chance: Philipp Koehn,
     Statistical Significance Tests for Machine Translation Evaluation, 2004.
@@ -216,13 +216,13 @@ def paired(
     if resamples < 2:
         raise UserError(f"resamples = {resamples}: paired resampling takes at least 2.")
     metrics = {"BLEU": _bleu(tokenize, lowercase, languages), "chrF2": Chrf(lowercase=lowercase)}
-    held = max(2, _held_resamples(resamples, len(references[0])))
-    test = PairedTest([*systems.items()], metrics, references, "bs", n_samples=held)
+    resamples = max(2, affordable_resamples(resamples, len(references[0])))
+    test = PairedTest([*systems.items()], metrics, references, "bs", n_samples=resamples)
     signatures, results = test()
     for signature in signatures.values():
         _name_test_set(signature, test_set, languages)
     bleu, chrf = (
-        _scores_and_ps([found for found in results[name] if isinstance(found, Result)])
+        _scores_and_ps([result for result in results[name] if isinstance(result, Result)])
         for name in metrics
     )
     return Paired(
@@ -307,8 +307,9 @@ def _bleu(tokenize: str | None, lowercase: bool, languages: str | None) -> BLEU:
     return BLEU(lowercase=lowercase, tokenize=tokenize, trg_lang=target)
 
 
-def _held_resamples(resamples: int, sentences: int) -> int:
-    return min(resamples, max(1, MOST_BYTES // (SENTENCE_BYTES * sentences)))
+def affordable_resamples(resamples: int, sentences: int) -> int:
+    """Returns as many resamples as fit into memory."""
+    return min(resamples, max(1, MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * sentences)))
 
 
 def _signature(metric: Metric, test_set: str | None, languages: str | None) -> str:
@@ -325,9 +326,9 @@ def _name_test_set(signature: Signature, test_set: str | None, languages: str | 
 def _measured(score: Score, signature: str, *, resampled: bool) -> Measure:
     low = high = None
     if resampled:
-        found = json.loads(score.format(width=DIGITS, signature=signature, is_json=True))
+        interval = json.loads(score.format(width=DIGITS, signature=signature, is_json=True))
         # sacrebleu names no interval where every resample is 0.
-        mean, half = found.get("confidence_mean", 0.0), found.get("confidence_var", 0.0)
+        mean, half = interval.get("confidence_mean", 0.0), interval.get("confidence_var", 0.0)
         low, high = mean - half, mean + half
     return Measure(score.name, score.score, low, high, signature)
 

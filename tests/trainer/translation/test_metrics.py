@@ -173,7 +173,7 @@ def test_resamples_may_be_without_a_match() -> None:
 
 
 def test_large_texts_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.translation.metrics.MOST_BYTES", 80 * len(GOOD) * 30)
+    monkeypatch.setattr("trainer.translation.metrics.MAX_RESAMPLE_BYTES", 80 * len(GOOD) * 30)
     assert "bs:30|" in compute_metrics(GOOD, [REFERENCE], ter=False).bleu.signature
     assert "bs:30|" in paired([REFERENCE], {"a": GOOD, "b": BAD}).bleu_signature
 
@@ -215,7 +215,7 @@ def refused(call: Any, *words: str) -> None:
 def test_unequal_counts_are_refused_with_both() -> None:
     refused(lambda: compute_metrics(GOOD[:-1], [REFERENCE]), "hypotheses", "59", "60", "reference")
     refused(
-        lambda: compute_metrics(GOOD, [REFERENCE, REFERENCE[:7]], where="out.txt"),
+        lambda: compute_metrics(GOOD, [REFERENCE, REFERENCE[:7]], name="out.txt"),
         "out.txt: 60", "reference 2 of 2 has 7",
     )  # fmt: skip
     refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD[2:]}), "b: 58", "60")
