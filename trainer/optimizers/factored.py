@@ -5,6 +5,7 @@ or the result would depend on how layers are stored; nor experts, or its moments
 the experts do.  Every mean divides by the weight's true size.  Trees are weights by path.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -37,66 +38,80 @@ def scale_by_factored_rms(
 
     Shazeer and Stern 2018, algorithm 4.
     """
+    scaling = FactoredScaling(decay, factored_from, shapes)
+    return optax.GradientTransformation(scaling.init, scaling.update)
 
-    def state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
-        row, column, full = (
-            {path: parts[i] for path, parts in moments.items()} for i in range(len(Moments._fields))
-        )
-        return optax.FactoredState(count, row, column, full)
 
-    def init(params: Weights) -> optax.FactoredState:
-        def empty(path: str, weight: Array) -> Moments:
-            none, axes = jnp.zeros((1,), weight.dtype), factored(path, weight)
-            if axes is None:
-                return Moments(none, none, jnp.zeros_like(weight))
-            column, row = (jax.eval_shape(lambda x, a=a: jnp.sum(x, a), weight) for a in axes)
-            return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
+@dataclasses.dataclass(frozen=True)
+class FactoredScaling:
+    """Keeps the second moments of all weights, and scales gradients by them."""
 
-        moments = {path: empty(path, weight) for path, weight in params.items()}
-        return state(jnp.zeros((), jnp.int32), moments)
+    decay: Callable[[Array], Array]
+    factored_from: int
+    shapes: Shapes
 
-    def factored(path: str, weight: Array) -> tuple[int, int] | None:
+    def init(self, params: Weights) -> optax.FactoredState:
+        moments = {path: self._no_moments(path, weight) for path, weight in params.items()}
+        return factored_state(jnp.zeros((), jnp.int32), moments)
+
+    def update(
+        self, gradients: Weights, state: optax.FactoredState, params: Any = None
+    ) -> tuple[Weights, optax.FactoredState]:
+        rate = self.decay(state.count)
+        updates, moments = {}, {}
+        for path, gradient in gradients.items():
+            old = Moments(*(tree[path] for tree in state[1:]))
+            update, moments[path] = self._scaled(path, gradient, old, rate)
+            # A moment of the padding that nothing was ever added to would make 0 x infinity.
+            padded = self.shapes.get(path, gradient.shape) != gradient.shape
+            updates[path] = jnp.where(gradient == 0, 0, update) if padded else update
+        return updates, factored_state(optax.safe_increment(state.count), moments)
+
+    def _no_moments(self, path: str, weight: Array) -> Moments:
+        none, axes = jnp.zeros((1,), weight.dtype), self._factored_axes(path, weight)
+        if axes is None:
+            return Moments(none, none, jnp.zeros_like(weight))
+        column, row = (jax.eval_shape(lambda x, a=a: jnp.sum(x, a), weight) for a in axes)
+        return Moments(jnp.zeros_like(row), jnp.zeros_like(column), none)
+
+    def _factored_axes(self, path: str, weight: Array) -> tuple[int, int] | None:
         """Returns the second longest and the longest axis, where the second is long enough."""
-        true, stacked = shapes.get(path, weight.shape), stacked_axes(path)
+        true, stacked = self.shapes.get(path, weight.shape), stacked_axes(path)
         order = stacked + np.argsort(true[stacked:])
-        if len(order) < 2 or true[order[-2]] < factored_from:
+        if len(order) < 2 or true[order[-2]] < self.factored_from:
             return None
         return int(order[-2]), int(order[-1])
 
-    def update(
-        gradients: Weights, state_before: optax.FactoredState, params: Any = None
-    ) -> tuple[Weights, optax.FactoredState]:
-        rate = decay(state_before.count)
+    def _scaled(
+        self, path: str, gradient: Array, old: Moments, rate: Array
+    ) -> tuple[Array, Moments]:
+        """Returns a gradient over the root of its second moment, and the new moments."""
 
         def mixed(old: Array, new: Array) -> Array:
             return (rate * old + (1.0 - rate) * new).astype(old.dtype)
 
-        def scaled(path: str, gradient: Array, old: Moments) -> tuple[Array, Moments]:
-            square, axes = jnp.square(gradient), factored(path, gradient)
-            if axes is None:
-                full = mixed(old.full, square + EPSILON)
-                return gradient * full**-0.5, old._replace(full=full)
-            (second, first), true = axes, shapes.get(path, gradient.shape)
-            row = mixed(old.row, mean(square, true[first], first) + EPSILON)
-            column = mixed(old.column, mean(square, true[second], second) + EPSILON)
-            along = second - (second > first)
-            of_rows = mean(row, true[second], along, keepdims=True)
-            factors = (
-                jnp.expand_dims((row / of_rows) ** -0.5, first),
-                jnp.expand_dims(column**-0.5, second),
-            )
-            return gradient * factors[0] * factors[1], Moments(row, column, old.full)
+        square, axes = jnp.square(gradient), self._factored_axes(path, gradient)
+        if axes is None:
+            full = mixed(old.full, square + EPSILON)
+            return gradient * full**-0.5, old._replace(full=full)
+        (second, first), true = axes, self.shapes.get(path, gradient.shape)
+        row = mixed(old.row, mean(square, true[first], first) + EPSILON)
+        column = mixed(old.column, mean(square, true[second], second) + EPSILON)
+        along = second - (second > first)
+        of_rows = mean(row, true[second], along, keepdims=True)
+        factors = (
+            jnp.expand_dims((row / of_rows) ** -0.5, first),
+            jnp.expand_dims(column**-0.5, second),
+        )
+        return gradient * factors[0] * factors[1], Moments(row, column, old.full)
 
-        updates, moments = {}, {}
-        for path, gradient in gradients.items():
-            old = Moments(*(tree[path] for tree in state_before[1:]))
-            update, moments[path] = scaled(path, gradient, old)
-            # A moment of the padding that nothing was ever added to would make 0 x infinity.
-            padded = shapes.get(path, gradient.shape) != gradient.shape
-            updates[path] = jnp.where(gradient == 0, 0, update) if padded else update
-        return updates, state(optax.safe_increment(state_before.count), moments)
 
-    return optax.GradientTransformation(init, update)
+def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:
+    """Returns optax's state: one tree of weights for each part of the moments."""
+    row, column, full = (
+        {path: parts[i] for path, parts in moments.items()} for i in range(len(Moments._fields))
+    )
+    return optax.FactoredState(count, row, column, full)
 
 
 def clip_by_rms(max_rms: float, shapes: Shapes) -> optax.GradientTransformation:
