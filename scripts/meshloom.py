@@ -4,29 +4,31 @@ import click
 
 from scripts.command_line import LazyGroup, exits, open_standard_streams
 
+# The dataclass of each command's flags and the function that takes it, in a module each, so that
+# --help imports no library of the work.
 WORK = {
-    "train": ("flags.train:TrainFlags", "train:train"),
-    "prepare": ("flags.prepare:PrepareFlags", "prepare:prepare_task"),
-    "evaluate": ("flags.evaluate:EvaluateFlags", "evaluate:evaluate_model"),
-    "decode": ("flags.decode:DecodeFlags", "decode:decode_file"),
-    "score": ("flags.decode:ScoreFlags", "score:score_file"),
-    "rescore": ("flags.decode:RescoreFlags", "rescore:rescore_file"),
-    "compare": ("flags.compare:CompareFlags", "compare:compare"),
-    "gains": ("flags.compare:GainsFlags", "gains:gains"),
-    "report": ("flags.report:ReportFlags", "report:report"),
-    "plan": ("flags.plan:PlanFlags", "planning.command:plan"),
-    "layouts": ("flags.plan:LayoutsFlags", "planning.command:layouts"),
+    "train": ("training.flags:TrainFlags", "training.train:train"),
+    "prepare": ("training.flags:PrepareFlags", "training.prepare:prepare_task"),
+    "evaluate": ("evaluation.flags:EvaluateFlags", "evaluation.evaluate:evaluate_model"),
+    "decode": ("decoding.flags:DecodeFlags", "decoding.decode:decode_file"),
+    "score": ("decoding.flags:ScoreFlags", "decoding.score:score_file"),
+    "rescore": ("decoding.flags:RescoreFlags", "decoding.rescore:rescore_file"),
+    "compare": ("evaluation.flags:CompareFlags", "evaluation.compare:compare"),
+    "gains": ("evaluation.flags:GainsFlags", "evaluation.gains:gains"),
+    "report": ("training.flags:ReportFlags", "training.report:report"),
+    "plan": ("planning.flags:PlanFlags", "planning.plan:plan"),
+    "layouts": ("planning.flags:LayoutsFlags", "planning.layouts:search"),
 }
 INSPECT_WORK = {
-    "config": ("flags.inspect:InspectConfigFlags", "inspect.config:config"),
-    "data": ("flags.inspect:InspectDataFlags", "inspect.data:data"),
-    "params": ("flags.inspect:InspectParamsFlags", "inspect.params:params"),
-    "checkpoint": ("flags.inspect:InspectCheckpointFlags", "inspect.checkpoint:checkpoint"),
-    "layout": ("flags.inspect:InspectLayoutFlags", "inspect.layout:layout"),
-    "settings": ("flags.inspect:InspectSettingsFlags", "inspect.settings:inspect_settings"),
+    "config": ("inspect.flags:InspectConfigFlags", "inspect.config:config"),
+    "data": ("inspect.flags:InspectDataFlags", "inspect.data:data"),
+    "params": ("inspect.flags:InspectParamsFlags", "inspect.params:params"),
+    "checkpoint": ("inspect.flags:InspectCheckpointFlags", "inspect.checkpoint:checkpoint"),
+    "layout": ("inspect.flags:InspectLayoutFlags", "inspect.layout:layout"),
+    "settings": ("inspect.flags:InspectSettingsFlags", "inspect.settings:inspect_settings"),
 }
-IMPORT_WORK = {"t5": ("flags.t5:ImportT5Flags", "t5:import_t5")}
-EXPORT_WORK = {"t5": ("flags.t5:ExportT5Flags", "t5:export_t5")}
+IMPORT_WORK = {"t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5")}
+EXPORT_WORK = {"t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5")}
 
 
 @click.group(

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from scripts.command_line import exits
-from scripts.commands.decode import continuations
-from scripts.commands.evaluate import evaluate_model
-from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
-from scripts.commands.flags.shared import CheckpointFlags, SearchFlags, SettingsFlags
-from scripts.commands.flags.train import TrainFlags
-from scripts.commands.train import train
+from scripts.commands.decoding.decode import continuations
+from scripts.commands.evaluation.evaluate import evaluate_model
+from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
+from scripts.commands.shared_flags import CheckpointFlags, SearchFlags, SettingsFlags
+from scripts.commands.training.flags import TrainFlags
+from scripts.commands.training.train import train
 from scripts.devices import start_devices
 
 MODEL_DIR = Path("runs/quickstart")

@@ -91,7 +91,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 timer.restart()
 
         checkpoints.wait()
-        outcome = Outcome(step, stopped, timer.step_s, timer.data_stalls)
+        outcome = Outcome(step, stopped, timer.step_s, timer.data_stall_fraction)
         watch.on_end(outcome)
     return outcome
 

@@ -51,7 +51,7 @@ class Outcome:
     stopped: bool
     step_s: float | None = None
     """Seconds a step, the first one (which compiles) not counted."""
-    data_stalls: float = 0.0
+    data_stall_fraction: float = 0.0
     """The share of that time in which the loop waited for data."""
 
 

@@ -21,8 +21,8 @@ from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
 from scripts.commands.common import settings, task_of, write_json
-from scripts.commands.flags.shared import CheckpointFlags, Strings
-from scripts.commands.score import scores_of
+from scripts.commands.decoding.score import scores_of
+from scripts.commands.shared_flags import CheckpointFlags, Strings
 from scripts.terminal import print_table
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]

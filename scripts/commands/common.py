@@ -17,8 +17,8 @@ from data.storage import atomic_open, write_errors
 from data.task import Task
 from layouts.layout import Layout
 from models.architectures import Transformer
-from scripts.commands.flags.shared import SavedSettingsFlags
-from scripts.commands.flags.shared import Strings as Strings
+from scripts.commands.shared_flags import SavedSettingsFlags
+from scripts.commands.shared_flags import Strings as Strings
 from scripts.terminal import tell
 from trainer.model_dir import ModelDir
 from trainer.run import Run
@@ -48,7 +48,7 @@ def warn_unused(config: Config, *used: type) -> None:
         tell(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
 
 
-def set_where(config: Config) -> dict[str, str]:
+def setting_origins(config: Config) -> dict[str, str]:
     """Which file set each value."""
     return {binding.name: binding.origin for binding in config.bindings()}
 

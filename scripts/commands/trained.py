@@ -9,8 +9,8 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.generate import Search
-from scripts.commands.common import rounded, rows_of_group, set_where, settings
-from scripts.commands.flags.shared import CheckpointFlags
+from scripts.commands.common import rounded, rows_of_group, setting_origins, settings
+from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import tell
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.checks import Program, check_layout, explained_errors
@@ -29,7 +29,7 @@ def trained_models(
     """
     config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
     run, layout = config.make(Run), config.make(Layout)
-    sizes, where = dict(make_mesh(layout).shape), set_where(config)
+    sizes, where = dict(make_mesh(layout).shape), setting_origins(config)
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in check_layout(fitting, layout, sizes, where):

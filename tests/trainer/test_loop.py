@@ -103,7 +103,7 @@ def test_training_without_observers_is_the_same(model_dir: Path, tmp_path: Path)
     recorded(model_dir)
     outcome = train(job(tmp_path))
     assert (outcome.steps, outcome.stopped) == (5, False)
-    assert outcome.step_s is not None and 0 <= outcome.data_stalls <= 1
+    assert outcome.step_s is not None and 0 <= outcome.data_stall_fraction <= 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
     first, second = weights(model_dir, 5), weights(tmp_path, 5)
     assert first.keys() == second.keys()

@@ -38,7 +38,11 @@ class StepTimer:
         else:
             self.waited_s = 0.0
         self.steps += 1
-        return {"tokens_per_s": tokens / step_s, "step_s": step_s, "data_wait": self.data_stalls}
+        return {
+            "tokens_per_s": tokens / step_s,
+            "step_s": step_s,
+            "data_stall_fraction": self.data_stall_fraction,
+        }
 
     @property
     def step_s(self) -> float | None:
@@ -46,6 +50,6 @@ class StepTimer:
         return self.total_s / (self.steps - 1) if self.steps > 1 else None
 
     @property
-    def data_stalls(self) -> float:
+    def data_stall_fraction(self) -> float:
         """The share of the time that was spent waiting for data."""
         return self.waited_s / self.total_s if self.total_s else 0.0

@@ -80,7 +80,7 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
         "parameters": plan.parameters,
         "model_flops": plan.model_flops,
         "executed_flops": plan.executed_flops,
-        "surprises": [str(unexpected) for unexpected in plan.unexpected_collectives],
+        "unexpected_collectives": [str(unexpected) for unexpected in plan.unexpected_collectives],
     }
 
 

@@ -2,7 +2,7 @@
 
 from configs.errors import UserError
 from scripts.commands.common import write_json
-from scripts.commands.flags.inspect import InspectCheckpointFlags
+from scripts.commands.inspect.flags import InspectCheckpointFlags
 from scripts.commands.trained import only
 from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints

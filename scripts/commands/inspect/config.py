@@ -2,7 +2,7 @@
 
 from layouts.layout import Layout
 from scripts.commands.common import settings_of, write_json
-from scripts.commands.flags.inspect import InspectConfigFlags
+from scripts.commands.inspect.flags import InspectConfigFlags
 from scripts.terminal import print_table
 from trainer.run import Run
 

@@ -9,7 +9,7 @@ from data.cache import Prepared, prepare
 from data.order import rows_of_step
 from data.packing.rows import Rows
 from scripts.commands.common import settings_of, task_of, write_json
-from scripts.commands.flags.inspect import InspectDataFlags
+from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.terminal import print_table
 from trainer.run import Run
 

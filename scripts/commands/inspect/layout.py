@@ -2,8 +2,8 @@
 
 from layouts.layout import Layout
 from layouts.lint.report import lint, report
-from scripts.commands.common import set_where, settings_of, write_json
-from scripts.commands.flags.inspect import InspectLayoutFlags
+from scripts.commands.common import setting_origins, settings_of, write_json
+from scripts.commands.inspect.flags import InspectLayoutFlags
 from scripts.commands.inspect.params import placed, planned_sizes
 from scripts.terminal import print_table
 from trainer.checks import find_untraceable, layout_name, record_loss, sources
@@ -17,10 +17,10 @@ def layout(flags: InspectLayoutFlags) -> None:
     run, layout = config.make(Run), config.make(Layout)
     sizes = planned_sizes(layout)
     record = record_loss(run)
-    problems = lint(layout, sizes, record, sources(set_where(config)))
+    problems = lint(layout, sizes, record, sources(setting_origins(config)))
     if all(problem.severity == "warning" for problem in problems):
         untraceable = find_untraceable(
-            run, layout, sizes, set_where(config), trace_train_step, trace_evaluate_step
+            run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step
         )
         problems = [*filter(None, [untraceable]), *problems]
     kinds = sorted({(t.axes, t.stored) for t in record.tensors})
@@ -33,7 +33,7 @@ def layout(flags: InspectLayoutFlags) -> None:
         for axes, stored in kinds
     ]
     print_table(["axes", "kind", "place"], places)
-    print(report(layout_name(set_where(config)), problems))
+    print(report(layout_name(setting_origins(config)), problems))
     write_json(
         flags.json_file,
         {

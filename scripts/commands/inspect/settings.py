@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from configs.errors import UserError, did_you_mean
 from configs.spec import SPECS, is_spec, legal
 from scripts.commands.common import write_json
-from scripts.commands.flags.inspect import InspectSettingsFlags
+from scripts.commands.inspect.flags import InspectSettingsFlags
 from scripts.terminal import print_table
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,9 @@ from layouts.cost.calibration import measure_host
 from layouts.cost.interconnect import Slice
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
-from scripts.commands.common import Strings, open_output, settings, write_json
-from scripts.commands.planning.plan import NO_COMPILER, PlanInputs, best_plan, parse_topology
+from scripts.commands.common import open_output, settings, write_json
+from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
+from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan, parse_topology
 from scripts.terminal import print_table, tell
 from trainer.checks import check_run
 from trainer.planning.report import as_json
@@ -39,44 +40,31 @@ COLUMNS = [
 ]
 
 
-def compare(
-    layouts: Strings,
-    gin_file: Strings,
-    gin_param: Strings,
-    json_file: str | None,
-    topology: str | None,
-    analytic: bool,
-) -> None:
+def compare(flags: PlanFlags) -> None:
     """Plans one run under several layout files, the fastest first."""
-    slice, figures = parse_topology(topology), {}
-    for name in layouts:
+    slice, figures = parse_topology(flags.topology), {}
+    gin_file, gin_param = flags.settings.gin_file, flags.settings.gin_param
+    for name in flags.layouts:
         inputs = PlanInputs.read(settings(None, (*gin_file, name), gin_param), slice)
         inputs.check(inputs.run)
-        figures[Path(name).stem] = as_json(best_plan(inputs, analytic), inputs.layout)
+        figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
     names = sorted(figures, key=lambda name: sort_key(figures[name]))
     print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
-    write_json(json_file, {name: figures[name] for name in names})
+    write_json(flags.json_file, {name: figures[name] for name in names})
 
 
-def search(
-    gin_file: Strings,
-    gin_param: Strings,
-    json_file: str | None,
-    topology: str | None,
-    verify: bool,
-    output: str | None,
-) -> None:
+def search(flags: LayoutsFlags) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
-    run = settings(None, gin_file, gin_param).make(Run)
-    slice = parse_topology(topology)
+    run = settings(None, flags.settings.gin_file, flags.settings.gin_param).make(Run)
+    slice = parse_topology(flags.topology)
     check_run(run)
-    if verify and slice is not None and not has_tpu_compiler():
+    if flags.verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
     ranking = rank_layouts(run, slice or measure_host(jax.devices()))
     best, basis = ranking, "by their traces"
     if slice is not None:
         check_any_fits(ranking, slice)
-    if verify:
+    if flags.verify:
         if slice is None:
             best = benchmark_layouts(run, ranking[:COMPILED])
         else:
@@ -87,12 +75,12 @@ def search(
     figures = {ranked.name: figures_of(ranked) for ranked in ranking}
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
     print_table(["layout", "by", *COLUMNS], rows)
-    write_json(json_file, [{"layout": name, **plan} for name, plan in figures.items()])
-    if output is not None:
-        with open_output(output) as file:
+    write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
+    if flags.output is not None:
+        with open_output(flags.output) as file:
             head = f"The fastest of {len(ranking)} layouts on {devices_text(slice)}, {basis}"
             file.write(as_gin(best[0].layout, [f"{head}:", *comments(best)]))
-        tell(f"Wrote {output}.")
+        tell(f"Wrote {flags.output}.")
 
 
 def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from scripts.commands.common import open_output
-from scripts.commands.report import STYLE, table
+from scripts.commands.training.report import STYLE, table
 
 BARS = (
     ".bar{display:flex;height:2rem;margin:.5rem 0}.bar div{overflow:hidden;color:#fff;"
@@ -45,8 +45,8 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
         for c in figures["collectives"]
     ]
     parts += ["<h2>Collectives</h2>", table(lists)]
-    if figures["surprises"]:
-        items = "".join(f"<li>{html.escape(text)}" for text in figures["surprises"])
+    if figures["unexpected_collectives"]:
+        items = "".join(f"<li>{html.escape(text)}" for text in figures["unexpected_collectives"])
         parts.append(f"<h2>Where the compiled program differs from the layout</h2><ul>{items}</ul>")
     if "weights" in figures:
         parts += ["<h2>Largest weights</h2>", table(figures["weights"])]

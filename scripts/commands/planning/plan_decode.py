@@ -9,17 +9,15 @@ from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import batch_shards
 from scripts.commands.common import (
-    Strings,
     rounded,
     rows_of_group,
-    settings,
     warn_unused,
     write_json,
 )
-from scripts.commands.decode import BATCH, search_of
-from scripts.commands.flags.shared import SearchFlags
+from scripts.commands.decoding.decode import BATCH, search_of
+from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
+from scripts.commands.planning.inputs import PlanInputs, mesh_to_compile_for, read_inputs
 from scripts.commands.planning.page import write_page
-from scripts.commands.planning.plan import PlanInputs, mesh_to_compile_for, parse_topology
 from scripts.commands.planning.tables import (
     print_collectives,
     print_memory,
@@ -27,6 +25,7 @@ from scripts.commands.planning.tables import (
     print_unexpected,
     summary_line,
 )
+from scripts.commands.shared_flags import SearchFlags
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
 from trainer.planning.decoding import (
@@ -41,33 +40,35 @@ from trainer.planning.report import decode_as_json
 from trainer.run import Run
 
 
-def plan_decoding(
-    gin_file: Strings,
-    gin_param: Strings,
-    json_file: str | None,
-    html: str | None,
-    topology: str | None,
-    analytic: bool,
-    batch_sequences: int | None,
-    source_tokens: int | None,
-    prompt_tokens: int | None,
-    max_tokens: int | None,
-    **flags: Any,
-) -> None:
+def plan_decoding(flags: PlanFlags) -> None:
     """Plans the decoding of one batch under one layout."""
-    inputs = PlanInputs.read(settings(None, gin_file, gin_param), parse_topology(topology))
+    inputs, decoding = read_inputs(flags), flags.decoding
     warn_unused(inputs.config, Run, Layout)
     run, shards = inputs.run, batch_shards(inputs.layout, inputs.sizes)
-    rows = rounded(batch_sequences or BATCH, shards * rows_of_group(run))
+    rows = rounded(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
-    tokens = padded_lengths(run, source_tokens, prompt_tokens, max_tokens)
-    shape = DecodeShape(search_of(SearchFlags(**flags), run.task), rows, *tokens)
-    plan = best_decode_plan(inputs, shape, analytic)
+    tokens = padded_lengths(
+        run, decoding.source_tokens, decoding.prompt_tokens, decoding.max_tokens
+    )
+    shape = DecodeShape(search_of(search_flags(decoding), run.task), rows, *tokens)
+    plan = best_decode_plan(inputs, shape, flags.analytic)
     figures = decode_as_json(plan)
     print_plan(plan, figures, inputs.title)
-    write_json(json_file, figures)
-    if html is not None:
-        write_page(html, f"Decoding: {inputs.title}", figures)
+    write_json(flags.json_file, figures)
+    if flags.html is not None:
+        write_page(flags.html, f"Decoding: {inputs.title}", figures)
+
+
+def search_flags(decoding: DecodePlanFlags) -> SearchFlags:
+    """Returns the flags of `meshloom decode` that choose the planned search."""
+    return SearchFlags(
+        beam=decoding.beam,
+        flat=decoding.flat,
+        temperature=decoding.temperature,
+        top_k=decoding.top_k,
+        top_p=decoding.top_p,
+        samples=decoding.samples,
+    )
 
 
 def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:

@@ -45,7 +45,7 @@ def print_times(what: str, timing: Timing) -> None:
 
 
 def print_unexpected(figures: dict[str, Any]) -> None:
-    for text in figures["surprises"]:
+    for text in figures["unexpected_collectives"]:
         print(f"The compiled program differs from the layout: {text}.")
 
 

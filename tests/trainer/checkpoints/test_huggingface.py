@@ -27,9 +27,9 @@ from models.architectures import Transformer
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.transformer import TransformerModel
-from scripts.commands import t5
-from scripts.commands.flags.shared import CheckpointFlags, SettingsFlags, Strings
-from scripts.commands.flags.t5 import ExportT5Flags, ImportT5Flags
+from scripts.commands.conversion import t5
+from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
+from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from trainer.checkpoints.huggingface import settings_of

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from configs.errors import UserError
-from scripts.commands.flags.inspect import InspectSettingsFlags
+from scripts.commands.inspect.flags import InspectSettingsFlags
 from scripts.commands.inspect.settings import PAGE, Setting, inspect_settings, settings_of
 from tests.toys import ROOT
 from trainer.run import Run

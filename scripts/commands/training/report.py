@@ -8,7 +8,7 @@ import click
 
 from configs.errors import UserError
 from data.storage import atomic_write
-from scripts.commands.flags.report import ReportFlags
+from scripts.commands.training.flags import ReportFlags
 from trainer.metrics.plots import RunPlots
 
 CAPTIONS = {

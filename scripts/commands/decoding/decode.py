@@ -16,8 +16,8 @@ from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from scripts.commands.common import open_output, read_input
-from scripts.commands.flags.decode import DecodeFlags, Format
-from scripts.commands.flags.shared import CheckpointFlags, SearchFlags
+from scripts.commands.decoding.flags import DecodeFlags, Format
+from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import Bar, tell
 from trainer.checkpoints.restore import TrainedModel, chosen_steps

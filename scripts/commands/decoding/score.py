@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from data.task import Task
 from scripts.commands.common import open_output, read_input
-from scripts.commands.flags.decode import ScoreFlags
-from scripts.commands.flags.shared import CheckpointFlags
+from scripts.commands.decoding.flags import ScoreFlags
+from scripts.commands.shared_flags import CheckpointFlags
 from scripts.commands.trained import batch_of, only, trained_models
 from scripts.terminal import Bar, tell
 from trainer.checkpoints.restore import chosen_steps

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.commands.flags.report import ReportFlags
 from scripts.commands.planning.page import write_page
-from scripts.commands.report import report
+from scripts.commands.training.flags import ReportFlags
+from scripts.commands.training.report import report
 
 HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
 ELEMENTS = {"html", "meta", "title", "style", "h1", "h2", "table", "tr", "th", "td", "img", "p",
@@ -70,7 +70,7 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
         "memory_bytes": 100,
         "step_time_parts_s": {HOSTILE: 1.0},
         "collectives": [{"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE}],
-        "surprises": [HOSTILE],
+        "unexpected_collectives": [HOSTILE],
         "weights": [{"path": HOSTILE, HOSTILE: 1}],
     }
     write_page(str(tmp_path / "plan.html"), HOSTILE, figures)

@@ -10,8 +10,8 @@ import pytest
 from sacrebleu.dataset import DATASETS
 
 from configs.errors import UserError
-from scripts.commands.compare import compare
-from scripts.commands.flags.compare import ComparedMetricFlags, CompareFlags
+from scripts.commands.evaluation.compare import compare
+from scripts.commands.evaluation.flags import ComparedMetricFlags, CompareFlags
 from trainer.translation.metrics import compute_metrics, paired
 
 REFERENCE = [f"Die {n}. Katze sitzt auf dem Sofa, nicht im Garten {n % 3}." for n in range(40)]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from data.cache import prepare
 from data.packing.rows import Rows
 from scripts.commands.common import settings, task_of
-from scripts.commands.flags.prepare import PrepareFlags
+from scripts.commands.training.flags import PrepareFlags
 from scripts.terminal import print_table, tell
 
 

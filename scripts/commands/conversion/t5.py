@@ -23,8 +23,8 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
 from models.architectures import Transformer
-from scripts.commands.flags.shared import SettingsFlags
-from scripts.commands.flags.t5 import ExportT5Flags, ImportT5Flags
+from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
+from scripts.commands.shared_flags import SettingsFlags
 from scripts.commands.trained import only, trained_models
 from scripts.terminal import tell
 from trainer.checkpoints import huggingface

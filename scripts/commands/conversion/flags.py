@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from scripts.commands.flags.shared import CheckpointFlags, ModelDir, SettingsFlags
+from scripts.commands.shared_flags import CheckpointFlags, ModelDir, SettingsFlags
 from scripts.devices import ProcessFlags
 from scripts.flag import Flag
 

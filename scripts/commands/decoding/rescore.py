@@ -7,8 +7,8 @@ from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
 from scripts.commands.common import open_output, read_input
-from scripts.commands.flags.decode import RescoreFlags
-from scripts.commands.score import scores_of
+from scripts.commands.decoding.flags import RescoreFlags
+from scripts.commands.decoding.score import scores_of
 
 
 def rescore_file(flags: RescoreFlags) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from scripts.commands.flags.shared import (
+from scripts.commands.shared_flags import (
     BatchSequences,
     CheckpointFlags,
     SearchFlags,

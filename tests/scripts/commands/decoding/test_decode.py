@@ -8,8 +8,8 @@ from data.task import Task
 from data.vocab import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
-from scripts.commands.decode import options_of, search_of
-from scripts.commands.flags.shared import SearchFlags
+from scripts.commands.decoding.decode import options_of, search_of
+from scripts.commands.shared_flags import SearchFlags
 
 TASK = Task(name="toy", source=TextFiles(train="none.txt"), length=8, vocab=SentencePiece(size=64))
 

@@ -14,9 +14,9 @@ from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from scripts.commands.common import open_output, short, write_json
-from scripts.commands.decode import decoder_of, options_of, programs_of
-from scripts.commands.flags.evaluate import EvaluateFlags, TextFlags
-from scripts.commands.flags.shared import SearchFlags
+from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
+from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
+from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
 from scripts.terminal import Bar, print_table, tell
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps

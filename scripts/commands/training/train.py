@@ -11,10 +11,10 @@ from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import rows_of_group, set_where, settings, warn_unused
-from scripts.commands.flags.train import TrainFlags
-from scripts.commands.progress import ProgressBar
+from scripts.commands.common import rows_of_group, setting_origins, settings, warn_unused
 from scripts.commands.trained import decode_program
+from scripts.commands.training.flags import TrainFlags
+from scripts.commands.training.progress import ProgressBar
 from scripts.terminal import tell
 from trainer.checks import (
     Program,
@@ -45,10 +45,10 @@ def train(flags: TrainFlags) -> None:
     warn_unused(config, Run, Layout)
     mesh = make_mesh(layout)
     check_run(run)
-    for warning in check_layout(run, layout, dict(mesh.shape), set_where(config)):
+    for warning in check_layout(run, layout, dict(mesh.shape), setting_origins(config)):
         tell(warning)
     programs = training_programs(run, layout, dict(mesh.shape))
-    with explained_errors(run, layout, dict(mesh.shape), set_where(config), *programs):
+    with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
         # JAX keeps the traces for the calls that follow.
         for program in programs:
             program(run, layout, mesh)
@@ -72,7 +72,7 @@ def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh:
     outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
     how = "Stopped" if outcome.stopped else "Finished"
     tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data "
-         f"{outcome.data_stalls:.1%} of the time.")  # fmt: skip
+         f"{outcome.data_stall_fraction:.1%} of the time.")  # fmt: skip
     if outcome.stopped:
         tell(f"Continue with: meshloom train --model_dir={model_dir}")
 

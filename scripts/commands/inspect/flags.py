@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scripts.commands.flags.shared import (
+from scripts.commands.shared_flags import (
     DATA_DIR,
     DataDir,
     JsonFile,

@@ -7,7 +7,7 @@ from typing import Any
 from configs.errors import UserError
 from data.sources.text_files import read_lines
 from scripts.commands.common import write_json
-from scripts.commands.flags.compare import CompareFlags
+from scripts.commands.evaluation.flags import CompareFlags
 from scripts.terminal import Bar, print_table, tell
 from trainer.translation.metrics import (
     Paired,

@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import UserError
 from data.storage import atomic_path, write_errors
 from scripts.commands.common import write_json
-from scripts.commands.flags.compare import GainsFlags
+from scripts.commands.evaluation.flags import GainsFlags
 from scripts.terminal import print_table, tell
 
 SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6

@@ -1,0 +1,115 @@
+"""Reads what to plan, and makes the best plan that this machine can."""
+
+import math
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from configs.errors import UserError
+from configs.load import Config
+from layouts.cost.collectives import format_mesh
+from layouts.cost.interconnect import Slice
+from layouts.layout import Layout
+from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
+from scripts.commands.common import setting_origins, settings
+from scripts.commands.planning.flags import PlanFlags
+from scripts.terminal import tell
+from trainer.checks import Program, check_layout, check_run, explained_errors, layout_name
+from trainer.planning.training import (
+    StepPlan,
+    compile_step,
+    plan_from_trace,
+    plan_step,
+    trace_step,
+)
+from trainer.run import Run
+from trainer.traces import trace_train_step
+
+NO_COMPILER = (
+    "The TPU compiler is not installed, so memory and time are estimated from the layout alone; "
+    "cycles, memory and collectives of the compiled program are missing.  "
+    "Install it: pip install 'meshloom[plan]', or pip install libtpu"
+)
+
+
+class PlanInputs(NamedTuple):
+    """Holds what to plan: a run under a layout, on a slice or on this machine's devices."""
+
+    config: Config
+    run: Run
+    layout: Layout
+    slice: Slice | None
+    sizes: dict[str, int]
+    """Sizes of the mesh axes."""
+
+    @classmethod
+    def read(cls, config: Config, slice: Slice | None) -> "PlanInputs":
+        run, layout = config.make(Run), config.make(Layout)
+        check_run(run)
+        return cls(config, run, layout, slice, sizes_on(layout, slice))
+
+    def check(self, run: Run) -> None:
+        """Raises every error of the layout with this run; prints the warnings."""
+        torus = None if self.slice is None else self.slice.torus
+        for warning in check_layout(
+            run, self.layout, self.sizes, setting_origins(self.config), torus
+        ):
+            tell(warning)
+
+    def explained_errors(self, run: Run, program: Program) -> AbstractContextManager[None]:
+        """Turns an error of JAX that the layout causes into one message."""
+        return explained_errors(run, self.layout, self.sizes, setting_origins(self.config), program)
+
+    @property
+    def title(self) -> str:
+        topology = "" if self.slice is None else f" on {self.slice.name}"
+        return f"{layout_name(setting_origins(self.config))} {format_mesh(self.sizes)}{topology}"
+
+
+def read_inputs(flags: PlanFlags) -> PlanInputs:
+    """Reads what the flags of a plan name."""
+    config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
+    return PlanInputs.read(config, parse_topology(flags.topology))
+
+
+def parse_topology(topology: str | None) -> Slice | None:
+    return None if topology is None else Slice.named(topology)
+
+
+def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:
+    """Computes the sizes of the mesh axes, all of the slice's devices used."""
+    if slice is None:
+        return mesh_sizes(layout.mesh, len(jax.devices()))
+    sizes = mesh_sizes(layout.mesh, None)
+    product = math.prod(size for size in sizes.values() if size != -1)
+    if slice.devices % product if -1 in sizes.values() else product != slice.devices:
+        raise UserError(
+            f"Layout.mesh = {layout.mesh!r}: its sizes multiply to {product}, and "
+            f"--topology={slice.name} has {slice.devices} devices ({slice.chips} chips of "
+            f"{slice.chip.cores}).  Legal: sizes that multiply to {slice.devices}, or -1 for one."
+        )
+    return mesh_sizes(layout.mesh, slice.devices)
+
+
+def best_plan(inputs: PlanInputs, analytic: bool) -> StepPlan:
+    """Makes the best plan that this machine can, and says what is missing in it."""
+    mesh = None if analytic else mesh_to_compile_for(inputs)
+    with inputs.explained_errors(inputs.run, trace_train_step):
+        if mesh is None:
+            return plan_from_trace(inputs.run, inputs.layout, inputs.sizes, inputs.slice)
+        step = trace_step(inputs.run, inputs.layout, mesh)
+        return plan_step(step, inputs.slice, compile_step(step))
+
+
+def mesh_to_compile_for(inputs: PlanInputs) -> Mesh | None:
+    """Returns a mesh of absent TPUs, or of this machine's devices; None without a compiler."""
+    slice = inputs.slice
+    if slice is None:
+        return make_mesh(inputs.layout)
+    if has_tpu_compiler():
+        tell(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
+        return topology_mesh(slice.name, inputs.sizes, inputs.layout.order)
+    tell(NO_COMPILER)
+    return None

@@ -1,0 +1,40 @@
+"""Flags of `meshloom train`, `prepare` and `report`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from scripts.commands.shared_flags import DATA_DIR, DataDir, ModelDir, SettingsFlags
+from scripts.devices import ProcessFlags
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainFlags:
+    """Trains a model, or continues where its training stopped."""
+
+    EXAMPLES = (
+        "meshloom train --model_dir=runs/mine --gin_file=configs/runs/quickstart.gin",
+        "meshloom train --model_dir=runs/mine --gin_param=Run.steps=2000",
+    )
+    model_dir: ModelDir
+    data_dir: DataDir = DATA_DIR
+    settings: SettingsFlags = field(default_factory=SettingsFlags)
+    devices: ProcessFlags = field(default_factory=ProcessFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareFlags:
+    """Trains the tokenizer, tokenizes and packs a task, without training a model."""
+
+    EXAMPLES = ("meshloom prepare --gin_file=configs/runs/quickstart.gin",)
+    data_dir: DataDir = DATA_DIR
+    rebuild: Annotated[bool, Flag("Replaces a cache that other settings built.")] = False
+    settings: SettingsFlags = field(default_factory=SettingsFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags:
+    """Draws the curves of a run and the load of its experts, as pictures and one page."""
+
+    EXAMPLES = ("meshloom report --model_dir=runs/mine",)
+    model_dir: ModelDir
