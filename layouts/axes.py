@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Axis(NamedTuple):
-    """An axis that tensors may have."""
+    """Describes an axis that tensors may have."""
 
     letter: str
     name: str

@@ -24,7 +24,7 @@ Torus = Mapping[str, int]  # chips along each axis, then cores of a chip
 
 
 class Piece(NamedTuple):
-    """A factor of an axis of the torus that a mesh axis lies along."""
+    """Names a factor of an axis of the torus that a mesh axis lies along."""
 
     mesh_axis: str
     torus_axis: str
@@ -207,7 +207,7 @@ def factors(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class TopologyDevice:
-    """The attributes of a TPU core that JAX reads when it orders devices."""
+    """Has the attributes of a TPU core that JAX reads when it orders devices."""
 
     id: int
     coords: tuple[int, int, int]

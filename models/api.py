@@ -1,4 +1,4 @@
-"""The interface of a model to the trainer and to decoding."""
+"""Defines what the trainer and decoding expect of a model."""
 
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class ModelSpec:
 
 
 class Decodable(Protocol):
-    """A model as decoding sees it.  Frozen and hashable, as all models."""
+    """Starts decoding.  Frozen and hashable, as all models."""
 
     @property
     def layout(self) -> Layout: ...
@@ -84,7 +84,7 @@ class Decodable(Protocol):
 
 
 class Model(Decodable, Protocol):
-    """A frozen, hashable description of a network: static settings and a layout, no weights."""
+    """Describes a network, frozen and hashable: static settings and a layout, no weights."""
 
     def init(self, key: Array) -> Params:
         """Draws new weights, placed as the layout says."""

@@ -1,4 +1,4 @@
-"""The architectures that gin files can name.
+"""Names the architectures that gin files can choose.
 
 Settings load in a second because a network's modules, and flax with them, load only when a model
 is made.
@@ -12,7 +12,7 @@ from models.spec import TransformerSpec
 
 @spec
 class Transformer(TransformerSpec):
-    """A decoder, or an encoder and a decoder.  Vaswani et al. 2017; norms before each part."""
+    """Makes a decoder, or encoder and decoder.  Vaswani et al. 2017; norms before each part."""
 
     def model(self, layout: Layout) -> Model:
         from models.transformer import TransformerModel

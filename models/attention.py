@@ -1,4 +1,4 @@
-"""Attention for every head arrangement: packed, cached, grouped or multi-query."""
+"""Attends for every head arrangement: packed, cached, grouped or multi-query."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """Masks and positions, shared by all layers of a stack."""
+    """Holds masks and positions, which all layers of a stack share."""
 
     mask_BLM: Array
     """Which keys a query sees."""
@@ -75,13 +75,33 @@ def cross_context(
     return AttentionContext(mask_BLM, causal=False, memory_BMD=memory_BMD)
 
 
+def cached_context(
+    layout: Layout,
+    positions_BL: Array,
+    positions_BM: Array,
+    mask_BLM: Array,
+    cache_index: Array,
+) -> AttentionContext:
+    """Lets new tokens see what the mask says of a cache; experts drop none of them."""
+    query_BL1 = layout.broadcast_like(positions_BL, "BL", "BLM")
+    relative_BLM = query_BL1 - layout.broadcast_like(positions_BM, "BM", "BLM")
+    return AttentionContext(
+        mask_BLM,
+        causal=True,
+        positions_BL=positions_BL,
+        relative_positions=relative_BLM,
+        cache_index=cache_index,
+        drop_tokens=False,
+    )
+
+
 def same_segment(layout: Layout, segments_BL: Array, segments_BM: Array) -> Array:
     query_BL1 = layout.broadcast_like(segments_BL, "BL", "BLM")
     return query_BL1 == layout.broadcast_like(segments_BM, "BM", "BLM")
 
 
 class Attention(nnx.Module):
-    """Multi-head attention with J key/value heads of Q queries each.
+    """Attends with J key/value heads of Q queries each.
 
     Vaswani et al. 2017, section 3.2; grouped heads after Ainslie et al. 2023.
     """
@@ -187,7 +207,7 @@ class Attention(nnx.Module):
 
 
 class CrossAttention(Attention):
-    """Attention to an encoded source: queries of the row, keys and values of the source."""
+    """Attends to an encoded source: queries of the row, keys and values of the source."""
 
     is_self_attention = False
 
@@ -293,7 +313,7 @@ def dot_product_attention(
 
 
 class Residuals(NamedTuple):
-    """What the gradient of attention needs of its forward pass."""
+    """Holds what the gradient of attention needs of its forward pass."""
 
     q_BJQLK: Array
     k_BJMK: Array

@@ -1,4 +1,4 @@
-"""The parts around attention: norm, feed-forward, and the residual block that joins them."""
+"""Joins attention, norms and feed-forward layers to residual blocks."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -35,7 +35,7 @@ class Norm(nnx.Module):
 
 
 class FeedForward(Protocol):
-    """The part of a block that sees each token alone; with experts it reports their load."""
+    """Computes the part of a block that sees each token alone; reports the load of experts."""
 
     def __call__(
         self,
@@ -62,9 +62,9 @@ BLOCK_KINDS: dict[BlockKind, Parts] = {
 
 
 class Block(nnx.Module):
-    """Attention, attention over a source where there is one, and feed-forward or experts.
+    """Adds attention, attention to a source where there is one, and feed-forward or experts.
 
-    Each is normed before and added to the residual after.
+    Each reads the normed residual and is added to it.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Block(nnx.Module):
 
 
 class Blocks(nnx.Module):
-    """One repeat of a pattern of several blocks, called as one block."""
+    """Runs one repeat of a pattern of several blocks, as one block."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Dropout whose bits follow from the key and the shape alone, never from the layout."""
+"""Drops at random, by bits that follow from the key and the shape alone, not from the layout."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ LEVELS = 256  # a rate is rounded to a multiple of 1 / LEVELS
 
 
 def dropout(layout: Layout, key: Array | None, rate: float, x: Array, axes: str) -> Array:
-    """Zeroes a share of x and scales the rest up; without a key, x itself.
+    """Zeroes a share of x and scales the rest up; without a key, returns x.
 
     Four elements share one random number, for drawing is what dropout costs.
     """

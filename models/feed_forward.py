@@ -1,4 +1,4 @@
-"""The feed-forward layer."""
+"""Computes feed-forward layers."""
 
 import jax
 from flax import nnx
@@ -19,7 +19,7 @@ def activate_hidden(spec: TransformerSpec, h: Array, gate: Array | None) -> Arra
 
 
 class Mlp(nnx.Module):
-    """Feed-forward layer, plain or gated.  Vaswani et al. 2017, section 3.3; Shazeer 2020."""
+    """Transforms each token alone, plain or gated.  Vaswani et al. 2017, 3.3; Shazeer 2020."""
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec

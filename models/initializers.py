@@ -1,4 +1,4 @@
-"""Weights are drawn by their letters: size, placement and path all follow from the name."""
+"""Draws weights by their letters: size, placement and path all follow from the name."""
 
 import dataclasses
 import math
@@ -27,11 +27,11 @@ class Weights:
         return dataclasses.replace(self, stack=self.stack + letter)
 
     def with_sizes(self, **sizes: int) -> "Weights":
-        """The same with other sizes for some letters."""
+        """Returns the same with other sizes for some letters."""
         return dataclasses.replace(self, sizes={**self.sizes, **sizes})
 
     def normal(self, axes: str, fan_in: str) -> nnx.Param:
-        """Normal numbers of variance 1 / (product of the sizes of the fan-in axes)."""
+        """Draws normal numbers of variance 1 / (product of the sizes of the fan-in axes)."""
         stddev = math.prod(self.sizes[letter] for letter in fan_in) ** -0.5
 
         def sample(key: jax.Array, **place: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary, in slices whose gradients are made on the way forward."""
+"""Computes cross entropy over a vocabulary, in slices with gradients made on the way forward."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class LossSums(NamedTuple):
-    """Sums over tokens; divided once, after all microbatches and devices are added."""
+    """Holds sums over tokens, divided once all microbatches and devices are added."""
 
     objective: Array  # what is minimised: smoothed cross entropy and z-loss
     loss: Array  # plain cross entropy, natural logarithm
@@ -80,10 +80,12 @@ def _with_gradients(
     counted_BL: Array,
 ) -> tuple[LossSums, tuple[Array, Array]]:
     """Returns the sums, and the objective's gradients by x and by the softmax weights."""
-    sums, dx_BLD, dsoftmax_DV = _in_slices(
+    sums, gradients = _in_slices(
         layout, criterion, chunks, x_BLD, softmax_VD, targets_BL, counted_BL, gradients=True
     )
-    return sums, (dx_BLD, layout.einsum("DV->VD", dsoftmax_DV, stored=True))
+    assert gradients is not None
+    dsoftmax_VD = layout.einsum("DV->VD", gradients.dsoftmax_DV, stored=True)
+    return sums, (gradients.dx_BLD, dsoftmax_VD)
 
 
 def _scale_gradients(
@@ -100,6 +102,16 @@ def _scale_gradients(
 softmax_loss.defvjp(_with_gradients, _scale_gradients)
 
 
+class Gradients(NamedTuple):
+    """Holds the objective's gradients by the last hidden states and by the softmax weights."""
+
+    dx_BLD: Array
+    dsoftmax_DV: Array
+
+
+Total = tuple[LossSums, Array | None]  # and the gradient by the softmax weights
+
+
 def _in_slices(
     layout: Layout,
     criterion: Criterion,
@@ -110,47 +122,56 @@ def _in_slices(
     counted_BL: Array,
     *,
     gradients: bool = False,
-) -> tuple[LossSums, Any, Any]:
+) -> tuple[LossSums, Gradients | None]:
     """Adds up the sums and, on request, both gradients over slices of the rows.
 
     The slices run one after the other, so that the logits of one slice are all that exists.
     """
     count = math.gcd(chunks, x_BLD.shape[1])
     axes = "BLD" if count == 1 else "BlD"
-    whole = [layout.reshard(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
+    rows = [layout.reshard(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
     step = x_BLD.shape[1] // count
 
-    def part(index: Array | int) -> tuple[tuple[LossSums, Array | None], Array | None]:
+    def part(index: Array | int) -> tuple[LossSums, Gradients | None]:
         x, targets, counted = (
-            jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in whole
+            jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in rows
         )
         sums, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
-        if not gradients:
-            return (sums, None), None
-        dlogits = dlogits.astype(x.dtype)
-        # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
-        x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
-        dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
-        dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
-        return (sums, jax.lax.optimization_barrier(dsoftmax_DV)), dx
+        return sums, _backward(layout, axes, softmax_VD, x, dlogits) if gradients else None
 
     if count == 1:
-        (sums, dsoftmax_DV), dx_BLD = part(0)
-        return sums, dx_BLD, dsoftmax_DV
+        return part(0)
 
-    def add(total: tuple[LossSums, Array | None], index: Array) -> tuple[Any, Array | None]:
-        sums, dx = part(index)
-        return jax.tree.map(jnp.add, total, sums), dx
+    def add(total: Total, index: Array) -> tuple[Total, Array | None]:
+        sums, of_slice = part(index)
+        dx, dsoftmax_DV = of_slice or (None, None)
+        return jax.tree.map(jnp.add, total, (sums, dsoftmax_DV)), dx
 
-    none, zero_DV = LossSums(*(jnp.zeros(()) for _ in range(4))), None
-    if gradients:
-        empty_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
-        zero_DV = layout.reshard(empty_DV, "DV", stored=True)
-    (sums, dsoftmax_DV), dx_parts = jax.lax.scan(add, (none, zero_DV), jnp.arange(count))
-    if dx_parts is None:
-        return sums, None, None
-    dx_BlD = jnp.concatenate(layout.unstack(dx_parts), axis=1)
-    return sums, layout.reshard(dx_BlD, "BLD"), dsoftmax_DV
+    zero = _zero(layout, softmax_VD if gradients else None)
+    (sums, dsoftmax_DV), dx_slices = jax.lax.scan(add, zero, jnp.arange(count))
+    if dsoftmax_DV is None or dx_slices is None:
+        return sums, None
+    dx_BlD = jnp.concatenate(layout.unstack(dx_slices), axis=1)
+    return sums, Gradients(layout.reshard(dx_BlD, "BLD"), dsoftmax_DV)
+
+
+def _zero(layout: Layout, softmax_VD: Array | None) -> Total:
+    """Returns sums of nothing, with a gradient by the softmax weights where they are given."""
+    sums = LossSums(*(jnp.zeros(()) for _ in range(4)))
+    if softmax_VD is None:
+        return sums, None
+    zero_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
+    return sums, layout.reshard(zero_DV, "DV", stored=True)
+
+
+def _backward(layout: Layout, axes: str, softmax_VD: Array, x: Array, dlogits: Array) -> Gradients:
+    """Returns the gradients of one slice, with axes "BLD" or "BlD", from that of its logits."""
+    dlogits = dlogits.astype(x.dtype)
+    # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
+    x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
+    dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
+    dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
+    return Gradients(dx, jax.lax.optimization_barrier(dsoftmax_DV))
 
 
 def _forward(
@@ -189,8 +210,16 @@ def _forward(
     )
 
     pull_BL1 = counted_BL1 * (1 + 2 * criterion.z_loss * log_z_BL1) / sum_BL1
-    hit_BLV = layout.iota(axes, logits_BLV.shape, "V") == target_BL1
-    target_probs_BLV = jnp.where(hit_BLV, 1 - smooth, 0.0) + smooth / vocab
-    target_probs_BLV = layout.mask_padding(target_probs_BLV, axes, "V", 0)
+    target_probs_BLV = _smoothed_targets(layout, axes, logits_BLV.shape, target_BL1, smooth)
     dlogits_BLV = exp_BLV * pull_BL1 - target_probs_BLV * counted_BL1
     return sums, dlogits_BLV * criterion.logit_scale
+
+
+def _smoothed_targets(
+    layout: Layout, axes: str, shape: tuple[int, ...], target_BL1: Array, smooth: float
+) -> Array:
+    """Returns the probabilities that the objective compares the model's with."""
+    vocab = layout.unpadded_shape(axes, shape)[-1]
+    is_target_BLV = layout.iota(axes, shape, "V") == target_BL1
+    probs_BLV = jnp.where(is_target_BLV, 1 - smooth, 0.0) + smooth / vocab
+    return layout.mask_padding(probs_BLV, axes, "V", 0)

@@ -1,4 +1,4 @@
-"""Position encodings: sinusoids, rotation of queries and keys, and relative buckets."""
+"""Encodes positions: sinusoids, rotation of queries and keys, and relative biases."""
 
 import functools
 import math
@@ -42,7 +42,7 @@ def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
 
 
 class Bias(NamedTuple):
-    """A bias of attention's logits by relative position, and the table that it was read from.
+    """Holds a bias of logits by relative position, and the table that it was read from.
 
     The gradient goes to the table alone: the values are constants.
     """
@@ -61,7 +61,7 @@ class Bias(NamedTuple):
 
 
 class RelativeBias(nnx.Module):
-    """A learned number per head and bucket of distance, added to the logits of attention."""
+    """Learns a number per head and bucket of distance, which is added to the logits."""
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec

@@ -45,7 +45,7 @@ class Moe:
 
 @spec
 class Precision:
-    """Data types of stored weights and of matrix products; norms, softmax and sums are float32."""
+    """Chooses types of stored weights and of products; norms, softmax and sums are float32."""
 
     store: FloatType = "float32"
     """Type of stored weights."""
@@ -53,7 +53,7 @@ class Precision:
     """Type of activations and products."""
 
     def to_compute(self, tree: Tree) -> Tree:
-        """The tree with its arrays in the type of matrix products."""
+        """Returns the tree with its arrays in the type of matrix products."""
         return jax.tree.map(lambda x: x.astype(self.compute), tree)
 
 
@@ -199,17 +199,17 @@ class TransformerSpec(ModelSpec):
 
     @property
     def queries(self) -> int:
-        """Query heads per key/value head."""
+        """Returns the query heads per key/value head."""
         return self.heads // (self.kv_heads or self.heads)
 
     @property
     def scales(self) -> tuple[float, float]:
-        """What embeddings and what queries are multiplied by."""
+        """Returns the factors of embeddings and of queries."""
         return self.embed_scale or self.d_model**0.5, self.query_scale or self.d_kv**-0.5
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of each axis of the weights, by letter."""
+        """Returns the size of each axis of the weights, by letter."""
         experts = {"E": self.moe.experts} if self.moe else {}
         return experts | {
             "V": self.vocab, "N": self.layers, "D": self.d_model, "F": self.d_ff, "K": self.d_kv,

@@ -1,7 +1,8 @@
-"""A stack of equal blocks, stored stacked; run by a scan or one by one."""
+"""Stacks equal blocks, whose weights are stored stacked; a scan or a loop runs them."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
+from models.api import Cache
 from models.attention import AttentionContext
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
@@ -16,11 +18,15 @@ from models.positions import RelativeBias
 from models.spec import BlockKind, TransformerSpec
 
 Array = jax.Array
-Stepper = Callable[[Array, Any, AttentionContext, AttentionContext | None], tuple[Array, Any]]
-Contexts = tuple[AttentionContext, AttentionContext | None]
-Runner = Callable[[Array, Any, Contexts], tuple[Array, Any]]
 # A Load with a leading axis for the repeats, or several by block; None where there are no experts.
 Loads = Any
+# Weights of all blocks, with a leading axis for the repeats.
+Stacked = Any
+# Caches with a leading axis for the repeats, or a list of them.
+Caches = Any
+Contexts = tuple[AttentionContext, AttentionContext | None]
+Stepper = Callable[[Array, Caches, AttentionContext, AttentionContext | None], tuple[Array, Caches]]
+Runner = Callable[[Array, Caches, Contexts], tuple[Array, Caches]]
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -28,7 +34,7 @@ REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
 
 
 class Stack(nnx.Module):
-    """All layers, as repeats of a pattern of blocks.
+    """Runs all layers: repeats of a pattern of blocks.
 
     Each weight has a leading axis N, the repeats, however the layers are run.
     """
@@ -70,7 +76,7 @@ class Stack(nnx.Module):
         context = self.with_shared_bias(context)
         graph, weights = nnx.split(self.layers_N)
 
-        def layer(x_BLD: Array, numbered: tuple[Any, Any]) -> tuple[Array, Loads]:
+        def layer(x_BLD: Array, numbered: tuple[Stacked, Array | int]) -> tuple[Array, Loads]:
             weights, index = numbered
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
             layer_key = None if key is None else jax.random.fold_in(key, index)
@@ -98,46 +104,61 @@ class Stack(nnx.Module):
 
     def start_decoding(
         self, batch_sequences: int, cache_length: int, memory_BMD: Array | None
-    ) -> tuple[Stepper, Any]:
+    ) -> tuple[Stepper, Caches]:
         """Returns a function that runs rows through all layers with caches, and the caches.
 
         Work on the weights and the source alone is done here, once.
         """
         graph, stored = nnx.split(self.layers_N)
+        block = functools.partial(nnx.merge, graph)
         weights = self.spec.precision.to_compute(stored)
         sizes = {"B": batch_sequences, "M": cache_length, **self.spec.sizes}
-
-        def run_scanned(x_BLD: Array, caches: Any, contexts: Contexts) -> tuple[Array, Any]:
-            def layer(x_BLD: Array, stored: tuple[Any, Any]) -> tuple[Array, Any]:
-                weights, cache = stored
-                return nnx.merge(graph, weights)(x_BLD, *contexts, cache)[:2]
-
-            return jax.lax.scan(layer, x_BLD, (weights, caches))
-
-        def run_unrolled(x_BLD: Array, caches: Any, contexts: Contexts) -> tuple[Array, Any]:
-            updated = []
-            for block, cache in zip(blocks, caches, strict=True):
-                x_BLD, cache, _ = block(x_BLD, *contexts, cache)
-                updated.append(cache)
-            return x_BLD, updated
-
         if self.spec.scan:
-            run: Runner = run_scanned
-            caches: Any = jax.lax.map(
-                lambda weights: nnx.merge(graph, weights).init_cache(sizes, memory_BMD), weights
-            )
+            run, caches = scanned(block, weights, sizes, memory_BMD)
         else:
-            blocks = [nnx.merge(graph, weights) for weights in self.layout.unstack(weights)]
-            run = run_unrolled
-            caches = [block.init_cache(sizes, memory_BMD) for block in blocks]
+            blocks = list(map(block, self.layout.unstack(weights)))
+            run, caches = unrolled(blocks, sizes, memory_BMD)
 
         def step(
             x_BLD: Array,
-            caches: Any,
+            caches: Caches,
             context: AttentionContext,
             source_context: AttentionContext | None,
-        ) -> tuple[Array, Any]:
+        ) -> tuple[Array, Caches]:
             x_BLD, caches = run(x_BLD, caches, (self.with_shared_bias(context), source_context))
             return self.norm(x_BLD), caches
 
         return step, caches
+
+
+def scanned(
+    block: Callable[[Stacked], Block | Blocks],
+    weights: Stacked,
+    sizes: Mapping[str, int],
+    memory_BMD: Array | None,
+) -> tuple[Runner, Caches]:
+    """Returns a function that runs blocks by a scan over their weights, and their caches."""
+
+    def run(x_BLD: Array, caches: Caches, contexts: Contexts) -> tuple[Array, Caches]:
+        def layer(x_BLD: Array, stored: tuple[Stacked, Cache]) -> tuple[Array, Cache | None]:
+            weights, cache = stored
+            return block(weights)(x_BLD, *contexts, cache)[:2]
+
+        return jax.lax.scan(layer, x_BLD, (weights, caches))
+
+    return run, jax.lax.map(lambda layer: block(layer).init_cache(sizes, memory_BMD), weights)
+
+
+def unrolled(
+    blocks: Sequence[Block | Blocks], sizes: Mapping[str, int], memory_BMD: Array | None
+) -> tuple[Runner, Caches]:
+    """Returns a function that runs blocks one by one, and the cache of each."""
+
+    def run(x_BLD: Array, caches: Caches, contexts: Contexts) -> tuple[Array, Caches]:
+        updated = []
+        for block, cache in zip(blocks, caches, strict=True):
+            x_BLD, cache, _ = block(x_BLD, *contexts, cache)
+            updated.append(cache)
+        return x_BLD, updated
+
+    return run, [block.init_cache(sizes, memory_BMD) for block in blocks]

@@ -1,4 +1,4 @@
-"""The Transformer as a model: weights, training loss and cached decoding."""
+"""Makes a model of a Transformer: weights, training loss and cached decoding."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from flax import nnx
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
 from models.api import Batch, Cache, Params, Step, step_layout
-from models.attention import AttentionContext, cross_context, packed_context
+from models.attention import cached_context, cross_context, packed_context
 from models.dropout import dropout
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, softmax_loss, token_losses
@@ -23,7 +23,7 @@ SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
 
 
 class Network(nnx.Module):
-    """Embeddings, decoder stack and softmax weights; an encoder stack where there is a source."""
+    """Embeds and decodes tokens; encodes them too where there is a source."""
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
@@ -116,7 +116,7 @@ def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerModel:
-    """A Transformer under a layout, as `models.api.Model`."""
+    """Implements `models.api.Model` for a Transformer under a layout."""
 
     spec: TransformerSpec
     layout: Layout
@@ -194,24 +194,11 @@ class TransformerModel:
         def step(
             cache: Cache, tokens_BL: Array, positions_BL: Array, mask_BLM: Array, cache_index: Array
         ) -> tuple[Cache, Array]:
-            tokens_BL, positions_BL = (
-                layout.reshard(tokens_BL, "BL"),
-                layout.reshard(positions_BL, "BL"),
-            )
+            tokens_BL, positions_BL = (layout.reshard(x, "BL") for x in (tokens_BL, positions_BL))
             positions_BM = jax.lax.dynamic_update_slice_in_dim(
                 cache["positions_BM"], positions_BL, cache_index, axis=1
             )
-            relative_BLM = layout.broadcast_like(positions_BL, "BL", "BLM") - layout.broadcast_like(
-                positions_BM, "BM", "BLM"
-            )
-            context = AttentionContext(
-                mask_BLM,
-                True,
-                positions_BL,
-                relative_BLM,
-                cache_index=cache_index,
-                drop_tokens=False,
-            )
+            context = cached_context(layout, positions_BL, positions_BM, mask_BLM, cache_index)
             source = None
             if memory_BMD is not None:
                 one_BL = jnp.ones_like(tokens_BL)
