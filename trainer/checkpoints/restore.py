@@ -42,7 +42,14 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
     if which == "latest":
         return [None]
     if which == "best":
-        return [checkpoints.best]
+        best = checkpoints.best
+        if best is None:
+            raise UserError(
+                f"--checkpoint=best: no checkpoint in {checkpoints.folder} has a metric, which an "
+                "evaluation on the validation split gives.  Legal: latest, all, or of these, one "
+                f"or several with commas: {', '.join(map(str, steps))}."
+            )
+        return [best]
     names = which.split(",")
     if all(name.isdecimal() and int(name) in steps for name in names):
         return [int(name) for name in names]

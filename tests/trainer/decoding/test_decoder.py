@@ -1,0 +1,22 @@
+"""The decoder: requests in few shapes, and tokens up to the end."""
+
+import numpy as np
+
+from data.vocab import EOS
+from trainer.decoding.decoder import Request, padded, rows_of, shape_of, until_end
+
+
+def test_lengths_are_padded_to_powers_of_two() -> None:
+    assert [padded(length) for length in (1, 16, 17, 64, 65)] == [16, 16, 32, 64, 128]
+    assert shape_of(Request([], 5)) == (0, 0)
+    assert shape_of(Request([7] * 20, 5, source=[7] * 3)) == (16, 32)
+
+
+def test_rows_are_padded_with_zeros() -> None:
+    np.testing.assert_array_equal(rows_of([[5, 6], [], [7]], 3), [[5, 6, 0], [0, 0, 0], [7, 0, 0]])
+
+
+def test_a_text_is_cut_at_its_end_or_its_padding() -> None:
+    assert until_end(np.array([5, 0, 6, EOS, 0, 0])) == [5, 0, 6]
+    assert until_end(np.array([5, 0, 6, 0, 0])) == [5, 0, 6]
+    assert until_end(np.array([EOS, 0])) == []

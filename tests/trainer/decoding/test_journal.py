@@ -1,0 +1,39 @@
+"""The journal of an output: what a crash leaves is continued, by the same settings alone."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from trainer.decoding.journal import Journal, fingerprint
+
+SETTINGS = {"input": fingerprint(["a", "b"]), "beam": 4}
+TEXTS = [["one", -1.5, -2.0]]
+
+
+def test_a_journal_continues_and_ends_in_the_output(tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    with Journal(output, SETTINGS) as journal:
+        assert not journal.is_done() and journal.open() == {}
+        journal.add([(1, TEXTS)])
+    with (tmp_path / "out.txt.part").open("a") as file:
+        file.write('{"line": 0, "hypo')  # cut by a crash
+    with Journal(output, SETTINGS) as journal:
+        assert journal.open() == {1: TEXTS}
+        journal.add([(0, TEXTS)])
+        journal.finish(lambda file: file.write("done\n") and None)
+    assert output.read_text() == "done\n" and Journal(output, SETTINGS).is_done()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.txt", "out.txt.made"]
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.txt", SETTINGS) as journal:
+        journal.open()
+        journal.add([(0, TEXTS)])
+    other = Journal(tmp_path / "out.txt", SETTINGS | {"beam": 2})
+    with pytest.raises(UserError, match=r"(?s)made by other settings.*beam: 4 there, 2 now"):
+        other.open()
+
+
+def test_a_fingerprint_is_of_lines() -> None:
+    assert fingerprint(["a", "b"]) != fingerprint(["ab"]) != fingerprint(["a\nb"])

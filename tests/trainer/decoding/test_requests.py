@@ -1,0 +1,72 @@
+"""Requests of lines: their limits, and the order of what comes back."""
+
+import pytest
+
+from configs.errors import UserError
+from data.sources.pair_kinds import ParallelFiles
+from data.task import Translation
+from data.vocab import EOS, SentencePiece, make
+from data.vocabs import Vocabs
+from models.decoding.beam import Beam
+from models.decoding.sampling import Sampling
+from trainer.decoding.requests import (
+    DecodeOptions,
+    Hypothesis,
+    check_search,
+    continuation_requests,
+    line_seed,
+    rank,
+    translation_requests,
+)
+
+WORDS = ("kara", "lost", "mitu", "nevo")
+VOCAB = make(SentencePiece(size=263), iter([" ".join(WORDS)] * 20), words=WORDS)
+VOCABS = Vocabs(VOCAB, VOCAB)
+TASK = Translation(
+    name="toy", vocab=SentencePiece(size=263), length=30, source_length=4,
+    source=ParallelFiles(train_source=("a",), train_target=("b",)),
+)  # fmt: skip
+
+
+def test_translations_are_limited_by_their_sources_and_the_model(log_lines: list[str]) -> None:
+    options = DecodeOptions(length_factor=2.0, length_extra=3, min_tokens=4, prefix="mitu")
+    short, cut = translation_requests(["kara", "kara lost mitu nevo"], TASK, VOCABS, options, 8)
+    assert [len(request.source or ()) for request in (short, cut)] == [2, 4]
+    assert short.source is not None and short.source[-1] == EOS
+    assert [*short.prompt] == [*VOCAB.encode(["mitu"])[0]]
+    # Two per source token and three, at most what the 8 positions leave behind BEGIN and prefix.
+    assert [request.max_new_tokens for request in (short, cut)] == [6, 6]
+    assert [request.min_new_tokens for request in (short, cut)] == [5, 5]
+    assert log_lines == [
+        "Warning: 1 of 2 lines have more than 3 tokens (Translation.source_length); only their "
+        "beginnings are translated."
+    ]
+    [free] = translation_requests(["kara"], TASK, VOCABS, options, None)
+    assert free.max_new_tokens == 7
+
+
+def test_a_prompt_must_leave_room_for_what_is_asked() -> None:
+    options = DecodeOptions(max_tokens=5)
+    [request] = continuation_requests(["kara lost"], VOCABS, options, 8, 99)
+    assert (len(request.prompt), request.max_new_tokens, request.min_new_tokens) == (2, 5, 1)
+    with pytest.raises(UserError, match="line 2: 3 prompt tokens and 5 new ones do not fit"):
+        continuation_requests(["kara", "kara lost mitu"], VOCABS, options, 8, 99)
+
+
+def test_seeds_differ_by_line_and_by_seed() -> None:
+    seeds = {line_seed(DecodeOptions(seed=seed), line) for seed in range(3) for line in range(3)}
+    assert len(seeds) == 9
+
+
+def test_consensus_moves_one_text_to_the_front() -> None:
+    texts = [Hypothesis(text, 0.0, 0.0) for text in ("a dog", "a cat sat", "a cat")]
+    assert rank(texts, DecodeOptions()) == texts
+    ranked = rank(texts, DecodeOptions(consensus=True))
+    assert [one.text for one in ranked] == ["a cat sat", "a dog", "a cat"]
+
+
+def test_consensus_needs_samples() -> None:
+    check_search(DecodeOptions(consensus=True), Sampling(width=4))
+    for search in (Sampling(), Beam()):
+        with pytest.raises(UserError, match="--samples=16"):
+            check_search(DecodeOptions(consensus=True), search)

@@ -1,0 +1,40 @@
+"""Scores of lines: sums of their own tokens, whatever shares their rows."""
+
+import numpy as np
+
+from data.sources.text import TextFiles
+from data.task import Task
+from data.vocab import EOS, SentencePiece, make
+from data.vocabs import Vocabs
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from tests.trainer.bigram import Bigram, log_probabilities
+from trainer.decoding.score import score_lines
+
+WORDS = ("kara", "lost", "mitu", "nevo")
+SPEC = SentencePiece(size=263)
+VOCAB = make(SPEC, iter([" ".join(WORDS)] * 20), words=WORDS)
+TASK = Task(name="toy", source=TextFiles(train="text.txt"), vocab=SPEC, length=6)
+LINES = ["kara lost", "", "mitu", "nevo kara lost mitu kara mitu nevo lost", "lost lost nevo"]
+
+
+def test_a_line_is_scored_alone_and_a_long_one_in_pieces() -> None:
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(0, 0.5, (263, 5)).astype(np.float32)
+              for name in ("embed_VD", "softmax_VD")}  # fmt: skip
+    layout = Layout(mesh="data:2", rules="batch:data")
+    calls: list[tuple[int, int]] = []
+    scores = score_lines(
+        Bigram(layout), params, LINES, TASK, Vocabs(VOCAB, VOCAB), make_mesh(layout), 2,
+        lambda done, total: calls.append((done, total)),
+    )  # fmt: skip
+    for line, ids, score in zip(LINES, VOCAB.encode(LINES), scores, strict=True):
+        targets = np.array([*ids, EOS])
+        inputs = np.roll(targets, 1)
+        inputs[:: TASK.length] = 0  # a piece does not see the one before
+        log_LV = log_probabilities(params, {"inputs_BL": inputs})
+        total = log_LV[np.arange(len(targets)), targets].sum()
+        assert (score.tokens, score.words) == (len(targets), len(line.split()) + 1)
+        np.testing.assert_allclose(score.log_likelihood, total, rtol=1e-6)
+    done, total = calls[-1]
+    assert done == total and len(calls) > 1
