@@ -2,6 +2,7 @@
 # make quickstart-translate   a trained translation model, and its BLEU
 # make test                   lint, types and all tests
 # make test-sweep             a search for layouts that change a result, until stopped
+# make test-faults            many kills, signals, stalls and interrupts of real processes
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-translate test test-sweep lint audit lock
+.PHONY: help install quickstart quickstart-translate test test-faults test-sweep lint audit lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -37,6 +38,9 @@ test: install lint
 
 test-sweep: install  # make test-sweep SWEEP="--seed=4711 --cases=1 --run_every=1"
 	$(BIN)/python -m tests.sweep $(SWEEP)
+
+test-faults: install
+	$(BIN)/python -m pytest -n 0 -m faults
 
 lint: install
 	$(BIN)/ruff check .

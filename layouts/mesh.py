@@ -54,12 +54,6 @@ def uncached() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-def join_processes(coordinator_address: str, process_count: int, process_index: int) -> None:
-    """Joins this process to the others of a run over TCP; gloo does CPU collectives."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(coordinator_address, process_count, process_index)
-
-
 def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     """Parses sizes by mesh axis; -1 becomes what the other sizes leave of the devices.
 

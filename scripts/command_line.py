@@ -1,22 +1,18 @@
 """Commands whose flags are the fields of one frozen dataclass each."""
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
-import os
-import re
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
 from configs import imports
-from configs.errors import RunError, UserError, brief
+from configs.errors import UserError
 from scripts import devices
 from scripts.flag import Flag
 
@@ -67,6 +63,8 @@ def parameter_of(
         nargs = -1 if kind == tuple[str, ...] else 1
         return click.Argument([field.name], nargs=nargs, required=False, metavar=flag.metavar)
     settings: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
+    if flag.variable is not None:
+        settings |= {"envvar": flag.variable, "show_envvar": True}
     declaration = f"--{flag.name or field.name}"
     if field.default is dataclasses.MISSING:
         settings["required"] = True
@@ -192,59 +190,3 @@ def is_given(field: str) -> bool:
     """Whether the command line of the running command gives a flag."""
     source = click.get_current_context().get_parameter_source(field)
     return source is click.core.ParameterSource.COMMANDLINE
-
-
-def exits(call: Callable[[], object]) -> NoReturn:
-    """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run."""
-    try:
-        call()
-        sys.stdout.flush()
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        hint = f"  See {context.command_path} --help." if context else ""
-        click.echo(f"meshloom: {shown(error.format_message())}{hint}", err=True)
-        sys.exit(2)
-    except (UserError, RunError) as error:
-        click.echo(f"meshloom: {shown(str(error))}", err=True)
-        sys.exit(2 if isinstance(error, UserError) else 1)
-    except OSError as error:
-        drop_output()
-        if isinstance(error, BrokenPipeError):
-            sys.exit(141)  # as where SIGPIPE ends a program
-        name = f"{error.filename}: " if error.filename else ""
-        click.echo(f"meshloom: {name}{error.strerror or error}.", err=True)
-        sys.exit(1)
-    sys.exit(0)
-
-
-def open_standard_streams() -> None:
-    """Opens those that the caller closed, or a file of the run would get their descriptors."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            flags, mode = (os.O_WRONLY, "w") if descriptor else (os.O_RDONLY, "r")
-            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
-
-
-def shown(message: str) -> str:
-    """Escapes control characters and shortens lines, which may hold any input.
-
-    >>> shown("no file \\x1b[31m\\n  named that")
-    'no file \\\\x1b[31m\\n  named that'
-    """
-    lines = [re.sub(r"[\x00-\x1f\x7f-\x9f]", _escaped, line) for line in message.split("\n")]
-    return "\n".join(brief(line, 3_000) for line in lines)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1]
-
-
-def drop_output() -> None:
-    """Drops what the standard output has not taken, or Python tries again as it exits."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
-from configs.errors import UserError
 from scripts.flag import Flag
+from trainer.processes.join import Distributed, Place, join, place_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,24 +22,61 @@ class DeviceFlags:
 class ProcessFlags(DeviceFlags):
     """The processes of a run, for a command that several may execute together."""
 
+    distributed: Annotated[
+        Distributed,
+        Flag(
+            "How this process finds the others: auto asks TPU pods, GKE, SLURM and Open MPI; "
+            "manual takes the next three flags, and they imply it; off runs alone.",
+            variable="MESHLOOM_DISTRIBUTED",
+        ),
+    ] = "auto"
     coordinator_address: Annotated[
-        str | None, Flag("Address of process 0, where there are several.", metavar="HOST:PORT")
+        str | None,
+        Flag(
+            "Address of process 0, where there are several.",
+            metavar="HOST:PORT",
+            variable="MESHLOOM_COORDINATOR_ADDRESS",
+        ),
     ] = None
-    process_count: Annotated[int, Flag("Number of processes.", metavar="N", min=1)] = 1
-    process_index: Annotated[int, Flag("Index of this process.", metavar="I", min=0)] = 0
+    process_count: Annotated[
+        int | None,
+        Flag("Number of processes.", metavar="N", min=1, variable="MESHLOOM_PROCESS_COUNT"),
+    ] = None
+    process_index: Annotated[
+        int | None,
+        Flag("Index of this process.", metavar="I", min=0, variable="MESHLOOM_PROCESS_INDEX"),
+    ] = None
+    start_timeout_s: Annotated[
+        float,
+        Flag(
+            "Seconds to wait until all processes are there.",
+            metavar="S",
+            min=1,
+            variable="MESHLOOM_START_TIMEOUT_S",
+        ),
+    ] = 300.0
 
 
 def start_devices(flags: DeviceFlags | None = None) -> None:
     """Sets up devices and processes, before anything uses them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    place = place_of_flags(flags) if isinstance(flags, ProcessFlags) else None
     from layouts import mesh
 
     mesh.cache_compilations()
-    if flags is None:
-        return
-    if flags.simulate_devices is not None:
+    if flags is not None and flags.simulate_devices is not None:
         mesh.simulate_devices(flags.simulate_devices)
-    if isinstance(flags, ProcessFlags) and flags.process_count > 1:
-        if flags.coordinator_address is None:
-            raise UserError("--process_count without --coordinator_address.  Give HOST:PORT.")
-        mesh.join_processes(flags.coordinator_address, flags.process_count, flags.process_index)
+    if place is not None:
+        assert isinstance(flags, ProcessFlags)
+        join(place, flags.start_timeout_s)
+
+
+def place_of_flags(flags: ProcessFlags) -> Place | None:
+    """Returns the place of this process among those of its run."""
+    return place_of(
+        flags.distributed,
+        flags.coordinator_address,
+        flags.process_count,
+        flags.process_index,
+        flags.start_timeout_s,
+    )

@@ -18,3 +18,5 @@ class Flag:
     is_argument: bool = False
     names_output: bool = False
     """Whether the value names a file to write; it is checked before the work begins."""
+    variable: str | None = None
+    """Environment variable that gives the value where the command line does not."""

@@ -1,64 +1,30 @@
-"""The `meshloom` command: the flags of each of its commands, and the function that takes them."""
+"""The `meshloom` command.  It listens to Ctrl-C before it imports anything that takes long."""
 
-import click
+import os
+import sys
 
-from scripts.command_line import LazyGroup, exits, open_standard_streams
-
-# The dataclass of each command's flags and the function that takes it, in a module each, so that
-# --help imports no library of the work.
-WORK = {
-    "train": ("training.flags:TrainFlags", "training.train:train"),
-    "prepare": ("training.flags:PrepareFlags", "training.prepare:prepare_task"),
-    "evaluate": ("evaluation.flags:EvaluateFlags", "evaluation.evaluate:evaluate_model"),
-    "decode": ("decoding.flags:DecodeFlags", "decoding.decode:decode_file"),
-    "score": ("decoding.flags:ScoreFlags", "decoding.score:score_file"),
-    "rescore": ("decoding.flags:RescoreFlags", "decoding.rescore:rescore_file"),
-    "compare": ("evaluation.flags:CompareFlags", "evaluation.compare:compare"),
-    "gains": ("evaluation.flags:GainsFlags", "evaluation.gains:gains"),
-    "report": ("training.flags:ReportFlags", "training.report:report"),
-    "plan": ("planning.flags:PlanFlags", "planning.plan:plan"),
-    "layouts": ("planning.flags:LayoutsFlags", "planning.layouts:search"),
-}
-INSPECT_WORK = {
-    "config": ("inspect.flags:InspectConfigFlags", "inspect.config:config"),
-    "data": ("inspect.flags:InspectDataFlags", "inspect.data:data"),
-    "params": ("inspect.flags:InspectParamsFlags", "inspect.params:params"),
-    "checkpoint": ("inspect.flags:InspectCheckpointFlags", "inspect.checkpoint:checkpoint"),
-    "layout": ("inspect.flags:InspectLayoutFlags", "inspect.layout:layout"),
-    "settings": ("inspect.flags:InspectSettingsFlags", "inspect.settings:inspect_settings"),
-}
-IMPORT_WORK = {"t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5")}
-EXPORT_WORK = {"t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5")}
-
-
-@click.group(
-    cls=LazyGroup,
-    work=WORK,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(package_name="meshloom", prog_name="meshloom")
-def cli() -> None:
-    """Trains, evaluates and decodes Transformers from gin files, under any layout."""
-
-
-@cli.group("inspect", cls=LazyGroup, work=INSPECT_WORK)
-def inspect_group() -> None:
-    """Shows settings, data, parameters, a checkpoint or a layout."""
-
-
-@cli.group("import", cls=LazyGroup, work=IMPORT_WORK)
-def import_group() -> None:
-    """Makes a model directory of a model that another library trained."""
-
-
-@cli.group("export", cls=LazyGroup, work=EXPORT_WORK)
-def export_group() -> None:
-    """Writes a model for another library."""
+from trainer.processes.keyboard import end_on_interrupt
 
 
 def main() -> None:
     open_standard_streams()
-    exits(lambda: cli.main(standalone_mode=False))
+    end_on_interrupt()
+    from scripts.exits import exits
+
+    def call() -> None:
+        from scripts.cli import cli
+
+        cli.main(standalone_mode=False)
+
+    exits(call)
+
+
+def open_standard_streams() -> None:
+    """Opens those that the caller closed, or a file of the run would get their descriptors."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            flags, mode = (os.O_WRONLY, "w") if descriptor else (os.O_RDONLY, "r")
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from scripts.command_line import exits
 from scripts.commands.decoding.decode import continuations
 from scripts.commands.evaluation.evaluate import evaluate_model
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
@@ -10,6 +9,7 @@ from scripts.commands.shared_flags import CheckpointFlags, SearchFlags, Settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.train import train
 from scripts.devices import start_devices
+from scripts.exits import exits
 from scripts.terminal import print_table
 from trainer.model_dir import ModelDir
 from trainer.run import Run

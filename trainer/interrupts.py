@@ -1,29 +1,38 @@
 """What may end a run early: a signal, or a loss or gradient that is no number."""
 
 import math
+import os
 import signal
 from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
+from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from configs.errors import RunError
+from trainer.processes import peers
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
-class Interrupts:
-    """Notes SIGTERM or SIGINT so that the loop can save and leave; a second one ends at once."""
+class StopRequested(Exception):
+    """Leaves an evaluation, as the run is to stop."""
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+class Interrupts:
+    """Notes a signal, so that the loop can save and leave; a second one has its effect at once.
+
+    SIGTERM and SIGHUP are what schedulers send before they take a machine away.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
     def __init__(self) -> None:
-        self._received = False
+        self.signal: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        self._take(signal.SIGTERM, signal.SIGHUP)
         return self
 
     def __exit__(
@@ -32,23 +41,48 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._release(*list(self._before))
+
+    def _take(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            if number not in self._before:
+                # A handler that Python did not install is unknown to it.
+                self._before[number] = signal.getsignal(number) or signal.SIG_DFL
+                signal.signal(number, self._note)
+
+    def _release(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            signal.signal(number, self._before.pop(number))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
-        signal.signal(number, self._before[signal.Signals(number)])
+        if self.signal is not None:
+            self._release(signal.Signals(number))
+            signal.raise_signal(number)
+            return
+        self.signal = signal.Signals(number)
+        if (others := peers.current()) is not None:
+            others.request_stop()
+        if self.signal is signal.SIGINT:
+            os.write(2, b"\nSaving the state; Ctrl-C again leaves without.\n")
 
     def received(self, step: int) -> bool:
-        """Whether any process of the run was told to stop: all of them leave at the same step.
+        """Whether any process of the run was told to stop: all of them leave in the same call.
 
-        Several processes ask each other at every tenth step only, as it holds up the devices.
+        From the first call on there is something to save, and Ctrl-C is one of the signals.
         """
-        if jax.process_count() == 1:
-            return self._received
-        if step % 10:
-            return False
-        return bool(np.any(multihost_utils.process_allgather(np.array(self._received))))
+        self._take(signal.SIGINT)
+        others = peers.current()
+        return self.signal is not None if others is None else others.should_stop(step)
+
+    def last_save(self) -> None:
+        """Lets Ctrl-C end the process again: the steps are done, and no call follows."""
+        if self.signal is None and signal.SIGINT in self._before:
+            self._release(signal.SIGINT)
+
+    def check(self, step: int) -> None:
+        """Raises `StopRequested` where the run is to stop."""
+        if self.received(step):
+            raise StopRequested
 
 
 def check_finite(

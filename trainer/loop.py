@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from trainer.checkpoints.unpadded import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import abstract_batch, feed, placement
-from trainer.interrupts import Interrupts, check_finite
+from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
@@ -86,12 +87,19 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 # Nothing is saved before its loss was seen to be finite.
                 watch.on_step(fetch_finite(previous, timer, checkpoints))
                 previous = None
-                metric = validate(job, step, state, watch) if evaluates else None
+                metric = None
+                if evaluates and not stopped:
+                    try:
+                        metric = validate(job, step, state, watch, interrupts)
+                    except StopRequested:
+                        stopped = True
                 checkpoints.save(step, padding.unpad(state), metric)
                 timer.restart()
 
+        interrupts.last_save()
         checkpoints.wait()
-        outcome = Outcome(step, stopped, timer.step_s, timer.data_stall_fraction)
+        by_ctrl_c = interrupts.signal is signal.SIGINT
+        outcome = Outcome(step, stopped, timer.step_s, timer.data_stall_fraction, by_ctrl_c)
         watch.on_end(outcome)
     return outcome
 
@@ -163,11 +171,21 @@ def fetch_finite(
     return StepResult(dispatched.step, {"step": dispatched.step, **numbers, **rates}, loads)
 
 
-def validate(job: TrainJob, step: int, state: State, watch: Observer) -> float | None:
-    """Evaluates on the validation split, where there is one; returns the measure of the best."""
+def validate(
+    job: TrainJob, step: int, state: State, watch: Observer, interrupts: Interrupts
+) -> float | None:
+    """Evaluates on the validation split, where there is one; returns the measure of the best.
+
+    Raises `StopRequested` between two batches where the run is to stop.
+    """
     rows, run = job.splits.get("validation"), job.run
     if rows is None or not len(rows):
         return None
+
+    def progress(done: int, total: int) -> None:
+        watch.on_batch_evaluated(done, total)
+        interrupts.check(step)
+
     evaluation, parts = evaluate(
         run.model.model(job.layout),
         state["params"],
@@ -175,9 +193,10 @@ def validate(job: TrainJob, step: int, state: State, watch: Observer) -> float |
         job.mesh,
         batch_sequences=run.batch_sequences,
         batches=run.evaluate_batches if step < run.steps else None,
+        progress=progress,
     )
     logger.info("Step %d: validation %s.", step, evaluation)
-    measures = watch.evaluate(step, state["params"])
+    measures = watch.evaluate(step, state["params"], progress)
     line: Line = {"step": step, **dataclasses.asdict(evaluation), **measures}
     watch.on_evaluation(line, parts)
     return line.get(run.best_by)

@@ -19,7 +19,8 @@ from trainer.run import Run
 
 # What may differ between a saved run and the one that continues it.
 FREE = ("Run.steps", "Run.checkpoint_every", "Run.keep_", "Run.evaluate_", "Run.log_every",
-        "Run.microbatches", "Transformer.scan", "Transformer.remat")  # fmt: skip
+        "Run.stall_minutes", "Run.microbatches", "Transformer.scan",
+        "Transformer.remat")  # fmt: skip
 
 
 class ModelDir:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from layouts.layout import Layout
 from models.api import Params
 from trainer.evaluate import PartEvaluation
+from trainer.progress import Progress
 from trainer.run import Run
 from trainer.step import State
 
@@ -53,6 +54,7 @@ class Outcome:
     """Seconds a step, the first one (which compiles) not counted."""
     data_stall_fraction: float = 0.0
     """The share of that time in which the loop waited for data."""
+    by_ctrl_c: bool = False
 
 
 class Observer:
@@ -67,8 +69,14 @@ class Observer:
     def on_step(self, result: StepResult) -> None:
         """A step's loss was seen to be finite."""
 
-    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
-        """Returns further measures for an evaluation on the validation split."""
+    def on_batch_evaluated(self, done: int, total: int) -> None:
+        """A batch of an evaluation is done."""
+
+    def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
+        """Returns further measures for an evaluation on the validation split.
+
+        What takes long calls `progress`, which may raise: the evaluation is then left.
+        """
         return {}
 
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
@@ -99,10 +107,14 @@ class Observers(Observer):
         for observer in self._observers:
             observer.on_step(result)
 
-    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
+    def on_batch_evaluated(self, done: int, total: int) -> None:
+        for observer in self._observers:
+            observer.on_batch_evaluated(done, total)
+
+    def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         measures: dict[str, float] = {}
         for observer in self._observers:
-            measures |= observer.evaluate(step, params)
+            measures |= observer.evaluate(step, params, progress)
         return measures
 
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from configs.errors import UserError
-from configs.spec import Count, CountOrZero, Fraction, NotNegative, spec
+from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, spec
 from data.task import Task
 from models.api import ModelSpec
 from models.loss import Criterion
@@ -54,6 +54,9 @@ class Run:
     evaluate_batches: Count | None = None
     """Batches in an evaluation during training, shared by the parts of a mixture, at least one for
     each; the whole split where it is None."""
+    stall_minutes: Positive | None = 30.0
+    """Minutes after which a run in which no step and no batch of an evaluation ends is stopped with
+    exit code 75, so that it can be restarted; None: never."""
 
     bleu_sentences: CountOrZero = 0
     """Sentences of the validation split that each of these evaluations translates for BLEU."""

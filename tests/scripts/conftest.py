@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import command_line, devices, meshloom
+from scripts import cli, devices, exits
 from tests.toys import optax_promotion
 from tests.trainer.command import settings, write_text
 from tests.trainer.conftest import optax_types  # noqa: F401
@@ -26,7 +26,7 @@ def call(*arguments: str) -> int:
     """The exit code of `meshloom` with these arguments, on the devices that the tests have."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
         patch.setattr(devices, "start_devices", lambda *_: None)
-        command_line.exits(lambda: meshloom.cli.main(arguments, standalone_mode=False))
+        exits.exits(lambda: cli.cli.main(arguments, standalone_mode=False))
     assert isinstance(exit.value.code, int)
     return exit.value.code
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import click
 import pytest
 
-from scripts import command_line, devices, meshloom
+from scripts import cli, command_line, devices
 from scripts.command_line import command_of, parameters_of
 from scripts.flag import Flag
 from tests.scripts.conftest import Meshloom
@@ -70,10 +70,10 @@ def test_help_shows_groups_of_flags_and_examples(capsys: pytest.CaptureFixture[s
 
 def every_command() -> list[tuple[str, type]]:
     groups = {
-        "": meshloom.WORK,
-        "inspect ": meshloom.INSPECT_WORK,
-        "import ": meshloom.IMPORT_WORK,
-        "export ": meshloom.EXPORT_WORK,
+        "": cli.WORK,
+        "inspect ": cli.INSPECT_WORK,
+        "import ": cli.IMPORT_WORK,
+        "export ": cli.EXPORT_WORK,
     }
     return [
         (group + name, command_line.imported(flags))
@@ -92,7 +92,7 @@ def test_every_command_explains_itself_in_sentences(name: str, flags: type) -> N
 
 
 def test_devices_are_flags_of_the_commands_that_use_them() -> None:
-    without = {"prepare", "compare", "gains", "report", "import t5"}
+    without = {"prepare", "compare", "gains", "report", "import t5", "supervise"}
     without |= {"inspect config", "inspect data", "inspect checkpoint", "inspect settings"}
     named = {
         name
@@ -106,7 +106,7 @@ def test_devices_are_flags_of_the_commands_that_use_them() -> None:
 def imported_by(*arguments: str) -> set[str]:
     """The modules that a process has imported once a command is done."""
     script = (
-        "import sys, scripts.meshloom as m\n"
+        "import sys, scripts.cli as m\n"
         f"m.cli.main({list(arguments)!r}, standalone_mode=False)\n"
         "print('modules', *sys.modules)"
     )

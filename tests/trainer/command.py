@@ -17,6 +17,7 @@ from data.order import row_ids
 from data.sources.text import TextFiles
 from data.task import Task
 from data.vocab import SentencePiece
+from scripts.launch_local import free_port
 from tests.toys import ROOT
 from trainer.metrics.jsonl import read_lines
 
@@ -83,6 +84,14 @@ class Process:
         self.popen.kill()
         raise AssertionError(f"never got there: {self.popen.communicate()}")
 
+    def wait_for_line(self, text: str) -> None:
+        """Waits until the standard error has a line with this text."""
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} never came")
+
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
@@ -135,6 +144,24 @@ class Command:
         popen = subprocess.Popen(command, cwd=ROOT, env=environment, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         return Process(popen, self.model_dir)
+
+    def train_on(
+        self, count: int, *flags: str, layout: str = "data_parallel", params: Sequence[str] = ()
+    ) -> list[Process]:
+        """Starts so many processes of one run, of a device each."""
+        address = f"--coordinator_address=localhost:{free_port()}"
+        return [
+            self.train(
+                address, f"--process_count={count}", f"--process_index={index}", *flags,
+                layout=layout, params=params,
+            )
+            for index in range(count)
+        ]  # fmt: skip
+
+    def steps(self) -> set[int]:
+        """The steps of the checkpoints."""
+        names = {path.name for path in self.model_dir.glob("checkpoints/*")}
+        return {int(name) for name in names if name.isdecimal()}
 
     def losses(self) -> dict[int, float]:
         """The loss by step; no step is there twice."""

@@ -21,6 +21,7 @@ from trainer.loop import TrainJob, train
 from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
+from trainer.progress import Progress
 from trainer.run import Run
 from trainer.step import abstract_params
 
@@ -55,7 +56,7 @@ class Recorder(Observer):
         assert loss is not None
         self.losses[result.step] = loss
 
-    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
+    def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         self.calls.append(f"evaluate {step}")
         return {"bleu": -float(step)}
 

@@ -13,6 +13,7 @@ from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.requests import DecodeOptions
 from trainer.observers import Observer
+from trainer.progress import Progress
 from trainer.run import Run
 from trainer.translation.evaluate import evaluation_sets, subset, translate
 
@@ -30,11 +31,12 @@ class TranslationEval(Observer):
         shards = batch_shards(layout, mesh.shape)
         self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
 
-    def evaluate(self, step: int, params: Params) -> Mapping[str, float]:
+    def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         decoder = Decoder(self._model, params, self._mesh, Sampling(temperature=0), self._batch)
         translated = translate(
             decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),
             self._run.model.max_length, resamples=0, ter=False,
+            progress=progress,
         )  # fmt: skip
         quality = translated[0].metrics
         logger.info(

@@ -1,9 +1,9 @@
-"""Flags of `meshloom train`, `prepare` and `report`."""
+"""Flags of `meshloom train`, `prepare`, `report` and `supervise`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scripts.commands.shared_flags import DATA_DIR, DataDir, ModelDir, SettingsFlags
+from scripts.commands.shared_flags import DATA_DIR, DataDir, ModelDir, SettingsFlags, Strings
 from scripts.devices import ProcessFlags
 from scripts.flag import Flag
 
@@ -38,3 +38,18 @@ class ReportFlags:
 
     EXAMPLES = ("meshloom report --model_dir=runs/mine",)
     model_dir: ModelDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuperviseFlags:
+    """Runs COMMAND, and starts it again when it fails or stalls (exit codes 1 and 75).
+
+    It waits longer after each failure, and gives up after the third one from the same checkpoint of
+    the --model_dir that COMMAND names.  It ends with the last exit code of COMMAND.
+    """
+
+    EXAMPLES = ("meshloom supervise -- meshloom train --model_dir=runs/mine",)
+    command: Annotated[Strings, Flag("", metavar="-- COMMAND...", is_argument=True)] = ()
+    backoff_s: Annotated[
+        float, Flag("Seconds before the first restart; they double up to 5 minutes.", min=0)
+    ] = 10.0

@@ -31,6 +31,7 @@ from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
 from trainer.observers import on_first_process
 from trainer.planning.prediction import CostPrediction
+from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
 from trainer.translation.bleu import bleu_observers
@@ -68,6 +69,7 @@ def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh:
         *bleu_observers(run, layout, mesh, prepared.vocabs),
         *on_first_process(metrics, LossPlot(model_dir)),
         RouterWarnings(),
+        Watchdog(),
     ]
     outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
     how = "Stopped" if outcome.stopped else "Finished"
@@ -75,6 +77,8 @@ def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh:
          f"{outcome.data_stall_fraction:.1%} of the time.")  # fmt: skip
     if outcome.stopped:
         tell(f"Continue with: meshloom train --model_dir={model_dir}")
+    if outcome.by_ctrl_c:
+        raise KeyboardInterrupt
 
 
 def training_programs(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[Program]:

@@ -1,0 +1,68 @@
+"""`meshloom supervise`: restarts a command that fails."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from etils import epath
+
+from configs.errors import UserError
+from scripts.commands.training.flags import SuperviseFlags
+from scripts.terminal import tell
+from trainer.processes.ending import FAILED, STALLED
+
+RESTARTED = (FAILED, STALLED)
+FAILURES = 3
+"""Failures from one checkpoint after which another start would fail as well."""
+LONGEST_S = 300.0
+
+
+def supervise(flags: SuperviseFlags) -> None:
+    """Runs the command until it succeeds, is stopped, or fails as it failed before."""
+    if not flags.command:
+        raise UserError("supervise what?  Give a command: meshloom supervise -- meshloom train …")
+    failures, last_step = 0, None
+    while True:
+        code = run(flags.command)
+        if code not in RESTARTED:
+            sys.exit(code)
+        step = newest_step(flags.command)
+        failures, last_step = (failures + 1 if step == last_step else 1), step
+        at = "before the first checkpoint" if step is None else f"after checkpoint {step}"
+        if failures == FAILURES:
+            tell(f"Failed {FAILURES} times {at}: not started again.")
+            sys.exit(code)
+        wait_s = min(LONGEST_S, flags.backoff_s * 2 ** (failures - 1))
+        tell(f"Exit code {code} {at}; starting again in {wait_s:g} s.")
+        time.sleep(wait_s)
+
+
+def run(command: Sequence[str]) -> int:
+    """Runs the command, hands signals on to it, and returns its exit code as a shell does."""
+    try:
+        # In a group of its own, or it would get Ctrl-C twice: the second one saves nothing.
+        process = subprocess.Popen(command, process_group=0)
+    except OSError as error:
+        raise UserError(f"{command[0]}: {error.strerror}.") from None
+    before = {
+        number: signal.signal(number, lambda number, _: process.send_signal(number))
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - code if code < 0 else code
+
+
+def newest_step(command: Sequence[str]) -> int | None:
+    """Returns the newest checkpoint of the model directory that the command names."""
+    match = re.search(r"(?:^|\0)--model_dir[=\0]([^\0]+)", "\0".join(command))
+    folder = epath.Path(match[1]) / "checkpoints" if match else None
+    if folder is None or not folder.exists():
+        return None
+    return max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=None)

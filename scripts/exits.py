@@ -1,0 +1,101 @@
+"""How a command ends: the exit code, the last line, and what the other processes are told."""
+
+import contextlib
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import click
+
+from configs.errors import RunError, UserError, brief
+from trainer.processes import keyboard, peers
+from trainer.processes.ending import FAILED, INTERRUPTED, end_process
+from trainer.processes.join import leave
+
+USAGE = 2
+BROKEN_PIPE = 141  # as where SIGPIPE ends a program
+LOSS_S = 5.0
+"""How long an unexpected error waits for the news that another process is lost."""
+
+
+def exits(call: Callable[[], object]) -> NoReturn:
+    """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run.
+
+    The other processes of a run are told of a failure, and waited for where there is none.
+    """
+    try:
+        call()
+        sys.stdout.flush()
+        leave()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        end(error)
+    keyboard.stop_listening()
+    sys.exit(0)
+
+
+def end(error: BaseException) -> NoReturn:
+    """Ends this process with the exit code of an error; the other processes learn of it."""
+    others = peers.current()
+    code, line = report(error)
+    if others is not None:
+        others.fail(code, line)
+    elif code != INTERRUPTED:
+        sys.exit(code)
+    end_process(code)
+
+
+def report(error: BaseException) -> tuple[int, str]:
+    """Prints what went wrong; returns the exit code and the line."""
+    if keyboard.is_interrupted() or isinstance(error, click.Abort | KeyboardInterrupt):
+        return INTERRUPTED, "Ctrl-C"
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return USAGE, "no command"
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        hint = f"  See {context.command_path} --help." if context else ""
+        return USAGE, printed(error.format_message() + hint)
+    if isinstance(error, UserError | RunError):
+        return USAGE if isinstance(error, UserError) else FAILED, printed(str(error))
+    if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
+        time.sleep(LOSS_S)
+    if isinstance(error, OSError):
+        drop_output()
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE, "the standard output is closed"
+        name = f"{error.filename}: " if error.filename else ""
+        return FAILED, printed(f"{name}{error.strerror or error}.")
+    traceback.print_exception(error)
+    return FAILED, traceback.format_exception_only(error)[-1].strip()
+
+
+def printed(line: str) -> str:
+    """Prints a line of Meshloom's on the standard error, and returns it."""
+    click.echo(f"meshloom: {shown(line)}", err=True)
+    return shown(line)
+
+
+def shown(message: str) -> str:
+    """Escapes control characters and shortens lines, which may hold any input.
+
+    >>> shown("no file \\x1b[31m\\n  named that")
+    'no file \\\\x1b[31m\\n  named that'
+    """
+    lines = [re.sub(r"[\x00-\x1f\x7f-\x9f]", _escaped, line) for line in message.split("\n")]
+    return "\n".join(brief(line, 3_000) for line in lines)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
+
+
+def drop_output() -> None:
+    """Drops what the standard output has not taken, or Python tries again as it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,37 @@
+"""Ends a process at once, whatever its main thread is doing, and says why."""
+
+import faulthandler
+import os
+import sys
+from typing import NoReturn
+
+FAILED = 1
+STALLED = 75
+"""EX_TEMPFAIL of sysexits.h: the same command may succeed when it is started again."""
+INTERRUPTED = 130
+"""What a shell reports after Ctrl-C: 128 + SIGINT."""
+
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+
+
+def end_process(code: int, line: str | None = None) -> NoReturn:
+    """Prints a line and ends the process: nothing is unwound, no other thread is waited for."""
+    show_cursor()
+    if line is not None:
+        sys.stderr.write(f"meshloom: {line}\n")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def show_cursor() -> None:
+    """Shows the cursor of the terminal again."""
+    if sys.stderr.isatty():
+        sys.stderr.write(SHOW_CURSOR)
+        sys.stderr.flush()
+
+
+def dump_stacks() -> None:
+    """Prints the stack of every thread to the standard error."""
+    sys.stderr.flush()
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)

@@ -1,0 +1,117 @@
+"""Joins this process to the others of a run: by flags, by variables, or as the cluster says."""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from configs.errors import RunError, UserError
+from trainer.processes import peers
+from trainer.processes.native_log import hide_lost_processes
+
+logger = logging.getLogger(__name__)
+Distributed = Literal["auto", "off", "manual"]
+
+ALL_THREE = ("coordinator_address", "process_count", "process_index")
+EXAMPLE = "--coordinator_address=HOST:PORT --process_count=N --process_index=I"
+
+
+class Place(NamedTuple):
+    """The place of this process in a run of several."""
+
+    coordinator_address: str
+    process_count: int
+    process_index: int
+
+
+def place_of(
+    distributed: Distributed,
+    coordinator_address: str | None = None,
+    process_count: int | None = None,
+    process_index: int | None = None,
+    timeout_s: float = 300,
+) -> Place | None:
+    """Returns the place that flags or the cluster give to this process; None where it runs alone.
+
+    Flags win over the cluster.
+    """
+    given = dict(zip(ALL_THREE, (coordinator_address, process_count, process_index), strict=True))
+    manual = {name: value for name, value in given.items() if value is not None}
+    if distributed == "off" and manual:
+        raise UserError(f"--distributed=off with {flags(manual)}.  Leave one of them away.")
+    if distributed == "off":
+        return None
+    is_manual = distributed == "manual" or manual
+    place = manual_place(given) if is_manual else cluster_place(timeout_s)
+    return place if place is not None and place.process_count > 1 else None
+
+
+def flags(names: Mapping[str, object] | list[str]) -> str:
+    return ", ".join(f"--{name}" for name in names)
+
+
+def manual_place(given: Mapping[str, str | int | None]) -> Place:
+    """Returns the place that the flags give; raises what contradicts in them."""
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise UserError(
+            f"{flags([name for name in given if name not in missing]) or '--distributed=manual'} "
+            f"without {flags(missing)}.  Give all three: {EXAMPLE}, or their variables "
+            f"MESHLOOM_{', MESHLOOM_'.join(name.upper() for name in ALL_THREE)}."
+        )
+    address, count, index = (given[name] for name in ALL_THREE)
+    assert isinstance(address, str) and isinstance(count, int) and isinstance(index, int)
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
+        raise UserError(
+            f"--coordinator_address={address}: legal is HOST:PORT of process 0, such as "
+            "10.0.0.1:8476."
+        )
+    if not 0 <= index < count:
+        raise UserError(
+            f"--process_index={index} of --process_count={count}.  "
+            f"Legal: {', '.join(map(str, range(count))) if count < 5 else f'0 to {count - 1}'}."
+        )
+    return Place(address, count, index)
+
+
+def cluster_place(timeout_s: float) -> Place | None:
+    """Returns what JAX knows of the cluster: TPU pods, GKE, SLURM and Open MPI."""
+    from jax._src import clusters  # JAX offers this as part of `initialize` only
+
+    try:
+        address, count, index, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(timeout_s)
+        )
+    except (KeyError, ValueError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"--distributed=auto: the cluster does not say how to join its processes: {error}  "
+            f"Give {EXAMPLE}, or --distributed=off to run alone."
+        ) from None
+    if address is None or count is None or index is None:
+        return None
+    return Place(address, count, index)
+
+
+def join(place: Place, timeout_s: float) -> None:
+    """Meets the other processes and connects JAX to them; gloo does collectives of CPUs."""
+    import jax
+
+    hide_lost_processes()
+    links = peers.meet(*place, timeout_s, logger.info)
+    peers.set_current(peers.Peers(place.process_index, links))
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(*place, initialization_timeout=int(timeout_s))
+    except RuntimeError as error:
+        raise RunError(f"JAX cannot connect to {place.coordinator_address}: {error}") from error
+
+
+def leave() -> None:
+    """Waits until all processes are done, and disconnects; nothing where this one runs alone."""
+    others = peers.current()
+    if others is not None:
+        import jax
+
+        others.leave()
+        jax.distributed.shutdown()

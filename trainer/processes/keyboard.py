@@ -1,0 +1,64 @@
+"""Ends a command within two seconds of Ctrl-C, whatever its main thread is doing.
+
+Python runs signal handlers in the main thread, between two bytecodes: during an import of native
+code or a compilation, Ctrl-C waits.  The signal also wakes a thread here, which ends the process
+when the main thread has not done so in time.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+from trainer.processes.ending import INTERRUPTED, end_process, show_cursor
+
+DEADLINE_S = 1.5
+
+_is_interrupted = False
+
+
+def is_interrupted() -> bool:
+    """Whether Ctrl-C ends this process.  Any error is then a consequence of it."""
+    return _is_interrupted
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handles SIGINT: raises KeyboardInterrupt, so that what is half-written is removed.
+
+    Native code prints the traceback of an exception that it cannot pass on: nothing is printed
+    from now on.
+    """
+    global _is_interrupted
+    _is_interrupted = True
+    show_cursor()
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in {2, sys.stderr.fileno()}:
+        os.dup2(silent, descriptor)
+    raise KeyboardInterrupt
+
+
+def end_on_interrupt() -> None:
+    """Makes Ctrl-C end this process, from now on.  A second one never waits for the main thread."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, interrupt)
+    threading.Thread(target=_end_late, args=(source,), name="keyboard", daemon=True).start()
+
+
+def stop_listening() -> None:
+    """Lets Ctrl-C end the process at once: nothing is left that it could harm."""
+    if signal.getsignal(signal.SIGINT) is interrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_late(source: int) -> None:
+    count = 0
+    while signals := os.read(source, 64):
+        count += signals.count(signal.SIGINT)
+        # A training loop that is to save first has a handler of its own for the first one.
+        if count > 1 or (count and signal.getsignal(signal.SIGINT) is interrupt):
+            time.sleep(DEADLINE_S)
+            end_process(INTERRUPTED)

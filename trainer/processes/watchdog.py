@@ -1,0 +1,65 @@
+"""Ends a run in which nothing moves any more, after showing where each thread stands."""
+
+import threading
+import time
+from collections.abc import Mapping
+
+from trainer.evaluate import PartEvaluation
+from trainer.observers import CompiledStep, Line, Observer, Outcome, StepResult
+from trainer.processes import peers
+from trainer.processes.ending import STALLED, dump_stacks, end_process
+
+CHECKS = 20  # in the time after which a run has stalled
+
+
+class Watchdog(Observer):
+    """Prints the stack of every thread and ends the process when no step ends for too long.
+
+    It waits from the first compiled step to the last one; a batch of an evaluation counts as well.
+    Of several processes all print their stacks, and say which of them is behind.
+    """
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._step = 0
+        self._moved = time.monotonic()
+
+    def on_compiled(self, compiled: CompiledStep) -> None:
+        if compiled.run.stall_minutes is not None:
+            self._moved = time.monotonic()
+            limit_s = 60 * compiled.run.stall_minutes
+            watch = threading.Thread(target=self._watch, args=(limit_s,), name="watchdog")
+            watch.daemon = True
+            watch.start()
+
+    def on_step(self, result: StepResult) -> None:
+        self._step, self._moved = result.step, time.monotonic()
+
+    def on_batch_evaluated(self, done: int, total: int) -> None:
+        self._moved = time.monotonic()
+
+    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
+        self._moved = time.monotonic()
+
+    def on_end(self, outcome: Outcome) -> None:
+        self._closed.set()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self, limit_s: float) -> None:
+        while not self._closed.wait(limit_s / CHECKS):
+            if time.monotonic() - self._moved > limit_s:
+                self._end()
+
+    def _end(self) -> None:
+        others = peers.current()
+        if others is not None:
+            others.stalled()
+            self._closed.set()
+            return
+        dump_stacks()
+        end_process(
+            STALLED,
+            f"No step ended within Run.stall_minutes: the last one that did is {self._step}.",
+        )
