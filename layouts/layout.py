@@ -18,6 +18,7 @@ from layouts.axes import BY_NAME, SYNONYMS
 Array = jax.Array
 Tree = TypeVar("Tree")
 Entry = str | tuple[str, ...] | None  # of a jax.P
+ABSENT_AXES = re.compile(r"\(\w+\)")  # of "(E)GD"
 
 
 class Rule(NamedTuple):
@@ -140,12 +141,17 @@ class Layout:
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Returns the placement of a tensor with these axes; a lowercase axis is replicated.
 
-        Firm rules choose before "?" rules, and among equals the leftmost axis wins.
+        Firm rules choose before "?" rules, and among equals the leftmost axis wins.  An axis in
+        parentheses chooses as well, though the tensor lacks it: "(E)GD" is split as G and D are in
+        "EGD".
         """
         places: list[tuple[str, ...]] = [()] * len(axes)
         for assigned in axis_assignments(self.rules, self.param_rules, axes, stored):
             if assigned.lost_to is None:
                 places[assigned.position] += (assigned.rule.mesh_axis,)
+        if "(" in axes:
+            marked = ABSENT_AXES.sub(lambda absent: " " * len(absent[0]), axes)
+            places = [entry for entry, axis in zip(places, marked, strict=True) if axis != " "]
         return jax.P(*(p[0] if len(p) == 1 else p or None for p in places))
 
     def einsum(
@@ -281,11 +287,13 @@ class Layout:
     def shard_map(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
         """Maps a function over the shards of tensors, whose axes "GSD,GS->GSD" names.
 
-        Other devices' shards are reached by collectives only (`jax.lax.psum` and the like).
+        Operands are placed so first.  Other devices' shards are reached by collectives only
+        (`jax.lax.psum` and the like).
         """
-        operands, result = equation.split("->")
-        placed = tuple(self.place(axes) for axes in operands.split(","))
-        return jax.shard_map(function, in_specs=placed, out_specs=self.place(result))
+        terms, result = equation.split("->")
+        placed = tuple(self.place(axes) for axes in terms.split(","))
+        mapped = jax.shard_map(function, in_specs=placed, out_specs=self.place(result))
+        return lambda *operands: mapped(*map(jax.sharding.reshard, operands, placed))
 
     def without(self, *axes: str) -> "Layout":
         """Returns the layout without the rules of some axes, which are then whole."""

@@ -1,12 +1,17 @@
 """Draws random bytes that do not depend on how they are placed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 
-from layouts.layout import num_shards
+from layouts.layout import Layout, mesh_axes, num_shards
+from layouts.shards import shard_index
 
 Array = jax.Array
 BYTES = 4  # in one random number
+BLOCK_BYTES = 2 * BYTES  # of two numbers, which the generator makes at a time
 
 
 def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> Array:
@@ -22,3 +27,42 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
         out_sharding=place,
     )
     return jax.sharding.reshard(spread[..., : shape[-1]], out_sharding)
+
+
+def random_bytes_of_rows(
+    layout: Layout, seed: Array, row_ids: Array, axes: str, width: int
+) -> Array:
+    """Draws such numbers for rows, the last of these axes, that are known by their ids.
+
+    The numbers follow from the seed (`seed_of`) and the id alone, wherever the row stands.
+    """
+    over = mesh_axes(layout.place(axes)[-1])
+    draw = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)
+    return layout.shard_map(draw, f"s,{axes[:-1]}->{axes}")(seed, row_ids)
+
+
+def seed_of(key: Array) -> Array:
+    """Returns the two numbers that stand for a key in `random_bytes_of_shard`."""
+    return jax.random.bits(key, (2,))
+
+
+def random_bytes_of_shard(
+    seed: Array, row_ids: Array, *, width: int, over: tuple[str, ...]
+) -> Array:
+    """Draws the bytes of a device's shard of rows: so many of each, split over these mesh axes.
+
+    Byte f of row i is of the generator's block (i, f // 8).
+    """
+    start = shard_index(over) * width
+    aligned = width % BLOCK_BYTES == 0
+    blocks = width // BLOCK_BYTES if aligned else width // BLOCK_BYTES + 2
+    shape = (*row_ids.shape, blocks)
+    block = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    block += (start // BLOCK_BYTES).astype(jnp.uint32)
+    row = jnp.broadcast_to(row_ids[..., None].astype(jnp.uint32), shape)
+    drawn = threefry_2x32(seed, jnp.stack([row, block]))  # encrypts pairs of these two
+    spread = jax.lax.bitcast_convert_type(jnp.moveaxis(drawn, 0, -1), jnp.uint8)
+    spread = spread.reshape(*row_ids.shape, blocks * BLOCK_BYTES)
+    if aligned:
+        return spread
+    return jax.lax.dynamic_slice_in_dim(spread, start % BLOCK_BYTES, width, axis=-1)

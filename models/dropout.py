@@ -17,6 +17,10 @@ def dropout(layout: Layout, key: Array | None, rate: float, x: Array, axes: str)
     """
     if key is None or not rate:
         return x
+    return drop(x, layout.random(random_bytes, key, axes, x.shape), rate)
+
+
+def drop(x: Array, drawn: Array, rate: float) -> Array:
+    """Zeroes the share of x whose random byte is low, and scales the rest up."""
     dropped = min(max(round(rate * LEVELS), 1), LEVELS - 1)
-    kept = layout.random(random_bytes, key, axes, x.shape) >= dropped
-    return jnp.where(kept, x * (LEVELS / (LEVELS - dropped)), 0)
+    return jnp.where(drawn >= dropped, x * (LEVELS / (LEVELS - dropped)), 0)

@@ -185,6 +185,19 @@ class Recorder(Layout):
         self.note(axes, shape, stored=stored)
         return super().random(sample, key, axes, shape, stored=stored)
 
+    def shard_map(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
+        mapped, terms = super().shard_map(function, equation), equation.partition("->")[0]
+
+        def noted(*operands: Array) -> Array:
+            for term, operand in zip(terms.split(","), operands, strict=True):
+                sizes = iter(operand.shape)
+                pairs = re.findall(r"\((\w)\)|(\w)", term)
+                shape = tuple(None if absent else next(sizes) for absent, _ in pairs)
+                self.note("".join(absent or axis for absent, axis in pairs), shape)
+            return mapped(*operands)
+
+        return noted
+
 
 def _line() -> str:
     """Returns the line that calls the recorder, "models/blocks.py:62"."""

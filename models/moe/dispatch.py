@@ -1,20 +1,33 @@
 """Ways to bring tokens to their experts and back.  Same routing in, same result out.
 
-Each takes tokens, their routing, the places of an expert, and the experts; it returns what the
-experts made of each token, weighted by its gates.
+Each takes tokens, their routing and the experts; it returns what the experts made of each token,
+weighted by its gates.
+
+The choices of all tokens are counted through, groups and tokens in order.  This number is the id
+of a choice: the bits of dropout follow from it, wherever the choice is sent.
 """
 
 import functools
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, num_shards
-from models.moe.routing import Routing, buffer_positions
+from layouts.layout import Layout, mesh_axes
+from layouts.random_bytes import random_bytes_of_shard
+from layouts.shards import shard_index
+from models.moe.routing import Routing
 
 Array = jax.Array
-BLOCK = 128  # tokens of one expert that a grouped product takes at a time, where there are more
+MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
+
+
+class Draw(Protocol):
+    """Draws random bytes for the tokens of a device's blocks, so many for each."""
+
+    def __call__(self, *, width: int) -> Array: ...
 
 
 class Experts(Protocol):
@@ -22,182 +35,245 @@ class Experts(Protocol):
 
     layout: Layout
     count: int
+    draws: bool
+    """Whether they draw random bytes, for which they need the ids of choices."""
+    seed: Array
 
-    def run(self, x_EGCD: Array) -> Array:
-        """The output of each expert for its own tokens."""
+    def weights(self) -> Mapping[str, Array]:
+        """Returns the stored weights by name."""
 
-    def run_blocks(self, x_Glcd: Array, expert_Gl: Array) -> Array:
-        """The output for blocks of tokens, each block for one expert."""
+    def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
+        """Returns the output of each expert for its tokens."""
+
+    def run_blocks(
+        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
+    ) -> Array:
+        """Returns the output for a device's blocks of tokens, each block for one expert.
+
+        The device has its shards of the weights, and draws random bytes for its shard of F.
+        """
 
 
-def by_einsum(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -> Array:
-    """Products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
+def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+    """Sends by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
     einsum, iota = experts.layout.einsum, experts.layout.iota
-    shape = routing.kept_GSI.shape
-    kept_GSI1 = routing.kept_GSI[..., None]
-    expert_GSIe = iota("GSIe", (*shape, experts.count), "e") == routing.expert_GSI[..., None]
-    place_GSIC = iota("GSIC", (*shape, capacity), "C") == routing.place_GSI[..., None]
-    expert_GSIe = jnp.where(kept_GSI1 & expert_GSIe, 1, 0).astype(x_GSD.dtype)
-    place_GSIC = place_GSIC.astype(x_GSD.dtype)
-    sent_GSeC = einsum("GSIe,GSIC->GSeC", expert_GSIe, place_GSIC)
-    weights_GSIe = expert_GSIe * routing.gate_GSI[..., None].astype(x_GSD.dtype)
-    combine_GSeC = einsum("GSIe,GSIC->GSeC", weights_GSIe, place_GSIC)
+    shape = routing.kept_Gsi.shape
+    kept_Gsi1 = routing.kept_Gsi[..., None]
+    expert_Gsie = iota("Gsie", (*shape, experts.count), "e") == routing.expert_Gsi[..., None]
+    place_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.place_Gsi[..., None]
+    expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
+    place_Gsic = place_Gsic.astype(x_GsD.dtype)
+    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, place_Gsic)
+    weights_Gsie = expert_Gsie * routing.gate_Gsi[..., None].astype(x_GsD.dtype)
+    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, place_Gsic)
 
-    x_GeCD = einsum("GSeC,GSD->GeCD", sent_GSeC, x_GSD)
-    y_GeCD = exchange_with_experts(experts, x_GeCD)
-    return einsum("GSeC,GeCD->GSD", combine_GSeC, y_GeCD)
+    x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
+    id_Gec = choice_ids(experts, routing, capacity)[2] if experts.draws else None
+    y_GecD = exchange_with_experts(experts, x_GecD, id_Gec)
+    return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
 
 
-def by_gather(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -> Array:
-    """Each place reads its token, and each token its places; nothing is multiplied by zero."""
-    layout, (groups, _, d_model) = experts.layout, x_GSD.shape
+def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+    """Sends by index: each place reads its token, and each token its places."""
+    layout, d_model = experts.layout, x_GsD.shape[-1]
+    slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
+    x_GcD = to_slots(x_GsD, slot_Gsi, here_Gc)
+    x_GecD = layout.reshape(x_GcD, (*id_Gec.shape, d_model), "GecD")
+    y_GecD = exchange_with_experts(experts, x_GecD, id_Gec if experts.draws else None)
+    y_GcD = layout.reshape(y_GecD, x_GcD.shape, "GcD")
+    return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
+
+
+WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {
+    "einsum": by_einsum,
+    "gather": by_gather,
+}
+
+
+def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
+    """Returns the slot of each choice, the choice at each slot, and its id at each place.
+
+    Slots are the places of all experts in a row.
+    """
+    layout, (groups, *choices) = experts.layout, routing.expert_Gsi.shape
     slots = experts.count * capacity
-    slot_GSI = routing.expert_GSI * capacity + routing.place_GSI
-    slot_GSI = jnp.where(routing.kept_GSI, slot_GSI, slots)
-    x_GCD, back = to_slots(layout, x_GSD, slot_GSI, slots)
-    shape = (groups, experts.count, capacity, d_model)
-    x_GeCD = layout.reshape(x_GCD, shape, "GeCD")
-    y_GeCD = exchange_with_experts(experts, x_GeCD)
-    y_GCD = layout.reshape(y_GeCD, x_GCD.shape, "GCD")
-    return combine(layout, y_GCD, slot_GSI, back, routing.gate_GSI)
+    slot_Gsi = routing.expert_Gsi * capacity + routing.place_Gsi
+    slot_Gsi = jnp.where(routing.kept_Gsi, slot_Gsi, slots)
+    find_choices = functools.partial(choice_at_slot, slots=slots)
+    here_Gc = layout.shard_map(find_choices, "Gsi->Gc")(slot_Gsi)
+    id_Gc = layout.iota("Gc", here_Gc.shape, "G") * math.prod(choices) + here_Gc
+    return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.count, capacity), "Gec")
 
 
-def dropless(experts: Experts, x_GSD: Array, routing: Routing, capacity: int) -> Array:
-    """Grouped products: each expert has as many blocks of places as it needs.
-
-    Tokens stay on their devices, and the experts' weights come to them.  Gale et al. 2022
-    (MegaBlocks).
-    """
-    layout, choices = experts.layout, routing.kept_GSI.shape[-1]
-    # All tokens of a device are one group.
-    devices = num_shards(layout.place("G")[0])
-    tokens = x_GSD.shape[0] * x_GSD.shape[1] // devices
-
-    def regroup(x: Array, axes: str) -> Array:
-        return layout.reshape(x, (devices, tokens, *x.shape[2:]), axes)
-
-    own_GSD = regroup(x_GSD, "GSD")
-    expert_GSI, kept_GSI, gate_GSI = (
-        regroup(x, "GSI") for x in (routing.expert_GSI, routing.kept_GSI, routing.gate_GSI)
-    )
-    size = min(BLOCK, tokens * choices)
-    blocks = -(-tokens * choices // size) + experts.count
-    slots = blocks * size
-    place_GSI = buffer_positions(layout, expert_GSI, kept_GSI, experts.count)
-    shape = (*expert_GSI.shape, experts.count)
-    chosen_GSIe = layout.iota("GSIe", shape, "e") == expert_GSI[..., None]
-    chosen_GSIe &= kept_GSI[..., None]
-    blocks_Ge = -(-jnp.sum(chosen_GSIe, axis=(1, 2)) // size)  # in blocks
-    ends_Ge = jnp.cumsum(blocks_Ge, axis=-1)
-    first_Ge = ends_Ge - blocks_Ge
-    first_GSI = jnp.sum(jnp.where(chosen_GSIe, first_Ge[:, None, None], 0), axis=-1)
-    slot_GSI = jnp.where(kept_GSI, first_GSI * size + place_GSI, slots)
-    block_Gle = layout.iota("Gle", (devices, blocks, experts.count), "l")
-    expert_Gl = jnp.sum(block_Gle >= ends_Ge[:, None], axis=-1)
-    expert_Gl = jnp.minimum(expert_Gl, experts.count - 1)
-
-    x_GCD, back = to_slots(layout, own_GSD, slot_GSI, slots)
-    shape = (devices, blocks, size, x_GSD.shape[-1])
-    x_Glcd = layout.reshape(x_GCD, shape, "Glcd")
-    y_Glcd = experts.run_blocks(x_Glcd, expert_Gl)
-    y_GCD = layout.reshape(y_Glcd, x_GCD.shape, "GCD")
-    y_GSD = combine(layout, y_GCD, slot_GSI, back, gate_GSI)
-    return layout.reshape(y_GSD, x_GSD.shape, "GSD")
-
-
-KINDS = {"einsum": by_einsum, "gather": by_gather, "dropless": dropless}
-
-
-def exchange_with_experts(experts: Experts, x_GeCD: Array) -> Array:
+def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None) -> Array:
     """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
-    layout = experts.layout
-    x_EGCD = layout.einsum("GECD->EGCD", layout.reshard(x_GeCD, "GECD"))
-    y_GECD = layout.einsum("EGCD->GECD", experts.run(x_EGCD))
-    return layout.reshard(y_GECD, "GeCD")
+    layout, id_EGc = experts.layout, None
+    x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
+    if id_Gec is not None:
+        id_EGc = layout.einsum("GEc->EGc", layout.reshard(id_Gec, "GEc"))
+    y_GEcD = layout.einsum("EGcD->GEcD", experts.run(x_EGcD, id_EGc))
+    return layout.reshard(y_GEcD, "GecD")
 
 
-def to_slots(layout: Layout, x_GSD: Array, slot_GSI: Array, slots: int) -> tuple[Array, Array]:
-    """Copies tokens to their slots, zeros to empty ones; returns also the choice at each slot.
+def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
+    """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
 
-    Choices are counted through: choice i of token s is s x I + i.
+    Tokens stay on their devices, and the experts' weights come to them: Gale et al. 2022
+    (MegaBlocks).  Or all tokens come to the devices of their experts, which is less where they are
+    few, as in a step of decoding.
     """
-    here_GC = choice_at_slot(layout, slot_GSI, slots)
-    return _to_slots(layout, x_GSD, slot_GSI, here_GC), here_GC
+    layout, weights, e = experts.layout, experts.weights(), "E" if at_experts else "e"
+    expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
+    weight_axes = (*expert_axes, *hidden_axes)
+    shape = routing.expert_Gsi.shape
+    expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
+    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
+    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
+    id_Gsi = id_Gs1 + layout.iota("Gsi", shape, "i")
+
+    def run(
+        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
+    ) -> Array:
+        # Marked alike for the hand-written gradients; JAX adds up what was the same on all devices.
+        x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
+        own = [jax.lax.pcast(shard, group_axes, to="varying") for shard in shards]
+        expert_Gsi -= shard_index(expert_axes) * len(own[0])
+        draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
+        routed = RoutedTokens(x_Gsd, expert_Gsi, gate_Gsi, id_Gsi)
+        y_Gsd = run_shard(experts, routed, draw, dict(zip(weights, own, strict=True)))
+        return jax.lax.psum(y_Gsd, weight_axes)
+
+    tokens = [f"({e})G{axes}" for axes in ("sd", "si", "si", "si")]
+    stored = [f"{e}(G)" + name[-2:].replace("D", "d") for name in weights]
+    mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *stored])}->{tokens[0]}")
+    arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *weights.values())
+    return layout.reshard(mapped(*arrays), "GsD")
 
 
-def choice_at_slot(layout: Layout, slot_GSI: Array, slots: int) -> Array:
-    """Returns the choice at each slot; at empty slots, the number of choices."""
+class RoutedTokens(NamedTuple):
+    """The tokens of a device, and their choices."""
 
-    def own(slot_GSI: Array) -> Array:
-        groups = slot_GSI.shape[0]
-        slot_GS = slot_GSI.reshape(groups, -1)
-        choices = slot_GS.shape[1]
-        group_G1 = jnp.arange(groups)[:, None]
-        none_GC = jnp.full((groups, slots), choices, jnp.int32)
-        return none_GC.at[group_G1, slot_GS].set(jnp.arange(choices, dtype=jnp.int32), mode="drop")
-
-    place = layout.place("GSI")
-    return jax.shard_map(own, in_specs=place, out_specs=jax.P(*place[:2]), check_vma=False)(
-        slot_GSI
-    )
+    x_Gsd: Array
+    expert_Gsi: Array
+    """Of those that the device has, which are numbered from 0."""
+    gate_Gsi: Array
+    id_Gsi: Array
 
 
-def rows(layout: Layout, x_GSD: Array, index_GC: Array) -> Array:
-    """Gathers rows of each group by index, zeros where an index is beyond the last."""
-    inside_GC1 = (index_GC < x_GSD.shape[1])[:, :, None]
-    return jnp.where(inside_GC1, layout.take_along_axis(x_GSD, index_GC, "GSD"), 0)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _to_slots(layout: Layout, x_GSD: Array, slot_GSI: Array, here_GC: Array) -> Array:
-    return rows(layout, x_GSD, here_GC // slot_GSI.shape[-1])
-
-
-def _to_slots_forward(
-    layout: Layout, x_GSD: Array, slot_GSI: Array, here_GC: Array
-) -> tuple[Array, Array]:
-    return _to_slots(layout, x_GSD, slot_GSI, here_GC), slot_GSI
-
-
-def _to_slots_backward(layout: Layout, slot_GSI: Array, dx_GCD: Array) -> tuple:
-    """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
-    choices = range(slot_GSI.shape[-1])
-    return sum(rows(layout, dx_GCD, slot_GSI[:, :, i]) for i in choices), None, None
-
-
-_to_slots.defvjp(_to_slots_forward, _to_slots_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def combine(
-    layout: Layout, y_GCD: Array, slot_GSI: Array, here_GC: Array, gate_GSI: Array
+def run_shard(
+    experts: Experts,
+    routed: RoutedTokens,
+    draw: Callable[..., Array],
+    weights: Mapping[str, Array],
 ) -> Array:
+    """Runs a device's tokens through the experts that it has."""
+    x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
+    count, choices = len(next(iter(weights.values()))), expert_Gsi.size
+    x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
+    gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
+
+    size = min(MAX_BLOCK, max(1, choices // count))
+    slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size)
+    slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
+    here_1c = choice_at_slot(slot_1si, math.prod(shape))
+    id_lc = id_Gsi.ravel().at[here_1c[0]].get(mode="clip").reshape(shape)
+
+    x_1cd = to_slots(x_1sd, slot_1si, here_1c)
+    draw_blocks = functools.partial(draw, id_lc)
+    y_lcd = experts.run_blocks(x_1cd.reshape(*shape, -1), expert_l, draw_blocks, weights)
+    return combine(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c, gate_1si).reshape(x_Gsd.shape)
+
+
+def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
+    """Returns the slot of each choice and the expert of each block of so many slots.
+
+    Blocks are in the order of their experts; the last ones are of no expert, that is, of `count`.
+    A choice of no expert from 0 to count gets the slot behind the last.
+    """
+    (choices,) = expert_i.shape
+    experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
+    blocks = experts + (choices - experts) // size
+    expert_i = jnp.where((expert_i >= 0) & (expert_i < count), expert_i, count)
+    choices_e = jnp.bincount(expert_i, length=count)
+    blocks_e = -(-choices_e // size)
+    ends_e = jnp.cumsum(blocks_e)
+    rank_i = jnp.argsort(jnp.argsort(expert_i, stable=True))
+    rank_i -= (jnp.cumsum(choices_e) - choices_e).at[expert_i].get(mode="clip")
+    first_i = (ends_e - blocks_e).at[expert_i].get(mode="clip")
+    slot_i = jnp.where(expert_i < count, first_i * size + rank_i, blocks * size)
+    expert_l = jnp.searchsorted(ends_e, jnp.arange(blocks), side="right")
+    return slot_i, expert_l
+
+
+def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
+    """Returns the choice at each slot of a group; at empty slots, the number of choices.
+
+    Choices are counted through: choice i of token s is s x i's size + i.
+    """
+    groups, *shape = slot_Gsi.shape
+    choices = math.prod(shape)
+    group_G1 = jnp.arange(groups)[:, None]
+    none_Gc = jnp.full((groups, slots), choices, jnp.int32)
+    choice_i = jnp.arange(choices, dtype=jnp.int32)
+    slot_Gs = slot_Gsi.reshape(groups, choices)
+    return none_Gc.at[group_G1, slot_Gs].set(choice_i, mode="drop")
+
+
+def rows(x_GsD: Array, index_Gc: Array) -> Array:
+    """Gathers rows of each group by index, zeros where an index is beyond the last."""
+    inside_Gc1 = (index_Gc < x_GsD.shape[1])[:, :, None]
+    taken_GcD = jnp.take_along_axis(x_GsD, index_Gc[:, :, None], axis=1, mode="clip")
+    return jnp.where(inside_Gc1, taken_GcD, 0)
+
+
+@jax.custom_vjp
+def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
+    """Copies tokens to their slots, given the choice at each slot, and zeros to empty ones."""
+    return rows(x_GsD, here_Gc // slot_Gsi.shape[-1])
+
+
+def _to_slots_forward(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> tuple[Array, Array]:
+    return to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi
+
+
+def _to_slots_backward(slot_Gsi: Array, dx_GcD: Array) -> tuple[Array, None, None]:
+    """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
+    parts = [rows(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
+    return sum(parts[1:], parts[0]), None, None
+
+
+to_slots.defvjp(_to_slots_forward, _to_slots_backward)
+
+
+@jax.custom_vjp
+def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> Array:
     """Sums what is at each token's slots, times its gates."""
     parts = [
-        gate_GSI[:, :, i, None].astype(y_GCD.dtype) * rows(layout, y_GCD, slot_GSI[:, :, i])
-        for i in range(slot_GSI.shape[-1])
+        gate_Gsi[:, :, i, None].astype(y_GcD.dtype) * rows(y_GcD, slot_Gsi[:, :, i])
+        for i in range(slot_Gsi.shape[-1])
     ]
     return sum(parts[1:], parts[0])
 
 
 def _combine_forward(
-    layout: Layout, y_GCD: Array, slot_GSI: Array, here_GC: Array, gate_GSI: Array
+    y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    residuals = (y_GCD, slot_GSI, here_GC, gate_GSI)
-    return combine(layout, *residuals), residuals
+    residuals = (y_GcD, slot_Gsi, here_Gc, gate_Gsi)
+    return combine(*residuals), residuals
 
 
-def _combine_backward(layout: Layout, residuals: tuple[Array, ...], dy_GSD: Array) -> tuple:
-    y_GCD, slot_GSI, here_GC, gate_GSI = residuals
-    groups, tokens, choices = gate_GSI.shape
-    gate_GS = layout.reshape(gate_GSI, (groups, tokens * choices), "GS")
-    gate_GC = rows(layout, gate_GS[..., None], here_GC).astype(dy_GSD.dtype)
-    dy_GCD = gate_GC * rows(layout, dy_GSD, here_GC // choices)
-    wide_GSD = dy_GSD.astype(jnp.float32)
-    dgates = [
-        jnp.sum(wide_GSD * rows(layout, y_GCD, slot_GSI[:, :, i]), axis=-1) for i in range(choices)
-    ]
-    return dy_GCD, None, None, jnp.stack(dgates, axis=-1)
+def _combine_backward(
+    residuals: tuple[Array, ...], dy_GsD: Array
+) -> tuple[Array, None, None, Array]:
+    y_GcD, slot_Gsi, here_Gc, gate_Gsi = residuals
+    choices = gate_Gsi.shape[-1]
+    token_Gc = here_Gc // choices
+    is_here_Gci = (here_Gc % choices)[:, :, None] == jnp.arange(choices)[None, None]
+    gate_Gc = jnp.sum(jnp.where(is_here_Gci, rows(gate_Gsi, token_Gc), 0), axis=-1)
+    dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * rows(dy_GsD, token_Gc)
+    wide_GsD = dy_GsD.astype(jnp.float32)
+    dgates = [jnp.sum(wide_GsD * rows(y_GcD, slot_Gsi[:, :, i]), axis=-1) for i in range(choices)]
+    return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
 
 
 combine.defvjp(_combine_forward, _combine_backward)

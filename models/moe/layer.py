@@ -1,16 +1,18 @@
 """A mixture of experts in place of a feed-forward layer."""
 
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
-from models.dropout import dropout
+from layouts.random_bytes import random_bytes_of_rows, seed_of
+from models.dropout import drop
 from models.feed_forward import activate_hidden
 from models.initializers import Weights
-from models.moe.dispatch import KINDS
+from models.moe.dispatch import WITH_CAPACITY, Draw, in_blocks
 from models.moe.grouped_matmul import grouped_product
 from models.moe.routing import Load, Routing
 from models.spec import TransformerSpec
@@ -45,101 +47,119 @@ class MoeLayer(nnx.Module):
 
         Without dropped tokens, as in decoding, no token depends on another.
         """
-        router, layout = self.moe.router, self.layout
+        layout = self.layout
         route_key, jitter_key, dropout_key = (
             (None,) * 3 if key is None else jax.random.split(key, 3)
         )
-        batch, length, d_model = x_BLD.shape
-        (rows,), tokens = layout.unpadded_shape("B", (batch,)), length
-        if drop_tokens and self.moe.group_tokens is not None:
-            tokens = math.gcd(rows * length, self.moe.group_tokens)
-        shape = (batch * length // tokens, tokens)
-        x_GSD = self.regrouped(x_BLD, (*shape, d_model), "BlD", "GSD")
-        capacity = tokens
+        groups, tokens = self.grouping(x_BLD.shape, drops=drop_tokens)
+        x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
         if is_token_BL is None:
-            is_token_GS = layout.iota("GS", shape, "G") >= 0
+            is_token_Gs = layout.iota("Gs", (groups, tokens), "G") >= 0
         else:
-            is_token_GS = self.regrouped(is_token_BL, shape, "Bl", "GS")
+            is_token_Gs = self.regrouped(is_token_BL, (groups, tokens), "Bl", "Gs")
+        logits_Gse = self.logits(x_GsD, jitter_key)
+        gates_Gse = jax.nn.softmax(logits_Gse, axis=-1)
+        capacity = None
         if drop_tokens and self.moe.dispatch != "dropless":
             training = key is not None
-            capacity = router.capacity(tokens, self.moe.experts, training=training)
-        logits_GSe = self.logits(x_GSD, jitter_key)
-        gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
-        routing = router.route(layout, gates_GSe, is_token_GS, capacity, route_key)
-        experts = Experts(self, layout.with_sizes(G=rows * length // tokens), dropout_key)
-        y_GSD = KINDS[self.moe.dispatch](experts, x_GSD, routing, capacity)
-        y_BlD = self.regrouped(y_GSD, x_BLD.shape, "GSD", "BlD")
+            capacity = self.moe.router.capacity(tokens, self.moe.experts, training=training)
+        routing = self.moe.router.route(layout, gates_Gse, is_token_Gs, capacity, route_key)
+        experts = Experts(self, dropout_key)
+        if capacity is None:
+            y_GsD = in_blocks(experts, x_GsD, routing, at_experts=not drop_tokens)
+        else:
+            y_GsD = WITH_CAPACITY[self.moe.dispatch](experts, x_GsD, routing, capacity)
+        y_BlD = self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD")
         return layout.reshard(y_BlD, "BLD"), load_of(
-            layout, logits_GSe, gates_GSe, routing, is_token_GS
+            layout, logits_Gse, gates_Gse, routing, is_token_Gs
         )
+
+    def grouping(self, shape: tuple[int, ...], *, drops: bool) -> tuple[int, int]:
+        """Returns the groups of a batch and their tokens; without drops, a row is a group."""
+        batch, tokens, _ = shape
+        (rows,) = self.layout.unpadded_shape("B", (batch,))
+        if drops and self.moe.group_tokens is not None:
+            tokens = math.gcd(rows * tokens, self.moe.group_tokens)
+        return batch * shape[1] // tokens, tokens
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
         return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
 
-    def logits(self, x_GSD: Array, key: Array | None) -> Array:
+    def logits(self, x_GsD: Array, key: Array | None) -> Array:
         """Returns the router's logits, in float32."""
-        rate, wide_GSD = self.moe.router.jitter, x_GSD.astype(jnp.float32)
+        rate, wide_GsD = self.moe.router.jitter, x_GsD.astype(jnp.float32)
         if key is not None and rate:
-            drawn_GSD = self.layout.random(jax.random.uniform, key, "GSD", x_GSD.shape)
-            wide_GSD *= 1 + rate * (2 * drawn_GSD - 1)
+            drawn_GsD = self.layout.random(jax.random.uniform, key, "GsD", x_GsD.shape)
+            wide_GsD *= 1 + rate * (2 * drawn_GsD - 1)
         router_De = self.layout.reshard(self.router_DE[...].astype(jnp.float32), "De")
-        return self.layout.einsum("GSD,De->GSe", wide_GSD, router_De)
+        return self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
 
 
 class Experts:
     """The feed-forward layers of a mixture, as `models.moe.dispatch.Experts`."""
 
-    def __init__(self, owner: MoeLayer, layout: Layout, key: Array | None):
-        self.owner, self.layout, self.key = owner, layout, key
-        self.count = owner.moe.experts
+    def __init__(self, layer: MoeLayer, key: Array | None):
+        self.layer, self.layout = layer, layer.layout
+        self.count = layer.moe.experts
+        self.draws = key is not None and layer.spec.dropout > 0
+        self.seed = seed_of(key) if key is not None else jnp.zeros(2, jnp.uint32)
 
-    def run(self, x_EGCD: Array) -> Array:
-        einsum, own, gate_EGCF = self.layout.einsum, self.owner, None
-        h_EGCF = einsum("EGCD,EDF->EGCF", x_EGCD, own.wi_EDF[...])
-        if own.spec.gated:
-            gate_EGCF = einsum("EGCD,EDF->EGCF", x_EGCD, own.wg_EDF[...])
-        h_EGCF = activate_hidden(own.spec, h_EGCF, gate_EGCF)
-        h_EGCF = dropout(self.layout, self.key, own.spec.dropout, h_EGCF, "EGCF")
-        return einsum("EGCF,EFD->EGCD", h_EGCF, own.wo_EFD[...])
+    def weights(self) -> dict[str, Array]:
+        names = ["wi_EDF", "wg_EDF", "wo_EFD"] if self.layer.spec.gated else ["wi_EDF", "wo_EFD"]
+        return {name: getattr(self.layer, name)[...] for name in names}
 
-    def run_blocks(self, x_Glcd: Array, expert_Gl: Array) -> Array:
-        layout, own = self.layout, self.owner
+    def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
+        layout, spec, weights = self.layout, self.layer.spec, self.weights()
 
         def into(weights_EDF: Array) -> Array:
-            weights_edF = layout.reshard(weights_EDF, "edF")
-            return grouped_product(layout, "Glcd,edF->GlcF", x_Glcd, weights_edF, expert_Gl)
+            return layout.einsum("EGcD,EDF->EGcF", x_EGcD, weights_EDF)
 
-        gate_GlcF = into(own.wg_EDF[...]) if own.spec.gated else None
-        h_GlcF = activate_hidden(own.spec, into(own.wi_EDF[...]), gate_GlcF)
-        h_GlcF = dropout(layout, self.key, own.spec.dropout, h_GlcF, "GlcF")
-        wo_eFd = layout.reshard(own.wo_EFD[...], "eFd")
-        return grouped_product(layout, "GlcF,eFd->Glcd", h_GlcF, wo_eFd, expert_Gl)
+        gate_EGcF = into(weights["wg_EDF"]) if spec.gated else None
+        h_EGcF = activate_hidden(spec, into(weights["wi_EDF"]), gate_EGcF)
+        if id_EGc is not None:
+            drawn_EGcF = random_bytes_of_rows(layout, self.seed, id_EGc, "EGcF", h_EGcF.shape[-1])
+            h_EGcF = drop(h_EGcF, drawn_EGcF, spec.dropout)
+        return layout.einsum("EGcF,EFD->EGcD", h_EGcF, weights["wo_EFD"])
+
+    def run_blocks(
+        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
+    ) -> Array:
+        spec = self.layer.spec
+
+        def into(weights_edf: Array) -> Array:
+            return grouped_product(x_lcd, weights_edf, expert_l)
+
+        gate_lcf = into(weights["wg_EDF"]) if spec.gated else None
+        h_lcf = activate_hidden(spec, into(weights["wi_EDF"]), gate_lcf)
+        if self.draws:
+            h_lcf = drop(h_lcf, draw(width=h_lcf.shape[-1]), spec.dropout)
+        return grouped_product(h_lcf, weights["wo_EFD"], expert_l)
 
 
 def load_of(
-    layout: Layout, logits_GSe: Array, gates_GSe: Array, routing: Routing, is_token_GS: Array
+    layout: Layout, logits_Gse: Array, gates_Gse: Array, routing: Routing, is_token_Gs: Array
 ) -> Load:
     """Sums what a router did with the tokens, padding left out."""
-    shape = (*routing.expert_GSI.shape, gates_GSe.shape[-1])
-    here_GSIe = layout.iota("GSIe", shape, "e") == routing.expert_GSI[..., None]
-    kept_GSI = routing.kept_GSI.astype(jnp.float32)
-    count_GS = is_token_GS.astype(jnp.float32)
-    count_GS1 = count_GS[:, :, None]
-    tokens_G1 = jnp.sum(count_GS1, axis=1)
-    first_GSe = jnp.where(here_GSIe[:, :, 0], count_GS1, 0)
-    share_Ge = jnp.sum(first_GSe, axis=1) / jnp.maximum(tokens_G1, 1)
-    mean_Ge = jnp.sum(gates_GSe * count_GS1, axis=1) / jnp.maximum(tokens_G1, 1)
+    shape = (*routing.expert_Gsi.shape, gates_Gse.shape[-1])
+    here_Gsie = layout.iota("Gsie", shape, "e") == routing.expert_Gsi[..., None]
+    kept_Gsi = routing.kept_Gsi.astype(jnp.float32)
+    count_Gs = is_token_Gs.astype(jnp.float32)
+    count_Gs1 = count_Gs[:, :, None]
+    tokens_G1 = jnp.sum(count_Gs1, axis=1)
+    first_Gse = jnp.where(here_Gsie[:, :, 0], count_Gs1, 0)
+    share_Ge = jnp.sum(first_Gse, axis=1) / jnp.maximum(tokens_G1, 1)
+    mean_Ge = jnp.sum(gates_Gse * count_Gs1, axis=1) / jnp.maximum(tokens_G1, 1)
     # Algorithm 1 of GShard, line 13, which is 1 / experts^2 where all are used alike.
     aux_G1 = shape[-1] ** 2 * jnp.mean(share_Ge * mean_Ge, axis=-1, keepdims=True)
-    log_z_GS = jax.nn.logsumexp(logits_GSe, axis=-1)
-    entropy_GS = -jnp.sum(gates_GSe * jnp.log(jnp.maximum(gates_GSe, 1e-30)), axis=-1)
+    log_z_Gs = jax.nn.logsumexp(logits_Gse, axis=-1)
+    entropy_Gs = -jnp.sum(gates_Gse * jnp.log(jnp.maximum(gates_Gse, 1e-30)), axis=-1)
     return Load(
         aux=jnp.sum(aux_G1 * tokens_G1),
-        z=jnp.sum(jnp.square(log_z_GS) * count_GS),
-        entropy=jnp.sum(entropy_GS * count_GS),
-        kept_e=layout.einsum("GSIe->e", jnp.where(here_GSIe, kept_GSI[..., None], 0)),
-        chosen_I=layout.einsum("GSI->I", routing.chosen_GSI.astype(jnp.float32)),
-        kept_I=layout.einsum("GSI->I", kept_GSI),
+        z=jnp.sum(jnp.square(log_z_Gs) * count_Gs),
+        entropy=jnp.sum(entropy_Gs * count_Gs),
+        kept_e=layout.einsum("Gsie->e", jnp.where(here_Gsie, kept_Gsi[..., None], 0)),
+        chosen_i=layout.einsum("Gsi->i", routing.chosen_Gsi.astype(jnp.float32)),
+        kept_i=layout.einsum("Gsi->i", kept_Gsi),
         tokens=jnp.sum(tokens_G1),
     )

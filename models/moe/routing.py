@@ -13,16 +13,16 @@ Array = jax.Array
 
 
 class Routing(NamedTuple):
-    """The experts of each token: its choices I, the best first."""
+    """The experts of each token: its choices i, the best first."""
 
-    expert_GSI: Array
-    gate_GSI: Array
+    expert_Gsi: Array
+    gate_Gsi: Array
     """The weight of the expert's output; 0 where the token does not go there."""
-    place_GSI: Array
+    place_Gsi: Array
     """Where in the expert's buffer the token stands."""
-    kept_GSI: Array
+    kept_Gsi: Array
     """Whether the token goes there: chosen, and not beyond the capacity."""
-    chosen_GSI: Array
+    chosen_Gsi: Array
     """Whether it was chosen, whatever the capacity."""
 
 
@@ -37,9 +37,9 @@ class Load(NamedTuple):
     """Of the gates, in nats."""
     kept_e: Array
     """Choices of each expert that found a place."""
-    chosen_I: Array
+    chosen_i: Array
     """First, second, ... choices."""
-    kept_I: Array
+    kept_i: Array
     """Of these, the ones that found a place."""
     tokens: Array
 
@@ -78,9 +78,17 @@ class Router:
         return min(group_tokens, max(self.least_capacity, slots))
 
     def route(
-        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
+        self,
+        layout: Layout,
+        gates_Gse: Array,
+        is_token_Gs: Array,
+        capacity: int | None,
+        key: Array | None,
     ) -> Routing:
-        """Chooses the experts of each token but padding.  With a key, a router may be random."""
+        """Chooses the experts of each token but padding.  With a key, a router may be random.
+
+        Without a capacity, nothing is dropped.
+        """
         raise NotImplementedError
 
 
@@ -99,19 +107,24 @@ class Top2(Router):
         return 2
 
     def route(
-        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
+        self,
+        layout: Layout,
+        gates_Gse: Array,
+        is_token_Gs: Array,
+        capacity: int | None,
+        key: Array | None,
     ) -> Routing:
-        gate_GSI, expert_GSI = layout.top_k(gates_GSe, 2, "GSe")
-        gate_GSI /= jnp.sum(gate_GSI, axis=-1, keepdims=True)
-        chosen_GSI = jnp.broadcast_to(is_token_GS[:, :, None], gate_GSI.shape)
-        place_GSI = buffer_positions(layout, expert_GSI, chosen_GSI, gates_GSe.shape[-1])
+        gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, 2, "Gse")
+        gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
+        chosen_Gsi = jnp.broadcast_to(is_token_Gs[:, :, None], gate_Gsi.shape)
+        place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
         if key is not None and self.random_second:
-            drawn_GS = layout.random(jax.random.uniform, key, "GS", is_token_GS.shape)
-            sent_GS = 2 * gate_GSI[:, :, 1] > drawn_GS
+            drawn_Gs = layout.random(jax.random.uniform, key, "Gs", is_token_Gs.shape)
+            sent_Gs = 2 * gate_Gsi[:, :, 1] > drawn_Gs
             # One that is not sent keeps its place (algorithm 1, line 22).
-            first_GSI = layout.iota("GSI", gate_GSI.shape, "I") == 0
-            chosen_GSI &= first_GSI | sent_GS[:, :, None]
-        return drop_overflow(expert_GSI, gate_GSI, place_GSI, chosen_GSI, capacity)
+            first_Gsi = layout.iota("Gsi", gate_Gsi.shape, "i") == 0
+            chosen_Gsi &= first_Gsi | sent_Gs[:, :, None]
+        return drop_overflow(expert_Gsi, gate_Gsi, place_Gsi, chosen_Gsi, capacity)
 
 
 @spec
@@ -128,14 +141,19 @@ class TopK(Router):
         return self.k
 
     def route(
-        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
+        self,
+        layout: Layout,
+        gates_Gse: Array,
+        is_token_Gs: Array,
+        capacity: int | None,
+        key: Array | None,
     ) -> Routing:
-        gate_GSI, expert_GSI = layout.top_k(gates_GSe, self.k, "GSe")
+        gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, self.k, "Gse")
         if self.normalises:
-            gate_GSI /= jnp.sum(gate_GSI, axis=-1, keepdims=True)
-        chosen_GSI = jnp.broadcast_to(is_token_GS[:, :, None], gate_GSI.shape)
-        place_GSI = buffer_positions(layout, expert_GSI, chosen_GSI, gates_GSe.shape[-1])
-        return drop_overflow(expert_GSI, gate_GSI, place_GSI, chosen_GSI, capacity)
+            gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
+        chosen_Gsi = jnp.broadcast_to(is_token_Gs[:, :, None], gate_Gsi.shape)
+        place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
+        return drop_overflow(expert_Gsi, gate_Gsi, place_Gsi, chosen_Gsi, capacity)
 
 
 @spec
@@ -158,39 +176,49 @@ class ExpertChoice(Router):
         return False
 
     def route(
-        self, layout: Layout, gates_GSe: Array, is_token_GS: Array, capacity: int, key: Array | None
+        self,
+        layout: Layout,
+        gates_Gse: Array,
+        is_token_Gs: Array,
+        capacity: int | None,
+        key: Array | None,
     ) -> Routing:
-        is_token_GS1 = is_token_GS[:, :, None]
-        gates_GeS = layout.einsum("GSe->GeS", jnp.where(is_token_GS1, gates_GSe, -1.0))
-        _, token_GeC = layout.top_k(gates_GeS, capacity, "GeS")
-        shape = (*token_GeC.shape, gates_GSe.shape[1])
-        here_GeCS = layout.iota("GeCS", shape, "S") == token_GeC[..., None]
-        taken_GSe = layout.einsum("GeS->GSe", jnp.any(here_GeCS, axis=2))
-        place_GeCS = jnp.where(here_GeCS, layout.iota("GeCS", shape, "C"), 0)
-        place_GSe = layout.einsum("GeS->GSe", jnp.sum(place_GeCS, axis=2))
-        expert_GSe = layout.iota("GSe", gates_GSe.shape, "e")
+        is_token_Gs1 = is_token_Gs[:, :, None]
+        gates_Ges = layout.einsum("Gse->Ges", jnp.where(is_token_Gs1, gates_Gse, -1.0))
+        taken = is_token_Gs.shape[1] if capacity is None else capacity
+        _, token_Gec = layout.top_k(gates_Ges, taken, "Ges")
+        shape = (*token_Gec.shape, gates_Gse.shape[1])
+        here_Gecs = layout.iota("Gecs", shape, "s") == token_Gec[..., None]
+        taken_Gse = layout.einsum("Ges->Gse", jnp.any(here_Gecs, axis=2))
+        place_Gecs = jnp.where(here_Gecs, layout.iota("Gecs", shape, "c"), 0)
+        place_Gse = layout.einsum("Ges->Gse", jnp.sum(place_Gecs, axis=2))
+        expert_Gse = layout.iota("Gse", gates_Gse.shape, "e")
         # Each expert is one choice.
-        return drop_overflow(expert_GSe, gates_GSe, place_GSe, taken_GSe & is_token_GS1, capacity)
+        return drop_overflow(expert_Gse, gates_Gse, place_Gse, taken_Gse & is_token_Gs1, capacity)
 
 
 def drop_overflow(
-    expert_GSI: Array, gate_GSI: Array, place_GSI: Array, chosen_GSI: Array, capacity: int
+    expert_Gsi: Array,
+    gate_Gsi: Array,
+    place_Gsi: Array,
+    chosen_Gsi: Array,
+    capacity: int | None,
 ) -> Routing:
     """Drops the choices that lie beyond the capacity."""
-    kept_GSI = chosen_GSI & (place_GSI < capacity)
-    return Routing(expert_GSI, jnp.where(kept_GSI, gate_GSI, 0), place_GSI, kept_GSI, chosen_GSI)
+    kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (place_Gsi < capacity)
+    return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), place_Gsi, kept_Gsi, chosen_Gsi)
 
 
-def buffer_positions(layout: Layout, expert_GSI: Array, chosen_GSI: Array, experts: int) -> Array:
+def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, experts: int) -> Array:
     """Returns the position of each choice in its expert's buffer: first choices, then second ones.
 
     Within one choice tokens keep their order.
     """
-    shape = (*expert_GSI.shape, experts)
-    chosen_GSIe = layout.iota("GSIe", shape, "e") == expert_GSI[..., None]
-    chosen_GSIe = (chosen_GSIe & chosen_GSI[..., None]).astype(jnp.int32)
-    so_far_GSIe = jnp.cumsum(chosen_GSIe, axis=1)
-    totals_G1Ie = so_far_GSIe[:, -1:]
-    before_G1Ie = jnp.cumsum(totals_G1Ie, axis=2) - totals_G1Ie
-    place_GSIe = so_far_GSIe - 1 + before_G1Ie
-    return jnp.sum(jnp.where(chosen_GSIe > 0, place_GSIe, 0), axis=-1)
+    shape = (*expert_Gsi.shape, experts)
+    chosen_Gsie = layout.iota("Gsie", shape, "e") == expert_Gsi[..., None]
+    chosen_Gsie = (chosen_Gsie & chosen_Gsi[..., None]).astype(jnp.int32)
+    so_far_Gsie = jnp.cumsum(chosen_Gsie, axis=1)
+    totals_G1ie = so_far_Gsie[:, -1:]
+    before_G1ie = jnp.cumsum(totals_G1ie, axis=2) - totals_G1ie
+    place_Gsie = so_far_Gsie - 1 + before_G1ie
+    return jnp.sum(jnp.where(chosen_Gsie > 0, place_Gsie, 0), axis=-1)

@@ -38,10 +38,10 @@ def layer_stats(load: Load) -> Layer:
     second, ... choices that found none; idle: experts without a token; entropy in nats.
     """
     tokens = max(float(load.tokens), 1.0)
-    kept_e, chosen_I = np.asarray(load.kept_e), np.maximum(load.chosen_I, 1)
+    kept_e, chosen_i = np.asarray(load.kept_e), np.maximum(load.chosen_i, 1)
     return {
         "load": (kept_e / max(float(kept_e.sum()), 1.0)).tolist(),
-        "dropped": (1 - load.kept_I / chosen_I).tolist() if load.tokens else [],
+        "dropped": (1 - load.kept_i / chosen_i).tolist() if load.tokens else [],
         "idle": int((kept_e == 0).sum()),
         "entropy": float(load.entropy) / tokens,
         "aux": float(load.aux) / tokens,

@@ -71,7 +71,7 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
     own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
     wanted = trained_on(moe(own))
     load = load_of(wanted[0])
-    assert (float(load.kept_I.sum()) < float(load.chosen_I.sum())) == (factor < 1)
+    assert (float(load.kept_i.sum()) < float(load.chosen_i.sum())) == (factor < 1)
     assert_equal(trained_on(moe(own, "gather")), wanted)
     if factor > 1:
         assert_equal(trained_on(moe(own, "dropless")), wanted)
@@ -80,7 +80,7 @@ def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
 def test_dropless_drops_nothing() -> None:
     own = Top2(capacity_factor=0.1, least_capacity=1)
     load = load_of(trained_on(moe(own, "dropless"))[0])
-    assert float(load.kept_I.sum()) == float(load.chosen_I.sum())
+    assert float(load.kept_i.sum()) == float(load.chosen_i.sum())
 
 
 @pytest.mark.parametrize("way", [in_turn, ragged], ids=lambda way: way.__name__)
@@ -88,8 +88,8 @@ def test_blocks_are_multiplied_by_their_experts_weights(way: Callable[..., jax.A
     """In both ways: one is for CPUs, one for all else."""
     rng = np.random.default_rng(0)
     x_lcd, w_edf = rng.normal(size=(6, 3, 4)), rng.normal(size=(5, 4, 7))
-    expert_l = np.array([0, 0, 2, 2, 2, 4])
-    wanted = np.einsum("lcd,ldf->lcf", x_lcd, w_edf[expert_l])
+    expert_l = np.array([0, 0, 2, 2, 4, 5])  # the last is of no expert
+    wanted = np.einsum("lcd,ldf->lcf", x_lcd, np.append(w_edf, 0 * w_edf[:1], 0)[expert_l])
     found = jax.jit(way)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
@@ -125,7 +125,7 @@ def test_padding_takes_no_place(router: Router) -> None:
         return trained_on(moe(own, group_tokens=tokens), rows)
 
     alone, beside = made(1.0, 8, ROWS), made(0.5, 16, padded)  # as many places
-    assert float(load_of(alone[0]).kept_I.sum()) < float(load_of(alone[0]).chosen_I.sum())
+    assert float(load_of(alone[0]).kept_i.sum()) < float(load_of(alone[0]).chosen_i.sum())
     for mine, other in zip(load_of(beside[0]), load_of(alone[0]), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5)
     np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)

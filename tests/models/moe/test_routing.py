@@ -71,10 +71,10 @@ def routed_and_loaded(
     capacity: int | jax.Array,
     key: jax.Array | None,
 ) -> tuple[jax.Array, Routing, Load]:
-    logits_GSe, is_token_GS = logits_SE[None], is_token_S[None]
-    gates_GSe = jax.nn.softmax(logits_GSe, axis=-1)
-    routing = router.route(WHOLE, gates_GSe, is_token_GS, fixed_capacity or capacity, key)
-    return gates_GSe, routing, load_of(WHOLE, logits_GSe, gates_GSe, routing, is_token_GS)
+    logits_Gse, is_token_Gs = logits_SE[None], is_token_S[None]
+    gates_Gse = jax.nn.softmax(logits_Gse, axis=-1)
+    routing = router.route(WHOLE, gates_Gse, is_token_Gs, fixed_capacity or capacity, key)
+    return gates_Gse, routing, load_of(WHOLE, logits_Gse, gates_Gse, routing, is_token_Gs)
 
 
 def routed(
@@ -95,11 +95,11 @@ def routed(
 
 def dense(routing: Routing, experts: int) -> tuple[np.ndarray, dict[tuple[int, int], int]]:
     """Weights by token and expert, and the places of those that are kept."""
-    weight_SE, place = np.zeros((len(routing.gate_GSI), experts), np.float32), {}
-    for s, i in zip(*np.nonzero(routing.kept_GSI), strict=True):
-        expert = int(routing.expert_GSI[s, i])
-        weight_SE[s, expert] += routing.gate_GSI[s, i]
-        place[int(s), expert] = int(routing.place_GSI[s, i])
+    weight_SE, place = np.zeros((len(routing.gate_Gsi), experts), np.float32), {}
+    for s, i in zip(*np.nonzero(routing.kept_Gsi), strict=True):
+        expert = int(routing.expert_Gsi[s, i])
+        weight_SE[s, expert] += routing.gate_Gsi[s, i]
+        place[int(s), expert] = int(routing.place_Gsi[s, i])
     return weight_SE, place
 
 
@@ -120,7 +120,7 @@ def test_top_2_is_algorithm_1(case, random: bool) -> None:
     experts, tokens = gates_SE.shape[1], max(int(is_token_S.sum()), 1)
     np.testing.assert_allclose(load.aux / tokens, experts**2 * aux, rtol=2e-6, atol=1e-7)
     assert np.all(load.kept_e <= capacity)
-    assert load.kept_e.sum() == len(place) == load.kept_I.sum()
+    assert load.kept_e.sum() == len(place) == load.kept_i.sum()
 
 
 @settings(max_examples=500, deadline=None)

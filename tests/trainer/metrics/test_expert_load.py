@@ -12,8 +12,8 @@ COUNTS = Load(
     z=np.array(40.0),
     entropy=np.array(5.0),
     kept_e=np.array([6.0, 6.0, 4.0, 0.0]),
-    chosen_I=np.array([10.0, 10.0]),
-    kept_I=np.array([10.0, 6.0]),
+    chosen_i=np.array([10.0, 10.0]),
+    kept_i=np.array([10.0, 6.0]),
     tokens=np.array(10.0),
 )
 
@@ -44,7 +44,7 @@ def test_curves_and_warnings() -> None:
     assert scalars(layers)["decoder 1/dropped_2"] == pytest.approx(0.4)
     assert scalars(layers)["decoder 1/largest_load"] == 0.375
     assert warnings(layers) == ["decoder 1: 40% of the choices number 2 found no place."]
-    one = COUNTS._replace(kept_e=np.eye(16)[3] * 10, kept_I=np.array([10.0, 10.0]))
+    one = COUNTS._replace(kept_e=np.eye(16)[3] * 10, kept_i=np.array([10.0, 10.0]))
     assert warnings({"encoder 0": layer_stats(one)}) == [
         "encoder 0: one expert has 16.0 times its even share of the tokens."
     ]
