@@ -257,6 +257,14 @@ class Layout:
         """Returns the layout with the sizes that axes have without their padding, by letter."""
         return self
 
+    def gather_stack(self, tree: Tree) -> Tree:
+        """Replicates the first axis of stacked arrays, as a loop over it needs."""
+
+        def gathered(array: Array) -> Array:
+            return jax.sharding.reshard(array, jax.P(None, *jax.typeof(array).sharding.spec[1:]))
+
+        return jax.tree.map(gathered, tree)
+
     def unstack(self, tree: Tree) -> list[Tree]:
         """Splits a tree of stacked arrays along their first axis, which is replicated before.
 
@@ -264,11 +272,10 @@ class Layout:
         """
 
         def parts(array: Array) -> list[Array]:
-            placed = jax.sharding.reshard(array, jax.P(None, *jax.typeof(array).sharding.spec[1:]))
-            split = jax.lax.split(placed, (1,) * array.shape[0], axis=0)
+            split = jax.lax.split(array, (1,) * array.shape[0], axis=0)
             return [jax.lax.squeeze(part, (0,)) for part in split]
 
-        leaves, structure = jax.tree.flatten(tree)
+        leaves, structure = jax.tree.flatten(self.gather_stack(tree))
         slices = zip(*map(parts, leaves), strict=True)
         return [jax.tree.unflatten(structure, arrays) for arrays in slices]
 

@@ -86,7 +86,8 @@ class Stack(nnx.Module):
         if self.spec.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.spec.remat])
         if self.spec.scan:
-            x_BLD, loads = jax.lax.scan(layer, x_BLD, (weights, jnp.arange(self.repeats)))
+            stack = (self.layout.gather_stack(weights), jnp.arange(self.repeats))
+            x_BLD, loads = jax.lax.scan(layer, x_BLD, stack)
         else:
             each = []
             for index, layer_weights in enumerate(self.layout.unstack(weights)):
@@ -114,7 +115,7 @@ class Stack(nnx.Module):
         weights = self.spec.precision.to_compute(stored)
         sizes = {"B": batch_sequences, "M": cache_length, **self.spec.sizes}
         if self.spec.scan:
-            run, caches = scanned(block, weights, sizes, memory_BMD)
+            run, caches = scanned(block, self.layout.gather_stack(weights), sizes, memory_BMD)
         else:
             blocks = list(map(block, self.layout.unstack(weights)))
             run, caches = unrolled(blocks, sizes, memory_BMD)

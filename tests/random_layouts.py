@@ -159,10 +159,11 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
     has_experts = causal or "moe" in (encoder_pattern or ())
     queries, kv_heads = choose(((1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (2, 3), (1, 5)))
     positions = choose(("learned", "rotary", "relative", "sinusoidal"))
+    repeats = (1, 1, 2)
     return Transformer(
         vocab=choose((64, 48, 64, 62)),
-        layers=choose((1, 2)) * len(pattern),
-        encoder_layers=choose((1, 2)) * len(encoder_pattern or pattern) if has_encoder else 0,
+        layers=choose(repeats) * len(pattern),
+        encoder_layers=choose(repeats) * len(encoder_pattern or pattern) if has_encoder else 0,
         source_vocab=choose((None, 72)) if has_encoder else None,
         d_model=choose((16, 24, 16, 18)),
         d_ff=choose((40, 32, 40, 30)),

@@ -25,6 +25,18 @@ def under(mesh: str, rules: str, param_rules: str = "") -> Case:
     return dataclasses.replace(SIMPLEST, layout=layout)
 
 
+# Settings that the search once failed with.
+FOUND = {"layers split under scan": ("x:2", "layers:x", {"layers": 2, "scan": True})}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_the_search_found_traces(name: str) -> None:
+    mesh, rules, changes = FOUND[name]
+    case = under(mesh, rules)
+    run = dataclasses.replace(case.run, model=dataclasses.replace(case.spec, **changes))
+    assert judge(dataclasses.replace(case, run=run), runs=False) == Verdict((), False, ())
+
+
 def kinds(case: Case, *, runs: bool = False) -> set[str]:
     return {failure.kind for failure in judge(case, runs=runs).failures}
 
@@ -72,13 +84,13 @@ def test_a_lint_that_refuses_without_a_reason_is_found(
     assert kinds(under("x:8", "batch:x")) == {"refused"}
 
 
-@pytest.mark.parametrize("name", ["train/loss/1", "opt_state/mu/w_DF", "texts"])
+@pytest.mark.parametrize("name", ["sums/loss", "gradients/w_DF", "texts"])
 def test_a_layout_that_changes_a_number_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def result(case: Case, rows: int) -> Result:
         is_split = bool(case.layout.rules)
-        numbers = {"train/loss/1": np.ones(3), "opt_state/mu/w_DF": np.ones(3)}
+        numbers = {"sums/loss": np.ones(3), "gradients/w_DF": np.ones(3)}
         numbers = {key: x + 1e-4 * (is_split and key == name) for key, x in numbers.items()}
         return Result(numbers, [[5, 6 + (is_split and name == "texts")]])
 
