@@ -1,0 +1,68 @@
+"""Blocks: the norm against numpy, residuals, and several blocks as one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from layouts.mesh import make_mesh
+from models.attention import AttentionContext, packed_context
+from models.blocks import Block, Blocks, Norm
+from models.initializers import Weights
+from models.spec import Moe
+from tests.toys import WHOLE, toy
+
+X_BLD = np.random.default_rng(0).normal(2, 3, (4, 8, 10)).astype(np.float32)
+SPEC = toy(positions="rotary", moe=Moe(experts=5, d_ff=9), pattern=("dense", "moe"), dropout=0.2)
+
+
+def weights() -> Weights:
+    return Weights(WHOLE, SPEC.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+
+
+def context() -> AttentionContext:
+    ones_BL = jnp.ones(X_BLD.shape[:2], jnp.int32)
+    return packed_context(WHOLE, jnp.cumsum(ones_BL, axis=1) - 1, ones_BL)
+
+
+def test_the_norm_divides_by_the_root_mean_square() -> None:
+    """Zhang and Sennrich 2019, equation 4."""
+    scale_D = np.linspace(0.5, 2, 10, dtype=np.float32)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        norm = Norm(WHOLE, weights())
+        norm.scale_D[...] = jnp.asarray(scale_D)
+        y_BLD = norm(X_BLD)
+    root_BL1 = np.sqrt(np.mean(X_BLD**2, axis=-1, keepdims=True))
+    np.testing.assert_allclose(y_BLD, X_BLD / root_BL1 * scale_D, rtol=1e-5)
+
+
+def test_parts_that_return_nothing_leave_the_residual_as_it_is() -> None:
+    def run() -> jax.Array:
+        block = Block(SPEC, WHOLE, weights(), cross_attention=False)
+        for weight in (block.attention.wo_JQKD, block.mlp.wo_FD):
+            weight[...] = 0 * weight[...]
+        y_BLD, cache, load = block(jnp.asarray(X_BLD), context(), key=jax.random.key(0))
+        assert cache is None and load is None
+        return y_BLD
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        np.testing.assert_array_equal(jax.jit(run)(), X_BLD)
+
+
+def test_several_blocks_run_in_order_with_keys_of_their_own() -> None:
+    key = jax.random.key(4)
+
+    def run() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        blocks = Blocks(SPEC, WHOLE, weights(), SPEC.pattern, cross_attention=False)
+        y_BLD, _, loads = blocks(jnp.asarray(X_BLD), context(), key=key)
+        assert list(loads) == ["block0", "block1"] and loads["block0"] is None
+        x_BLD = jnp.asarray(X_BLD)
+        for index, block in enumerate(blocks.each().values()):
+            x_BLD, _, load = block(x_BLD, context(), key=jax.random.fold_in(key, index))
+        return y_BLD, x_BLD, loads["block1"].kept_e, load.kept_e
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        y_BLD, x_BLD, of_blocks_e, of_block_e = jax.jit(run)()
+    np.testing.assert_allclose(y_BLD, x_BLD, rtol=1e-6)
+    np.testing.assert_array_equal(of_blocks_e, of_block_e)
+    assert np.sum(of_block_e) > 0

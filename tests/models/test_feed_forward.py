@@ -1,0 +1,45 @@
+"""The feed-forward layer against numpy, and what its dropout leaves alone."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from layouts.mesh import make_mesh
+from models.feed_forward import Mlp
+from models.initializers import Weights
+from models.spec import Activation
+from tests.toys import WHOLE, toy
+
+X_BLD = np.random.default_rng(0).normal(size=(4, 6, 10)).astype(np.float32)
+ACTIVATIONS = {
+    "relu": lambda h: np.maximum(h, 0),
+    "silu": lambda h: h / (1 + np.exp(-h)),
+    "gelu": lambda h: h / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (h + 0.044715 * h**3))),
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_layer_equals_numpys(activation: Activation, gated: bool) -> None:
+    """Vaswani et al. 2017, equation 2; Shazeer 2020, equation 5, without biases."""
+    spec = toy(activation=activation, gated=gated)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        rngs = nnx.Rngs(params=jax.random.key(0))
+        layer = Mlp(spec, WHOLE, Weights(WHOLE, spec.sizes, rngs, "float32"))
+        y_BLD, load = layer(X_BLD)
+    h_BLF, activate = X_BLD @ np.asarray(layer.wi_DF[...]), ACTIVATIONS[activation]
+    h_BLF = activate(X_BLD @ np.asarray(layer.wg_DF[...])) * h_BLF if gated else activate(h_BLF)
+    np.testing.assert_allclose(y_BLD, h_BLF @ np.asarray(layer.wo_FD[...]), rtol=1e-4, atol=1e-5)
+    assert load is None
+
+
+def test_dropout_is_of_hidden_units() -> None:
+    spec = toy(dropout=0.5)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        rngs = nnx.Rngs(params=jax.random.key(0))
+        layer = Mlp(spec, WHOLE, Weights(WHOLE, spec.sizes, rngs, "float32"))
+        whole_BLD, _ = layer(X_BLD)
+        dropped_BLD, _ = layer(X_BLD, key=jax.random.key(1))
+    assert not np.any(np.isclose(dropped_BLD, 0) & ~np.isclose(whole_BLD, 0))
+    assert np.mean(~np.isclose(dropped_BLD, whole_BLD)) > 0.9

@@ -1,0 +1,63 @@
+"""A stack runs its blocks in order, whatever runs them, and shares what layers share."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from layouts.mesh import make_mesh
+from models.attention import AttentionContext, packed_context
+from models.blocks import Block
+from models.initializers import Weights
+from models.spec import TransformerSpec
+from models.stack import Stack
+from tests.toys import WHOLE, toy
+
+X_BLD = np.random.default_rng(0).normal(size=(4, 8, 10)).astype(np.float32)
+SPEC = toy(layers=3, positions="relative", shares_bias=True, dropout=0.2)
+
+
+def made(spec: TransformerSpec) -> Stack:
+    weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+    stack = Stack(spec, WHOLE, weights, spec.layers, spec.pattern)
+    assert stack.bias is not None
+    stack.bias.bias_RJQ[...] = jax.random.normal(jax.random.key(1), stack.bias.bias_RJQ.shape)
+    return stack
+
+
+def context() -> AttentionContext:
+    ones_BL = jnp.ones(X_BLD.shape[:2], jnp.int32)
+    return packed_context(WHOLE, jnp.cumsum(ones_BL, axis=1) - 1, ones_BL)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_run_in_order_with_one_bias_and_keys_of_their_own(scan: bool) -> None:
+    spec, key = dataclasses.replace(SPEC, scan=scan), jax.random.key(2)
+
+    def run() -> tuple[jax.Array, jax.Array]:
+        stack = made(spec)
+        y_BLD, loads = stack(jnp.asarray(X_BLD), context(), key=key)
+        assert loads is None
+        graph, weights = nnx.split(stack.layers_N)
+        x_BLD = jnp.asarray(X_BLD)
+        for index, layer in enumerate(WHOLE.unstack(weights)):
+            block: Block = nnx.merge(graph, layer)
+            shared = stack.with_shared_bias(context())
+            x_BLD, _, _ = block(x_BLD, shared, key=jax.random.fold_in(key, index))
+        return y_BLD, stack.norm(x_BLD)
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        y_BLD, x_BLD = jax.jit(run)()
+    np.testing.assert_allclose(y_BLD, x_BLD, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_each_layer_has_a_cache_of_its_own(scan: bool) -> None:
+    spec = dataclasses.replace(SPEC, scan=scan)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        caches = jax.eval_shape(lambda: made(spec).start_decoding(5, 9, None)[1])
+    keys = [cache["keys_BJMK"].shape for cache in ([caches] if scan else caches)]
+    assert keys == ([(3, 5, 3, 9, 4)] if scan else [(5, 3, 9, 4)] * 3)
