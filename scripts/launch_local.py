@@ -61,7 +61,8 @@ def start(
             command, env=os.environ | place, stdout=output, stderr=output, process_group=0
         )
     except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        sys.exit(2)
 
 
 def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> None:

@@ -1,0 +1,78 @@
+"""A supervisor of a command that fails in the ways of a training."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.toys import ROOT
+
+# Each start ends with the next of the codes; one with a "+" saves a checkpoint before.
+PROGRAM = """
+import pathlib, sys
+folder, codes = pathlib.Path(sys.argv[1].partition("=")[2]), sys.argv[2:]
+starts = folder / "starts"
+number = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (number + 1))
+code = codes[number]
+if code.startswith("+"):
+    (folder / "checkpoints" / str(10 * (number + 1))).mkdir(parents=True)
+sys.exit(int(code))
+"""
+
+
+def supervised(folder: Path, *command: str) -> "subprocess.Popen[str]":
+    supervisor = [sys.executable, "-m", "scripts.meshloom", "supervise", "--backoff_s=0.01", "--"]
+    return subprocess.Popen(
+        [*supervisor, *command], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "starts", "code", "line"),
+    [
+        (["1", "75", "0"], 3, 0, "Exit code 75 before the first checkpoint; starting again in"),
+        (["2", "0"], 1, 2, ""),
+        (["130", "0"], 1, 130, ""),
+        (["1", "1", "1", "0"], 3, 1, "Failed 3 times before the first checkpoint: not started ag"),
+        (["1", "1", "+75", "1", "1", "0"], 5, 1, "Failed 3 times after checkpoint 30: not starte"),
+        (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after checkpoint 30; starting again in"),
+    ],
+)
+def test_failures_and_stalls_are_restarted(
+    tmp_path: Path, codes: list[str], starts: int, code: int, line: str
+) -> None:
+    program = [sys.executable, "-c", PROGRAM, f"--model_dir={tmp_path}", *codes]
+    process = supervised(tmp_path, *program)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert line in error
+    assert len((tmp_path / "starts").read_text()) == starts
+
+
+def test_a_signal_goes_to_the_command_which_is_not_restarted(tmp_path: Path) -> None:
+    program = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+    process = supervised(tmp_path, sys.executable, "-c", program, str(tmp_path / "started"))
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_nothing_to_supervise(tmp_path: Path) -> None:
+    process = supervised(tmp_path)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2 and error.startswith("meshloom: supervise what?")
+    process = supervised(tmp_path, "no-such-command")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error == "meshloom: no-such-command: No such file or directory.\n"
