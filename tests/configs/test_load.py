@@ -1,243 +1,29 @@
-import os
-import pickle
-import sys
-from typing import Any
+"""Gin files and flags: what is read, and what is said of mistakes."""
 
-import gin
+import os
+import sys
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from configs import imports
 from configs.errors import UserError
 from configs.imports import CHECKOUT
-from configs.load import Config, load
-from configs.spec import Count, Fraction, spec
-from configs.write import diff
-
-
-@spec
-class GinNorm:
-    epsilon: float = 1e-6
-
-
-@spec
-class GinModel:
-    layers: Count
-    width: Count = 8
-    norm: GinNorm = GinNorm()
-
-
-@spec
-class GinAdam:
-    decay: Fraction = 0.25
-
-
-@spec
-class GinSgd:
-    decay: Fraction = 0.5
-
-
-@spec
-class GinRun:
-    steps: Count
-    model: GinModel
-    name: str = "toy"
-    seed: int | None = None
-    sizes: tuple[int, ...] = ()
-    optimizer: GinAdam | GinSgd = GinAdam(decay=0.125)
-    others: tuple[GinModel, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.name == "bad":
-            raise UserError("GinRun.name = 'bad': legal: a good name.")
-
-
-MODEL = "GinModel.layers = 2\n"
-RUN = MODEL + "GinRun.steps = 10\nGinRun.model = @GinModel()\n"
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Enters an empty folder, into which `write` puts gin files."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def write(folder):
-    def write(text: str, name: str = "run.gin") -> str:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return name
-
-    return write
-
-
-def message(*files: str, params: tuple[str, ...] = (), make: Any = None) -> str:
-    with pytest.raises(UserError) as caught:
-        config = load(files, params)
-        config.make(make)
-    return str(caught.value)
-
-
-# --- making -----------------------------------------------------------------------------------
-
-
-def test_makes_nested_specs(write):
-    text = RUN + "GinRun.sizes = [1, 2]\nGinRun.optimizer = @GinSgd()\nGinNorm.epsilon = 1\n"
-    made = load([write(text)]).make(GinRun)
-    model = GinModel(layers=2, norm=GinNorm(epsilon=1.0))
-    assert made == GinRun(steps=10, model=model, sizes=(1, 2), optimizer=GinSgd())
-    assert isinstance(made, GinRun) and pickle.loads(pickle.dumps(made)) == made
-
-
-def test_scopes(write):
-    text = RUN + (
-        "small/GinModel.layers = 1\n"
-        "big/GinModel.layers = 4\nbig/GinNorm.epsilon = 0.5\nbig/wide/GinModel.width = 16\n"
-        "GinRun.others = (@small/GinModel(), @big/GinModel(), @big/wide/GinModel())\n"
-    )
-    made = load([write(text)]).make(GinRun)
-    norm = GinNorm(epsilon=0.5)
-    assert made.model == GinModel(layers=2)
-    assert made.others == (
-        GinModel(layers=1),
-        GinModel(layers=4, norm=norm),
-        GinModel(layers=4, width=16, norm=norm),
-    )
-
-
-def test_scopes_agree_with_gins_own(write):
-    """The same text under gin's own evaluation, with plain classes of the same shape."""
-    text = (
-        "OwnRun.a = @one/OwnModel()\nOwnRun.b = @one/two/OwnModel()\nOwnRun.c = @two/OwnModel()\n"
-        "OwnModel.x = 1\none/OwnModel.x = 2\ntwo/OwnModel.x = 3\none/two/OwnModel.y = 4\n"
-        "OwnModel.inner = @OwnInner()\none/OwnInner.z = 5\ntwo/OwnInner.z = %V\nV = 6\n"
-        "two/OwnModel.inner = @one/OwnInner()\n"
-    )
-
-    @spec
-    class OwnInner:
-        z: int = 0
-
-    @spec
-    class OwnModel:
-        x: int = 0
-        y: int = 0
-        inner: OwnInner | None = None
-
-    @spec
-    class OwnRun:
-        a: OwnModel
-        b: OwnModel
-        c: OwnModel
-
-    ours = load([write(text)]).make(OwnRun)
-    try:
-        for cls in (OwnInner, OwnModel, OwnRun):
-            gin.register(cls, module="tests")
-        gin.parse_config(text)
-        assert gin.get_configurable(OwnRun)() == ours
-    finally:
-        gin.clear_config()
-
-
-def test_blocks_macros_and_comments(write):
-    text = "# toy\nGinModel:\n  layers = %DEPTH  # macro\n  width = 4\nDEPTH = %OTHER\nOTHER = 3\n"
-    assert load([write(text)]).make(GinModel) == GinModel(layers=3, width=4)
-    with_param = load([write(text)], ["OTHER=5"])
-    assert with_param.make(GinModel).layers == 5
-
-
-def test_a_spec_as_default_can_be_bound_without_a_reference(write):
-    made = load([write(RUN + "GinNorm.epsilon = 0.5\n")]).make(GinRun)
-    assert made.model.norm == GinNorm(epsilon=0.5)
-    assert made.optimizer == GinAdam(decay=0.125)  # the field's default, not the class's
-
-
-def test_python_values(write):
-    text = RUN + "GinRun.name = 'it\\'s'\nGinRun.seed = -3\nGinRun.sizes = (1,)\n"
-    made = load([write(text)]).make(GinRun)
-    assert (made.name, made.seed, made.sizes) == ("it's", -3, (1,))
-    assert load(["run.gin"], ["GinRun.seed = None"]).make(GinRun).seed is None
-
-
-def test_missing_values_are_all_named():
-    with pytest.raises(UserError) as caught:
-        load([]).make(GinRun)
-    assert str(caught.value).splitlines() == [
-        "GinRun: 2 problems.",
-        "  GinRun.steps is missing, legal: an integer of at least 1.  "
-        'Set it in a gin file or with --gin_param="GinRun.steps=...".',
-        "  GinRun.model is missing, legal: @GinModel().  "
-        'Set it in a gin file or with --gin_param="GinRun.model=...".',
-    ]
-
-
-def test_wrong_values_are_all_named_with_their_place(write):
-    text = "GinRun.steps = 'ten'\nGinRun.model = @GinModel()\nGinModel.width = 0\n"
-    found = message(write(text), params=("GinRun.sizes=[1, 'a']",), make=GinRun)
-    assert found.splitlines() == [
-        "GinRun: 4 problems.",
-        "  GinModel.layers is missing, legal: an integer of at least 1.  "
-        'Set it in a gin file or with --gin_param="GinModel.layers=...".',
-        "  run.gin:3: GinModel.width = 0: legal: an integer of at least 1.",
-        "  run.gin:1: GinRun.steps = 'ten': found str, legal: an integer of at least 1.",
-        "  --gin_param: GinRun.sizes[1] = 'a': found str, legal: a tuple, each item an integer.",
-    ]
-
-
-def test_wrong_kind_of_spec(write):
-    found = message(write(RUN + "GinRun.model = @GinSgd()\n"), make=GinRun)
-    assert found == (
-        "run.gin:4: GinRun.model = GinSgd(decay=0.5): found GinSgd, legal: @GinModel()."
-    )
-
-
-def test_checks_between_fields_are_reported(write):
-    found = message(write(RUN), params=("GinRun.name='bad'",), make=GinRun)
-    assert found == "GinRun.name = 'bad': legal: a good name."
-
-
-@pytest.mark.parametrize("line", ["GinModel.width = %A", "GinModel.norm = @x/GinModel()"])
-def test_circles_end(write, line):
-    text = f"GinModel.layers = 1\n{line}\nA = %B\nB = %A\n"
-    assert "refers to itself" in message(write(text), make=GinModel)
-
-
-def test_one_reference_in_two_scopes_is_no_circle(write):
-    text = "GinNest.inner = @s/GinNest()\ns/GinNest.inner = @t/GinNest()\nt/GinNest.inner = None\n"
-
-    @spec
-    class GinNest:
-        inner: Any = None
-
-    @spec
-    class GinOuter:
-        first: Any = None
-
-    again = "GinOuter.first = @s/GinNest()\ns/GinNest.inner = @t/GinOuter()\n"
-    again += "t/GinOuter.first = @GinNest()\nt/GinNest.inner = None\n"
-    nested = load([write(text)]).make(GinNest)
-    assert nested == GinNest(inner=GinNest(inner=GinNest()))
-    made = load([write(again)]).make(GinOuter)
-    assert made == GinOuter(first=GinNest(inner=GinOuter(first=GinNest())))
-
-
-# --- files and order --------------------------------------------------------------------------
+from configs.load import load
+from tests.configs.gin_specs import MODEL, RUN, GinModel, GinRun, GinSgd, message
 
 
 def test_later_wins_and_what_it_replaced_is_kept(write):
     a, b = write(RUN, "a.gin"), write("\nGinRun.steps = 20\n", "b.gin")
     config = load([a, b], ["GinRun.steps=30"])
-    found = {binding.name: binding for binding in config.bindings()}
-    steps = found["GinRun.steps"]
+    by_name = {binding.name: binding for binding in config.bindings()}
+    steps = by_name["GinRun.steps"]
     assert (steps.value, steps.origin) == (30, "--gin_param")
     assert steps.overridden == ((10, "a.gin:2"), (20, "b.gin:2"))
-    assert found["GinModel.layers"].overridden == ()
-    assert (found["GinRun.model"].value, found["GinRun.model"].origin) == ("@GinModel()", "a.gin:3")
+    assert by_name["GinModel.layers"].overridden == ()
+    assert (by_name["GinRun.model"].value, by_name["GinRun.model"].origin) == (
+        "@GinModel()",
+        "a.gin:3",
+    )
     assert load([b, a]).make(GinRun).steps == 10
 
 
@@ -266,15 +52,15 @@ def test_the_checkout_is_the_folder_above_configs():
 
 def test_file_not_found_suggests_a_neighbour(write):
     write(RUN, "runs/quickstart.gin")
-    found = message("runs/quikstart.gin", "other.gin", make=GinRun)
-    assert found.startswith("Configuration: 2 problems.\n  runs/quikstart.gin: no such file in ")
-    assert os.getcwd() in found and "Did you mean quickstart.gin?" in found
-    assert "\n  other.gin: no such file" in found
+    error = message("runs/quikstart.gin", "other.gin", make=GinRun)
+    assert error.startswith("Configuration: 2 problems.\n  runs/quikstart.gin: no such file in ")
+    assert os.getcwd() in error and "Did you mean quickstart.gin?" in error
+    assert "\n  other.gin: no such file" in error
 
 
 def test_an_included_file_not_found_says_who_includes_it(write):
-    found = message(write("\ninclude 'gone.gin'\n"))
-    assert found.startswith("run.gin:2: gone.gin: no such file in ")
+    error = message(write("\ninclude 'gone.gin'\n"))
+    assert error.startswith("run.gin:2: gone.gin: no such file in ")
 
 
 def test_a_file_that_includes_itself(write):
@@ -308,8 +94,8 @@ def test_import_lines_make_specs_known(write, imported):
 
 
 def test_a_missing_module_is_reported_but_a_broken_one_raises(write, imported):
-    found = message(write("import no_such_module_here.mine\n"))
-    assert found.startswith(
+    error = message(write("import no_such_module_here.mine\n"))
+    assert error.startswith(
         "run.gin:1: import no_such_module_here.mine: no module named no_such_module_here."
     )
     write("import no_such_module_there\n", "gin_broken.py")
@@ -324,9 +110,9 @@ def test_a_gin_file_runs_code_only_from_listed_folders(write, imported, monkeypa
         "import os; os.mkdir('ran')\n", "elsewhere/gin_package/gin_module.py"
     )  # has no __init__.py
     for name in ("gin_hostile", "gin_package.gin_module", "os.path", "sys", "tests.toys", "gin"):
-        found = message(write(f"import {name}\n"))
-        assert f"import {name}: {name.partition('.')[0]} is a module of" in found
-        assert "--gin_import_path=FOLDER" in found
+        error = message(write(f"import {name}\n"))
+        assert f"import {name}: {name.partition('.')[0]} is a module of" in error
+        assert "--gin_import_path=FOLDER" in error
     assert not (tmp_path / "ran").exists()
     imports.allow_folder(folder)
     assert load([write("import gin_hostile\nimport models.api\n")]).imports[0] == "gin_hostile"
@@ -373,9 +159,6 @@ def test_what_grows_without_end_is_refused_soon(write):
     assert len(again) == 1_999 and again[0] == (2, "run.gin:1")
 
 
-# --- names and grammar ------------------------------------------------------------------------
-
-
 def test_unknown_names_are_all_reported(write):
     text = (
         "GinRum.steps = 1\nGinRun.stepz = 2\nGinRun.model = @GinModl()\nGinRun.seed = %SEEDS\n"
@@ -417,9 +200,9 @@ def test_a_param_with_a_forgotten_quote(value):
     ],
 )
 def test_malformed_param(param, legal):
-    found = message(params=(param,))
-    assert found.startswith(f"--gin_param: cannot read {param}\n  ")
-    assert found.endswith(f'  Legal: --gin_param="{legal}"')
+    error = message(params=(param,))
+    assert error.startswith(f"--gin_param: cannot read {param}\n  ")
+    assert error.endswith(f'  Legal: --gin_param="{legal}"')
 
 
 @pytest.mark.parametrize("param", ["GinRun.sizes=(1, 2", "GinRun.model=@"])
@@ -429,8 +212,8 @@ def test_unfinished_param(param):
 
 def test_a_param_without_a_spec_is_no_silent_macro(write):
     # A setting that no spec outside these tests has, whichever of them are imported.
-    found = message(write(RUN), params=("sizes=3",))
-    assert found == "--gin_param: sizes: nothing reads %sizes.  Did you mean GinRun.sizes?"
+    error = message(write(RUN), params=("sizes=3",))
+    assert error == "--gin_param: sizes: nothing reads %sizes.  Did you mean GinRun.sizes?"
 
 
 @pytest.mark.parametrize(
@@ -440,9 +223,9 @@ def test_a_param_without_a_spec_is_no_silent_macro(write):
      "@GinRun.x = 1", "GinRun.x = {1: }", "\x00", "  é = ", "GinRun.x = 0777"],
 )  # fmt: skip
 def test_bad_grammar_is_never_a_traceback(write, line):
-    found = message(write(f"{RUN}\n{line}\n"), "gone.gin")
-    assert found.startswith("Configuration: 2 problems.\n  run.gin:")
-    assert ": cannot read " in found
+    error = message(write(f"{RUN}\n{line}\n"), "gone.gin")
+    assert error.startswith("Configuration: 2 problems.\n  run.gin:")
+    assert ": cannot read " in error
 
 
 def test_a_forgotten_quote_in_a_file(write):
@@ -452,21 +235,18 @@ def test_a_forgotten_quote_in_a_file(write):
     )
 
 
-# --- looking at a config ----------------------------------------------------------------------
-
-
 def test_table(write):
     text = RUN + "s/GinModel.layers = 1\nGinRun.others = [@s/GinModel()]\n"
     rows = load([write(text)], ["GinRun.seed=3"]).table(GinRun)
-    found = {row.name: (row.value, row.origin) for row in rows}
-    assert len(found) == len(rows) == 7 + 3 + 1 + 1 + 3 + 1
-    assert found["GinRun.steps"] == (10, "run.gin:2")
-    assert found["GinRun.seed"] == (3, "--gin_param")
-    assert found["GinRun.name"] == ("toy", "default")
-    assert found["GinRun.optimizer"] == ("@GinAdam()", "default")
-    assert found["GinAdam.decay"] == (0.125, "default")
-    assert found["s/GinModel.layers"] == (1, "run.gin:4")
-    assert found["s/GinModel.width"] == (8, "default")
+    by_name = {row.name: (row.value, row.origin) for row in rows}
+    assert len(by_name) == len(rows) == 7 + 3 + 1 + 1 + 3 + 1
+    assert by_name["GinRun.steps"] == (10, "run.gin:2")
+    assert by_name["GinRun.seed"] == (3, "--gin_param")
+    assert by_name["GinRun.name"] == ("toy", "default")
+    assert by_name["GinRun.optimizer"] == ("@GinAdam()", "default")
+    assert by_name["GinAdam.decay"] == (0.125, "default")
+    assert by_name["s/GinModel.layers"] == (1, "run.gin:4")
+    assert by_name["s/GinModel.width"] == (8, "default")
     assert [row.name for row in rows if not row.default] == [
         "GinRun.steps",
         "GinRun.model",
@@ -483,73 +263,3 @@ def test_unused(write):
     names = [binding.name for binding in config.unused(GinRun)]
     assert names == ["GinSgd.decay", "E", "x/GinModel.width"]
     assert [b.name for b in config.unused(GinRun, GinSgd)] == ["E", "x/GinModel.width"]
-
-
-def test_diff():
-    a = GinRun(steps=1, model=GinModel(layers=2), others=(GinModel(layers=3),))
-    b = GinRun(
-        steps=5,
-        model=GinModel(layers=2, norm=GinNorm(epsilon=0.5)),
-        optimizer=GinSgd(),
-        others=(GinModel(layers=4),),
-    )
-    assert diff(a, a) == []
-    assert diff(a, b) == [
-        ("GinRun.steps", 1, 5),
-        ("GinNorm.epsilon", 1e-6, 0.5),
-        ("GinRun.optimizer", GinAdam(decay=0.125), GinSgd()),
-        ("GinModel.layers", 3, 4),
-    ]
-    assert diff(GinAdam(), GinSgd()) == [("GinAdam", GinAdam(), GinSgd())]
-
-
-# --- dump -------------------------------------------------------------------------------------
-
-
-def test_dump_spells_everything_out():
-    run = GinRun(steps=10, model=GinModel(layers=2), others=(GinModel(layers=3),))
-    assert load([]).dump([run], exclude=("GinRun.name",)).split("\n") == [
-        "GinRun.steps = 10",
-        "GinRun.model = @GinModel()",
-        "GinRun.seed = None",
-        "GinRun.sizes = ()",
-        "GinRun.optimizer = @GinAdam()",
-        "GinRun.others = (@others_4/GinModel(),)",
-        "",
-        "GinModel.layers = 2",
-        "GinModel.width = 8",
-        "GinModel.norm = @GinNorm()",
-        "",
-        "GinNorm.epsilon = 1e-06",
-        "",
-        "GinAdam.decay = 0.125",
-        "",
-        "others_4/GinModel.layers = 3",
-        "others_4/GinModel.width = 8",
-        "others_4/GinModel.norm = @GinNorm()",
-        "",
-    ]
-
-
-norms = st.builds(GinNorm, epsilon=st.floats(allow_nan=False, allow_infinity=False))
-models = st.builds(GinModel, layers=st.integers(1, 3), width=st.integers(1, 3), norm=norms)
-runs = st.builds(
-    GinRun,
-    steps=st.integers(1),
-    model=models,
-    name=st.text(st.characters(exclude_categories=["Cs"])).filter(lambda name: name != "bad"),
-    seed=st.none() | st.integers(),
-    sizes=st.lists(st.integers(), max_size=3).map(tuple),
-    optimizer=st.builds(GinAdam) | st.builds(GinSgd),
-    others=st.lists(models, max_size=3).map(tuple),
-)
-
-
-@settings(max_examples=50, deadline=None, database=None)
-@given(run=runs, norm=norms)
-def test_dump_is_read_back_to_equal_specs(tmp_path_factory, run, norm):
-    path = tmp_path_factory.getbasetemp() / "dump.gin"
-    path.write_text(Config(bound={}).dump([run, norm]), encoding="utf-8")
-    config = load([str(path)])
-    assert config.make(GinRun) == run and config.make(GinNorm) == norm
-    assert config.unused(GinRun, GinNorm) == ()

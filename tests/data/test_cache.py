@@ -41,18 +41,18 @@ def task_of(text, *, size=320, length=24, name="mine", **options):
 
 
 def decoded(prepared, split):
-    rows, found = prepared.splits[split], []
+    rows, result = prepared.splits[split], []
     batch = rows.batch(np.arange(len(rows)))
     for targets, segments in zip(batch["targets_BL"], batch["segments_BL"], strict=True):
         for segment in range(1, segments.max() + 1):
-            found.append(prepared.vocab.decode(targets[segments == segment]))
-    return found
+            result.append(prepared.vocab.decode(targets[segments == segment]))
+    return result
 
 
 def test_the_rows_hold_the_text(text, data_dir):
     prepared = prepare(task_of(text, length=128), data_dir)
-    found = [decoded(prepared, split) for split in ("train", "validation")]
-    assert sorted(found[0] + found[1]) == sorted(TEXT)
+    splits = [decoded(prepared, split) for split in ("train", "validation")]
+    assert sorted(splits[0] + splits[1]) == sorted(TEXT)
     manifest = json.loads((data_dir / "mine" / "manifest.json").read_text())
     assert manifest == prepared.manifest
     assert sum(s["words"] for s in manifest["splits"].values()) == sum(len(x.split()) for x in TEXT)
@@ -238,22 +238,22 @@ def translation_of(*sources, source_size=None, name="pair", **changes):
 
 
 def decoded_pairs(prepared, split, ids=None):
-    rows, found = prepared.splits[split], []
+    rows, result = prepared.splits[split], []
     batch = rows.batch(np.arange(len(rows)) if ids is None else np.array(ids))
     for row in range(len(batch["segments_BL"])):
         for segment in range(1, batch["segments_BL"][row].max() + 1):
             source = batch["inputs_BM"][row][batch["segments_BM"][row] == segment]
             target = batch["targets_BL"][row][batch["segments_BL"][row] == segment]
-            found.append((prepared.source_vocab.decode(source), prepared.vocab.decode(target)))
-    return found
+            result.append((prepared.source_vocab.decode(source), prepared.vocab.decode(target)))
+    return result
 
 
 @pytest.mark.parametrize("source_size", [None, 310])
 def test_the_rows_hold_the_pairs(pairs, data_dir, source_size):
     task = translation_of(Tsv(train=str(pairs), validation_fraction=0.1), source_size=source_size)
     for prepared in (prepare(task, data_dir), prepare(task, data_dir)):
-        found = [decoded_pairs(prepared, split) for split in ("train", "validation")]
-        assert sorted(found[0] + found[1]) == sorted(PAIRS)
+        splits = [decoded_pairs(prepared, split) for split in ("train", "validation")]
+        assert sorted(splits[0] + splits[1]) == sorted(PAIRS)
         assert (prepared.source_vocab is prepared.vocab) == (source_size is None)
     assert prepared.splits["train"].fill > 0.8
     assert (data_dir / "pair" / "source_vocab.model").exists() == (source_size is not None)
@@ -288,9 +288,9 @@ def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(pairs, others,
     parts = [Tsv(train=str(pairs)), Tsv(train=str(others), validation=str(others))]
     first = prepare(translation_of(*parts), data_dir).splits["train"]
     for rates in ({"rates": (1, 3)}, {"temperature": 5}):
-        found = prepare(translation_of(Mixture(parts=parts, **rates)), data_dir).splits["train"]
-        assert (found.targets_BL == first.targets_BL).all()
-        assert found.mix.rates != first.mix.rates
+        changed = prepare(translation_of(Mixture(parts=parts, **rates)), data_dir).splits["train"]
+        assert (changed.targets_BL == first.targets_BL).all()
+        assert changed.mix.rates != first.mix.rates
     parts[1] = Tsv(train=str(others), validation=str(others), tag="2de")
     parts[0] = Tsv(train=str(pairs), tag="2en")
     with pytest.raises(UserError, match=r"parts_2/Tsv.tag: None in the cache, '2de' now\."):
@@ -307,9 +307,9 @@ def test_the_parts_of_a_mixture_are_packed_apart_and_come_at_their_rates(pairs, 
     assert [part.name for part in train.parts] == list(parts)
     assert [*train.parts[0].rows, *train.parts[1].rows] == list(range(len(train)))
     for part in train.parts:
-        found = decoded_pairs(prepared, "train", part.rows)
-        assert sorted(found) == sorted(parts[part.name].pairs("train"))
-        assert part.counts.lines == part.read == len(found)
+        pairs = decoded_pairs(prepared, "train", part.rows)
+        assert sorted(pairs) == sorted(parts[part.name].pairs("train"))
+        assert part.counts.lines == part.read == len(pairs)
     ids = np.concatenate([rows_of_step(train, 3, step, 64) for step in range(64)])
     assert (ids < train.parts[0].rows.stop).mean() == 0.25
     assert prepared.splits["validation"].parts[0].counts.lines > 0
@@ -323,8 +323,8 @@ def test_rates_by_size_and_by_temperature_are_of_rows(pairs, others, data_dir):
     for temperature in (1, 5):
         mixture = Mixture(parts=parts, temperature=temperature)
         train = prepare(translation_of(mixture), data_dir).splits["train"]
-        wanted = np.array([len(part.rows) for part in train.parts]) ** (1 / temperature)
-        np.testing.assert_allclose(train.mix.rates, wanted / wanted.sum(), atol=1 / 4096)
+        expected = np.array([len(part.rows) for part in train.parts]) ** (1 / temperature)
+        np.testing.assert_allclose(train.mix.rates, expected / expected.sum(), atol=1 / 4096)
 
 
 def test_what_was_dropped_is_told_and_kept_in_the_manifest(pairs, data_dir, log_lines):

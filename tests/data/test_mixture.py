@@ -76,8 +76,8 @@ def test_a_part_of_hardly_any_rate_still_comes():
 def test_quotas_fill_a_block_and_lie_within_one_place_of_their_rates(rates):
     quotas = np.array(MixtureOrder.of([1] * len(rates), rates).quotas)
     assert quotas.sum() == BLOCK and quotas.min() >= 1
-    wanted = np.array(rates) / sum(rates) * BLOCK
-    assert (abs(quotas - wanted)[wanted >= 1] < 1 + (wanted < 1).sum()).all()
+    expected = np.array(rates) / sum(rates) * BLOCK
+    assert (abs(quotas - expected)[expected >= 1] < 1 + (expected < 1).sum()).all()
 
 
 def test_the_order_never_changes_between_versions(mix):

@@ -25,7 +25,7 @@ def files(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("params", "layout", "wanted"),
+    ("params", "layout", "expected"),
     [
         (["TextFiles.train = '{folder}/texd.txt'"], "whole", ["no file matches", "text.txt"]),
         (["TextFiles.train = '{folder}/empty.txt'"], "whole", ["empty.txt is empty"]),
@@ -67,14 +67,14 @@ def files(folder: Path) -> set[str]:
     ids=lambda value: value[0] if isinstance(value, list) and "=" in value[0] else "",
 )
 def test_training_is_refused_and_leaves_nothing(
-    run: Meshloom, place: Place, params: list[str], layout: str, wanted: list[str]
+    run: Meshloom, place: Place, params: list[str], layout: str, expected: list[str]
 ) -> None:
     (place.folder / "empty.txt").write_text("\n \n")
     (place.folder / "latin.txt").write_bytes(b"eins\nzwei\ndre\xfc\n")
     before = files(place.folder)
     params = [param.format(folder=place.folder) for param in params]
     said = refused(run, "train", place.model_dir, *place.flags(*params, layout=layout))
-    for part in wanted:
+    for part in expected:
         assert part in said
     # The vocabulary is held against the model once it is made, and a whole cache may stay.
     made = {"data/toy/"} if params == ["Transformer.vocab = 256"] else set()

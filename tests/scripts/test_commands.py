@@ -19,8 +19,8 @@ def read_json(path: Path) -> Any:
 def test_training_writes_what_scripts_rely_on(trained: Place) -> None:
     lines = read_lines(trained.folder / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    wanted = {"step", "loss", "tokens_per_s", "grad_norm", "learning_rate", "accuracy"}
-    assert wanted <= set(lines[-1])
+    expected = {"step", "loss", "tokens_per_s", "grad_norm", "learning_rate", "accuracy"}
+    assert expected <= set(lines[-1])
     plan = read_json(trained.folder / "run" / "plan.json")
     assert plan["compiled_for"] == "CPU" and plan["step_time_s"] > 0
     assert plan["executed_flops"] == pytest.approx(plan["model_flops"], rel=0.1)
@@ -31,7 +31,7 @@ def test_evaluate_names_its_numbers(run: Meshloom, trained: Place, tmp_path: Pat
     answer = run("evaluate", *flags, "--checkpoint=all", f"--json={tmp_path / 'all.json'}")
     assert answer.code == 0
     all_steps = read_json(tmp_path / "all.json")
-    assert [found["step"] for found in all_steps] == [2, 4]
+    assert [line["step"] for line in all_steps] == [2, 4]
     run("evaluate", *flags, f"--json={tmp_path / 'last.json'}", "--gin_file=layouts/fsdp.gin")
     last = read_json(tmp_path / "last.json")
     names = {
@@ -63,9 +63,9 @@ def test_scores_add_up_to_the_loss(run: Meshloom, trained: Place, tmp_path: Path
     counted = Rows.from_lines(["kara lost nevo", "mitu mitu"], vocab, 24).counts.tokens
     assert numbers[0][2] + numbers[2][2] == counted
     assert run("evaluate", trained.model_dir, flags[0], f"--json={tmp_path / 'j'}").code == 0
-    found = read_json(tmp_path / "j")
+    result = read_json(tmp_path / "j")
     scored = -sum(log_likelihood for log_likelihood, _, _ in numbers)
-    assert scored == pytest.approx(found["loss"] * found["tokens"], rel=1e-4)
+    assert scored == pytest.approx(result["loss"] * result["tokens"], rel=1e-4)
 
 
 def test_decoding_is_a_line_a_prompt_and_follows_its_seed(
@@ -86,7 +86,7 @@ def test_decoding_is_a_line_a_prompt_and_follows_its_seed(
 
 
 @pytest.mark.parametrize(
-    ("what", "wanted"),
+    ("what", "expected"),
     [
         ("config", "Transformer.d_ff"),
         ("data", "segment"),
@@ -96,17 +96,17 @@ def test_decoding_is_a_line_a_prompt_and_follows_its_seed(
     ],
 )
 def test_inspect_prints_and_writes_json(
-    run: Meshloom, trained: Place, tmp_path: Path, what: str, wanted: str
+    run: Meshloom, trained: Place, tmp_path: Path, what: str, expected: str
 ) -> None:
     flags = [trained.model_dir, f"--json={tmp_path / 'j'}"]
     if what == "data":
         flags.append(f"--data_dir={trained.folder / 'data'}")
     answer = run("inspect", what, *flags)
     assert answer.code == 0 and answer.out
-    assert wanted in json.dumps(read_json(tmp_path / "j"))
+    assert expected in json.dumps(read_json(tmp_path / "j"))
 
 
 def test_parameters_are_counted_exactly(run: Meshloom, trained: Place, tmp_path: Path) -> None:
     run("inspect", "params", trained.model_dir, f"--json={tmp_path / 'j'}")
-    wanted = 288 * 32 + 24 * 32 + 32 + 2 * (2 * 32 + 4 * 32 * 4 * 6 + 2 * 32 * 40)
-    assert read_json(tmp_path / "j")["parameters"] == wanted
+    expected = 288 * 32 + 24 * 32 + 32 + 2 * (2 * 32 + 4 * 32 * 4 * 6 + 2 * 32 * 40)
+    assert read_json(tmp_path / "j")["parameters"] == expected

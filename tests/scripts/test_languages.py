@@ -63,16 +63,16 @@ def last(place: Place) -> str:
 def test_each_language_has_its_loss_its_experts_and_its_bleu(place: Place, last: str) -> None:
     [line] = read_lines(place.folder / "run" / "evaluations.jsonl")
     assert tuple(line["parts"]) == LANGUAGES
-    found = json.loads(Path(last).read_text())
-    assert tuple(found["parts"]) == LANGUAGES
-    for part in found["parts"].values():
+    result = json.loads(Path(last).read_text())
+    assert tuple(result["parts"]) == LANGUAGES
+    for part in result["parts"].values():
         assert set(part["experts"]) == {"decoder 0", "encoder 0"}
         assert part["sentences"] == 3 and 0 < part["train_pairs"] <= 300
-    tokens = sum(part["tokens"] for part in found["parts"].values())
-    losses = sum(part["tokens"] * part["loss"] for part in found["parts"].values())
-    assert (tokens, losses) == (found["tokens"], pytest.approx(found["loss"] * tokens))
-    mean = sum(part["bleu"] for part in found["parts"].values()) / 3
-    assert found["mean_bleu"] == pytest.approx(mean)
+    tokens = sum(part["tokens"] for part in result["parts"].values())
+    losses = sum(part["tokens"] * part["loss"] for part in result["parts"].values())
+    assert (tokens, losses) == (result["tokens"], pytest.approx(result["loss"] * tokens))
+    mean = sum(part["bleu"] for part in result["parts"].values()) / 3
+    assert result["mean_bleu"] == pytest.approx(mean)
 
 
 def test_groups_of_several_rows_are_evaluated_under_a_layout(
@@ -84,8 +84,8 @@ def test_groups_of_several_rows_are_evaluated_under_a_layout(
         "--gin_file=layouts/data_parallel.gin", "--gin_param=Layout.mesh='data:2'",
     )  # fmt: skip
     assert answer.code == 0, answer.error
-    found, wanted = (json.loads(Path(p).read_text()) for p in (tmp_path / "split.json", last))
-    assert found["loss"] == pytest.approx(wanted["loss"], rel=2e-6)
+    actual, expected = (json.loads(Path(p).read_text()) for p in (tmp_path / "split.json", last))
+    assert actual["loss"] == pytest.approx(expected["loss"], rel=2e-6)
 
 
 def test_a_report_shows_which_language_uses_which_experts(run: Meshloom, place: Place) -> None:
@@ -100,14 +100,14 @@ def test_gains_are_drawn_over_a_baseline(
 ) -> None:
     baseline, other = evaluated(place, "2"), last
     parts = {name: json.loads(Path(name).read_text())["parts"] for name in (baseline, other)}
-    picture, found = tmp_path / "gains.png", tmp_path / "gains.json"
-    flags = [f"--baseline={baseline}", f"--output={picture}", f"--json={found}"]
+    picture, json_file = tmp_path / "gains.png", tmp_path / "gains.json"
+    flags = [f"--baseline={baseline}", f"--output={picture}", f"--json={json_file}"]
     answer = run("gains", *flags, f"--evaluation={other}")
     assert answer.code == 0 and picture.read_bytes().startswith(b"\x89PNG")
-    gained = json.loads(found.read_text())["models"][other]["gains"]
+    gained = json.loads(json_file.read_text())["models"][other]["gains"]
     for name in LANGUAGES:
-        wanted = parts[other][name]["bleu"] - parts[baseline][name]["bleu"]
-        assert gained[name] == pytest.approx(wanted) and name in answer.out
+        expected = parts[other][name]["bleu"] - parts[baseline][name]["bleu"]
+        assert gained[name] == pytest.approx(expected) and name in answer.out
 
     parts[other]["de"]["references_hash"] = "of other sentences"
     (tmp_path / "other.json").write_text(json.dumps({"parts": parts[other]}))
@@ -121,14 +121,15 @@ def test_gains_are_drawn_over_a_baseline(
 def test_what_the_source_tells_is_measured_against_strangers(
     run: Meshloom, place: Place, tmp_path: Path
 ) -> None:
-    folder, found, pairs = place.folder / "run", tmp_path / "source.json", tmp_path / "pairs.tsv"
+    folder, json_file = place.folder / "run", tmp_path / "source.json"
+    pairs = tmp_path / "pairs.tsv"
     names = [str(folder), f"{folder}@2"]
     with optax_promotion():
         source_share.main(
-            [*(f"--model_dir={name}" for name in names), "--split=test", f"--json={found}"],
+            [*(f"--model_dir={name}" for name in names), "--split=test", f"--json={json_file}"],
             standalone_mode=False,
         )
-    trained, earlier = (json.loads(found.read_text())["models"][name] for name in names)
+    trained, earlier = (json.loads(json_file.read_text())["models"][name] for name in names)
     assert trained["difference"] == trained["standard_error"] == 0
     more = earlier["source_tells"] - trained["source_tells"]
     assert earlier["difference"] == pytest.approx(more) and earlier["standard_error"] > 0

@@ -80,16 +80,16 @@ def test_evaluate_reports_bleu_with_its_signature(
         f"--json={json_file}", f"--hypotheses={texts}", "--resamples=20",
     )  # fmt: skip
     assert answer.code == 0 and "tok:intl" in answer.out
-    found = json.loads(json_file.read_text())
-    assert {"loss", "accuracy", "bleu", "chrf", "ter", "bleu_low", "hypotheses_hash"} <= set(found)
-    assert found["sentences"] == 7 and not found["is_subset"] and "tok:intl" in found["ter_signature"] + found["bleu_signature"]  # fmt: skip  # noqa: E501
+    result = json.loads(json_file.read_text())
+    assert {"loss", "accuracy", "bleu", "chrf", "ter", "bleu_low", "hypotheses_hash"} <= set(result)
+    assert result["sentences"] == 7 and not result["is_subset"] and "tok:intl" in result["ter_signature"] + result["bleu_signature"]  # fmt: skip  # noqa: E501
     # The same numbers from the file of translations, by the command that compares.
     again = tmp_path / "again.json"
     flags = [f"--system={texts}", f"--references={place.folder / 'test.tgt'}"]
     assert run("compare", *flags, "--tokenize=intl", f"--json={again}").code == 0
     compared = json.loads(again.read_text())["systems"][0]
     for name in ("bleu", "chrf", "ter", "hypotheses_hash", "references_hash"):
-        assert compared[name] == found[name]
+        assert compared[name] == result[name]
 
 
 def test_evaluate_takes_files_and_subsets(run: Meshloom, place: Place, tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_evaluate_takes_files_and_subsets(run: Meshloom, place: Place, tmp_path:
     assert run("evaluate", *flags, f"--input={source}", f"--references={target}").code == 0
     assert json.loads(json_file.read_text()) == split
     answer = run("evaluate", *flags, "--split=test", "--sentences=3")
-    found = json.loads(json_file.read_text())
-    assert found["sentences"] == 3 and found["is_subset"] and "(a subset)" in answer.out
-    assert found["loss"] == split["loss"]
+    result = json.loads(json_file.read_text())
+    assert result["sentences"] == 3 and result["is_subset"] and "(a subset)" in answer.out
+    assert result["loss"] == split["loss"]
     answer = run("evaluate", *flags, f"--input={source}")
     assert answer.code == 2 and "--references" in answer.error
 
@@ -123,8 +123,8 @@ def test_decode_writes_a_line_for_each_line_in_order(run: Meshloom, place: Place
     together = decoded(run, place)
     assert len(together) == 4 and together[1] == ""
     assert together == decoded(run, place, "--apart")
-    for line, wanted in zip(SOURCES, together, strict=True):
-        assert decoded(run, place, lines=[line]) == [wanted]
+    for line, expected in zip(SOURCES, together, strict=True):
+        assert decoded(run, place, lines=[line]) == [expected]
     greedy = decoded(run, place, "--beam=1")
     assert greedy == decoded(run, place, "--temperature=0")
     prefixed = decoded(run, place, "--prefix=KARA NEVO")
@@ -177,10 +177,10 @@ def test_scores_of_pairs_add_up_to_the_loss(run: Meshloom, place: Place, tmp_pat
     json_file = tmp_path / "found.json"
     flags = ["--split=test", "--sentences=0", f"--json={json_file}"]
     assert run("evaluate", place.model_dir, data_dir(place), *flags).code == 0
-    found = json.loads(json_file.read_text())
+    result = json.loads(json_file.read_text())
     total, words, tokens = map(sum, zip(*rows, strict=True))
-    np.testing.assert_allclose(-total / tokens, found["loss"], rtol=1e-5)
-    assert (words, tokens) == (found["words"], found["tokens"]) and "bleu" not in found
+    np.testing.assert_allclose(-total / tokens, result["loss"], rtol=1e-5)
+    assert (words, tokens) == (result["words"], result["tokens"]) and "bleu" not in result
     pairs.write_text("no tab\n")
     answer = run("score", place.model_dir, f"--input={pairs}")
     assert answer.code == 2 and "line 1: 0 tabs" in answer.error
@@ -231,7 +231,7 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     source, output = place.folder / "train.src", tmp_path / "out.tgt"
     flags = [place.model_dir, f"--input={source}", f"--output={output}", "--batch_sequences=2"]
     assert run("decode", *flags[:2], "--batch_sequences=2").code == 0
-    wanted = run("decode", *flags[:2]).out
+    expected = run("decode", *flags[:2]).out
     batches = []
     real = decoder.Decoder._decode
 
@@ -249,13 +249,13 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     part.write_text(part.read_text() + '{"line": 59, "hypo')  # a line that was cut
     answer = run("decode", *flags)
     assert answer.code == 0 and f"Continuing after {sum(batches)} of {PAIRS} lines." in answer.error
-    assert output.read_text() == wanted and not part.exists()
+    assert output.read_text() == expected and not part.exists()
     assert "lines/s" in answer.error
     answer = run("decode", *flags)
     assert answer.code == 0 and "is there already" in answer.error
     answer = run("decode", *flags, "--beam=2")
     assert answer.code == 2 and "made by other settings" in answer.error and "beam" in answer.error
-    assert output.read_text() == wanted
+    assert output.read_text() == expected
     (tmp_path / "out.tgt.made").unlink()
     assert run("decode", *flags).code == 2
 

@@ -34,7 +34,7 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
     case: str, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the other devices of the mesh were some other host's."""
-    rules, own, wanted = HOSTS[case]
+    rules, own, expected = HOSTS[case]
     layout = Layout(mesh="data:4,model:2", rules=rules)
     mesh = make_mesh(layout)
     held = set(mesh.devices[own].flat)
@@ -43,7 +43,7 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
         return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in held}
 
     monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", indices)
-    assert host_rows(placement(layout, mesh, microbatches), 24, microbatches) == wanted
+    assert host_rows(placement(layout, mesh, microbatches), 24, microbatches) == expected
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
@@ -53,10 +53,10 @@ def test_a_device_gets_its_part_of_what_its_host_has_read(microbatches: int) -> 
     own = [every[i::microbatches] for i in range(microbatches)]
     read = [rows[6 // microbatches : 18 // microbatches] for rows in own]
     index = (slice(12 // microbatches, 18 // microbatches), slice(None))
-    found = part_of(read[-1], 6 // microbatches, index, 24 // microbatches)
-    assert np.array_equal(found, every[12:18][microbatches - 1 :: microbatches])
+    actual = part_of(read[-1], 6 // microbatches, index, 24 // microbatches)
+    assert np.array_equal(actual, every[12:18][microbatches - 1 :: microbatches])
     both = part_of(np.stack(read), 6 // microbatches, (slice(None), *index), 24 // microbatches)
-    assert np.array_equal(both[-1], found)
+    assert np.array_equal(both[-1], actual)
 
 
 def pair_rows(count: int) -> PairRows:
@@ -92,15 +92,15 @@ def test_a_device_batch_is_the_rows_of_its_step(
     fed = feed(rows, where, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
     for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
         assert list(ids) == list(row_ids(3, step, 24, 41))
-        for name, wanted in rows.batch(ids).items():
+        for name, expected in rows.batch(ids).items():
             axes = name[-2:] if microbatches == 1 else f"a{name[-2:]}"
             assert batch[name].sharding == NamedSharding(mesh, layout.place(axes))
-            found = np.asarray(batch[name])
+            actual = np.asarray(batch[name])
             if microbatches > 1:
                 for slot in range(microbatches):
-                    np.testing.assert_array_equal(found[slot], wanted[slot::microbatches])
+                    np.testing.assert_array_equal(actual[slot], expected[slot::microbatches])
             else:
-                np.testing.assert_array_equal(found, wanted)
+                np.testing.assert_array_equal(actual, expected)
 
 
 def test_one_row_differs_where_one_row_differs() -> None:
@@ -108,8 +108,8 @@ def test_one_row_differs_where_one_row_differs() -> None:
     layout = Layout(mesh="data:2", rules="batch:data")
     where = placement(layout, make_mesh(layout), 1)
     batch = text_rows(8).batch(np.arange(8))
-    found = place(where, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
-    assert (np.asarray(found["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
+    actual = place(where, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
+    assert (np.asarray(actual["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_refused() -> None:

@@ -36,10 +36,10 @@ def test_another_process_reads_the_same_text():
     code = f"import hashlib\n{inspect.getsource(hash_of)}\n{READ}"
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     root = Path(__file__).parents[3]
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True
     )
-    assert found.stdout.strip() == hash_of(docstrings.corpus(("numpy",))), found.stderr
+    assert done.stdout.strip() == hash_of(docstrings.corpus(("numpy",))), done.stderr
 
 
 def test_about_96_of_100_files_are_for_training():

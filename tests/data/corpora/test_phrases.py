@@ -37,9 +37,9 @@ def test_no_source_occurs_twice_in_one_split_or_two(corpus):
 def test_the_hash_of_a_source_decides_its_split(corpus):
     for split, pairs in corpus.items():
         assert {phrases.split_of(source) for source, _ in pairs} == {split}
-    found = [phrases.split_of(f"Satz {i}") for i in range(20_000)]
-    assert 0.035 < found.count("validation") / 20_000 < 0.045
-    assert 0.035 < found.count("test") / 20_000 < 0.045
+    actual = [phrases.split_of(f"Satz {i}") for i in range(20_000)]
+    assert 0.035 < actual.count("validation") / 20_000 < 0.045
+    assert 0.035 < actual.count("test") / 20_000 < 0.045
 
 
 def test_more_training_pairs_move_no_pair(corpus):
@@ -50,15 +50,15 @@ def test_more_training_pairs_move_no_pair(corpus):
 
 def test_another_process_draws_the_same_pairs(corpus):
     code = "from data.corpora.phrases import corpus; print(ascii(corpus('de', 'en', 0, 100, 10)))"
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=Path(__file__).parents[3],
         env={**os.environ, "PYTHONHASHSEED": "123"},
         capture_output=True,
         text=True,
     )
-    wanted = {split: corpus[split][: 100 if split == "train" else 10] for split in SPLITS}
-    assert found.stdout.strip() == ascii(wanted), found.stderr
+    expected = {split: corpus[split][: 100 if split == "train" else 10] for split in SPLITS}
+    assert done.stdout.strip() == ascii(expected), done.stderr
 
 
 def test_another_seed_draws_other_pairs(corpus):
@@ -174,9 +174,9 @@ def test_held_out_names_were_seen_in_training(corpus):
 
 
 def test_versions_tell_libraries_data_and_rules():
-    found = phrases.versions()
-    assert list(found) == ["babel", "num2words", "cldr", "rules"]
-    assert all(found.values())
+    actual = phrases.versions()
+    assert list(actual) == ["babel", "num2words", "cldr", "rules"]
+    assert all(actual.values())
 
 
 def test_a_wrong_language_is_named():

@@ -39,12 +39,12 @@ def sides(pairs):
 @settings(deadline=None, max_examples=150)
 def test_unpacking_gives_each_pair_back(pairs, source_length, length, packs):
     packed = pack_pairs(*sides(pairs), source_length, length, packs=packs)
-    found = unpack_pairs(packed)
+    actual = unpack_pairs(packed)
     for number, (source, target) in enumerate(pairs):
         if len(source) < source_length and len(target) < length:
-            halves = [list(half) for half in found.pop(number)]
+            halves = [list(half) for half in actual.pop(number)]
             assert halves == [[*source, EOS], [*target, EOS]]
-    assert not found
+    assert not actual
     assert not packed.targets_BL[packed.segments_BL == 0].any()
     assert not packed.sources_BM[packed.source_segments_BM == 0].any()
     if not packs:
@@ -123,8 +123,8 @@ def test_unpacking_would_see_halves_that_changed_places():
              (np.array([7], np.uint16), np.array([8], np.uint16))]  # fmt: skip
     packed = pack_pairs(*sides(pairs), 9, 9)
     swapped = np.array([0, 2, 1], np.uint16)[packed.source_segments_BM]
-    found = unpack_pairs(dataclasses.replace(packed, source_segments_BM=swapped))
-    assert [source.tolist() for source, _ in found.values()] == [[7, EOS], [5, EOS]]
+    actual = unpack_pairs(dataclasses.replace(packed, source_segments_BM=swapped))
+    assert [source.tolist() for source, _ in actual.values()] == [[7, EOS], [5, EOS]]
 
 
 @pytest.mark.parametrize(("sides", "digest"), [(1, "7084bf8e"), (2, "68a2077e")])

@@ -38,8 +38,8 @@ def kept(clean, pairs, split="train"):
 )
 def test_each_setting_drops_what_it_says(settings, reason):
     clean = Clean(drops_empty=reason == "an empty side", **settings)
-    found, dropped = kept(clean, [*GOOD, BAD[reason]])
-    assert found == GOOD
+    actual, dropped = kept(clean, [*GOOD, BAD[reason]])
+    assert actual == GOOD
     assert dropped == {reason: 1}
     lenient = Clean(drops_empty=False)
     if reason != "not UTF-8":  # which reading refuses, unless it is to be dropped
@@ -63,8 +63,8 @@ def test_all_together_count_each_pair_once():
         min_characters=2, max_characters=40, max_ratio=4,
     )  # fmt: skip
     good = [pair for pair in GOOD if min(map(len, pair)) > 1]
-    found, dropped = kept(clean, [*good, *BAD.values()])
-    assert found == good
+    actual, dropped = kept(clean, [*good, *BAD.values()])
+    assert actual == good
     assert dropped == dict.fromkeys(BAD, 1)
 
 
@@ -75,8 +75,8 @@ def test_a_repeat_is_of_both_sides():
 
 def test_other_splits_are_kept_whole_but_for_what_cannot_be_read():
     clean = Clean(drops_invalid_utf8=True, drops_duplicates=True, max_characters=40)
-    found, dropped = kept(clean, [*GOOD, *BAD.values()], "test")
-    assert found == [*GOOD, *(pair for reason, pair in BAD.items() if reason != "not UTF-8")]
+    actual, dropped = kept(clean, [*GOOD, *BAD.values()], "test")
+    assert actual == [*GOOD, *(pair for reason, pair in BAD.items() if reason != "not UTF-8")]
     assert dropped == {"not UTF-8": 1}
 
 

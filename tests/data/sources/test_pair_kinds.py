@@ -27,12 +27,12 @@ def write(path, lines):
 @pytest.fixture
 def files(tmp_path):
     """Line-aligned files, given as arguments of ParallelFiles, whole for each split."""
-    found = {}
+    result = {}
     for split, kind in (("train", ".gz"), ("validation", ".xz"), ("test", ".txt")):
         for i, side in enumerate(("source", "target")):
             path = tmp_path / f"{split}_{side}{kind}"
-            found[f"{split}_{side}"] = write(path, [pair[i] for pair in PAIRS])
-    return found
+            result[f"{split}_{side}"] = write(path, [pair[i] for pair in PAIRS])
+    return result
 
 
 @pytest.fixture

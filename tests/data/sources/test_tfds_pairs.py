@@ -101,8 +101,8 @@ def write_archive(path, files):
 def test_the_real_builder_gives_every_pair_without_tensorflow(wmt):
     x = wmt.target_field
     count = 20 * (len(DATA_SETS[wmt.name]) - 1)
-    wanted = [(f"Satz {i} in en .", f"Satz {i} in {x} .") for i in range(count)]
-    assert sorted(wmt.pairs("train")) == sorted(wanted)
+    expected = [(f"Satz {i} in en .", f"Satz {i} in {x} .") for i in range(count)]
+    assert sorted(wmt.pairs("train")) == sorted(expected)
     assert sorted(wmt.pairs("validation")) == [("en four", f"{x} four"), ("en three", f"{x} three")]
     assert sorted(wmt.pairs("test")) == [("en 1", f"{x} 1"), ("en 2", f"{x} 2")]
     assert list(wmt.pairs("train")) == list(wmt.pairs("train"))

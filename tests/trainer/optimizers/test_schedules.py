@@ -31,8 +31,8 @@ def test_learning_rates_at_the_corners(
     schedule: ScheduleSpec, steps: int, rates: dict[int, float]
 ) -> None:
     rate = schedule.rate(steps)
-    found = [float(rate(jnp.int32(update - 1))) for update in rates]
-    np.testing.assert_allclose(found, [*rates.values()], rtol=1e-5, atol=1e-9)
+    actual = [float(rate(jnp.int32(update - 1))) for update in rates]
+    np.testing.assert_allclose(actual, [*rates.values()], rtol=1e-5, atol=1e-9)
 
 
 def inverse_sqrt(peak: float, warmup: int) -> Callable[[Any], Any]:
@@ -57,7 +57,7 @@ def test_an_update_has_the_rate_of_its_number_in_optax(
 ) -> None:
     """All alike: the peak at the last update of the warmup, and nothing left out at the end."""
     steps = 40
-    found = [float(rate) for rate in jax.vmap(schedule.rate(steps))(jnp.arange(steps))]
+    actual = [float(rate) for rate in jax.vmap(schedule.rate(steps))(jnp.arange(steps))]
     rates = [float(by_update(update)) for update in range(1, steps + 1)]
-    np.testing.assert_allclose(found, rates, rtol=1e-5)
-    assert np.argmax(found) == 6 - 1
+    np.testing.assert_allclose(actual, rates, rtol=1e-5)
+    assert np.argmax(actual) == 6 - 1

@@ -1,0 +1,79 @@
+"""Specs as gin text, and how two of them differ."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.load import Config, load
+from configs.write import diff
+from tests.configs.gin_specs import GinAdam, GinModel, GinNorm, GinRun, GinSgd
+
+
+def test_diff():
+    a = GinRun(steps=1, model=GinModel(layers=2), others=(GinModel(layers=3),))
+    b = GinRun(
+        steps=5,
+        model=GinModel(layers=2, norm=GinNorm(epsilon=0.5)),
+        optimizer=GinSgd(),
+        others=(GinModel(layers=4),),
+    )
+    assert diff(a, a) == []
+    assert diff(a, b) == [
+        ("GinRun.steps", 1, 5),
+        ("GinNorm.epsilon", 1e-6, 0.5),
+        ("GinRun.optimizer", GinAdam(decay=0.125), GinSgd()),
+        ("GinModel.layers", 3, 4),
+    ]
+    assert diff(GinAdam(), GinSgd()) == [("GinAdam", GinAdam(), GinSgd())]
+
+
+def test_dump_spells_everything_out():
+    run = GinRun(steps=10, model=GinModel(layers=2), others=(GinModel(layers=3),))
+    assert load([]).dump([run], exclude=("GinRun.name",)).split("\n") == [
+        "GinRun.steps = 10",
+        "GinRun.model = @GinModel()",
+        "GinRun.seed = None",
+        "GinRun.sizes = ()",
+        "GinRun.optimizer = @GinAdam()",
+        "GinRun.others = (@others_4/GinModel(),)",
+        "",
+        "GinModel.layers = 2",
+        "GinModel.width = 8",
+        "GinModel.norm = @GinNorm()",
+        "",
+        "GinNorm.epsilon = 1e-06",
+        "",
+        "GinAdam.decay = 0.125",
+        "",
+        "others_4/GinModel.layers = 3",
+        "others_4/GinModel.width = 8",
+        "others_4/GinModel.norm = @GinNorm()",
+        "",
+    ]
+
+
+norms = st.builds(GinNorm, epsilon=st.floats(allow_nan=False, allow_infinity=False))
+
+
+models = st.builds(GinModel, layers=st.integers(1, 3), width=st.integers(1, 3), norm=norms)
+
+
+runs = st.builds(
+    GinRun,
+    steps=st.integers(1),
+    model=models,
+    name=st.text(st.characters(exclude_categories=["Cs"])).filter(lambda name: name != "bad"),
+    seed=st.none() | st.integers(),
+    sizes=st.lists(st.integers(), max_size=3).map(tuple),
+    optimizer=st.builds(GinAdam) | st.builds(GinSgd),
+    others=st.lists(models, max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=50, deadline=None, database=None)
+@given(run=runs, norm=norms)
+def test_dump_is_read_back_to_equal_specs(tmp_path_factory, run, norm):
+    path = tmp_path_factory.getbasetemp() / "dump.gin"
+    path.write_text(Config(bound={}).dump([run, norm]), encoding="utf-8")
+    config = load([str(path)])
+    assert config.make(GinRun) == run and config.make(GinNorm) == norm
+    assert config.unused(GinRun, GinNorm) == ()
