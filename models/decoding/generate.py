@@ -1,6 +1,7 @@
 """Decoding over any model with a cache: one loop for greedy, sampling and beam search."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -217,10 +218,12 @@ class SeparateCaches:
 
         return self._by_name(cache, moved, but="source"), mask_BWM
 
-    def _by_name(self, cache: Cache, change: Any, but: str = "-") -> Cache:
+    def _by_name(
+        self, cache: Cache, change: Callable[[Array, str], Array], but: str = "-"
+    ) -> Cache:
         """Changes the arrays of a cache, given their letters; stacked layers one after another."""
 
-        def changed(path: Any, x: Array) -> Array:
+        def changed(path: tuple[jax.tree_util.DictKey, ...], x: Array) -> Array:
             name = path[-1].key
             axes = letters_of(name)
             if name.startswith(but):

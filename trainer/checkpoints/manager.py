@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,8 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
     LatestN,
+    PolicyCheckpointInfo,
+    PreservationContext,
     PreservationPolicy,
 )
 
@@ -89,7 +92,12 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self.wait()
         except RunError as failure:
@@ -316,7 +324,9 @@ class Checkpoints:
         arrays = traverse_util.flatten_dict(tree, sep="/")
         return {path: Saved(tuple(a.shape), np.dtype(a.dtype)) for path, a in arrays.items()}
 
-    def _compare(self, step: int, saved: Mapping[str, Saved], needed: Mapping[str, Any]) -> None:
+    def _compare(
+        self, step: int, saved: Mapping[str, Saved], needed: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> None:
         parts = {path.split("/")[0] for path in needed}
         have = {path: a.shape for path, a in saved.items() if path.split("/")[0] in parts}
         want = {path: tuple(a.shape) for path, a in needed.items()}
@@ -351,7 +361,9 @@ class _KeepBest(PreservationPolicy):
 
     checkpoints: Checkpoints
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
         steps = [info.step for info in checkpoints]
         best = self.checkpoints.best_of(steps) if self.checkpoints.keep_best else None
         return [step == best for step in steps]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.base import Metric, Score, Signature
-from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
 from sacrebleu.metrics.ter import TER, TERScore
 from sacrebleu.significance import PairedTest, Result
@@ -168,29 +168,31 @@ def compute_metrics(
     check_texts({name: hypotheses}, references)
     check_settings(tokenize, languages)
     resamples = affordable_resamples(resamples, len(hypotheses))
-    metrics: list[Metric] = [
-        _bleu(tokenize, lowercase, languages),
-        Chrf(lowercase=lowercase),
-        *([Ter()] if ter else []),
-    ]
-    scores = [metric.corpus_score(hypotheses, references, resamples) for metric in metrics]
-    measures = [
-        _measured(score, _signature(metric, test_set, languages), resampled=resamples > 1)
-        for score, metric in zip(scores, metrics, strict=True)
-    ]
+
+    def measure(metric: Metric) -> tuple[Score, Measure]:
+        score = metric.corpus_score(hypotheses, references, resamples)
+        signature = _signature(metric, test_set, languages)
+        return score, _measured(score, signature, resampled=resamples > 1)
+
     return TranslationMetrics(
-        bleu=Bleu(
-            **dataclasses.asdict(measures[0]),
-            ref_len=scores[0].ref_len,
-            sys_len=scores[0].sys_len,
-            bp=scores[0].bp,
-            precisions=tuple(scores[0].precisions),
-        ),
-        chrf=measures[1],
-        ter=measures[2] if ter else None,
+        bleu=_with_lengths(*measure(_bleu(tokenize, lowercase, languages))),
+        chrf=measure(Chrf(lowercase=lowercase))[1],
+        ter=measure(Ter())[1] if ter else None,
         sentences=len(hypotheses),
         hypotheses_hash=text_hash([hypotheses]),
         references_hash=text_hash(references),
+    )
+
+
+def _with_lengths(score: Score, measure: Measure) -> Bleu:
+    """Adds to BLEU what it is made of."""
+    assert isinstance(score, BLEUScore)
+    return Bleu(
+        **dataclasses.asdict(measure),
+        ref_len=score.ref_len,
+        sys_len=score.sys_len,
+        bp=score.bp,
+        precisions=tuple(score.precisions),
     )
 
 
