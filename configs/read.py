@@ -42,7 +42,7 @@ class Reference(str):
 
     @property
     def target(self) -> str:
-        """Name of the spec or of the macro."""
+        """Returns the name of the spec or of the macro."""
         name = self[1:].removesuffix("()")
         return name if self[0] == "%" else name.split("/")[-1]
 
@@ -58,7 +58,7 @@ class Binding:
 
     @property
     def overridden(self) -> tuple[tuple[Any, str], ...]:
-        """Values that this one replaced, and where they are bound, oldest first."""
+        """Returns the values that this one replaced, and where they are bound, oldest first."""
         values, old = [], self.replaced
         while old is not None:
             values.append((old.value, old.origin))

@@ -43,7 +43,7 @@ class FlagOption(click.Option):
 
 
 def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Parameter]:
-    """The flags of a dataclass and, in its order, of the groups of flags that it nests."""
+    """Yields the flags of a dataclass and, in its order, of the groups that it nests."""
     heading = getattr(flags, "HEADING", heading)
     hints = typing.get_type_hints(flags, include_extras=True)
     for field in dataclasses.fields(flags):
@@ -82,7 +82,7 @@ def parameter_of(
 
 
 def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
-    """The click type of a field's type."""
+    """Returns the click type of a field's type."""
     if typing.get_origin(kind) is types.UnionType:
         [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
     if flag.names_output:
@@ -99,7 +99,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
 
 
 def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:
-    """The dataclass with what the command line gave, its nested groups as well."""
+    """Makes the dataclass of what the command line gave, its nested groups as well."""
     hints = typing.get_type_hints(flags)
     assert dataclasses.is_dataclass(flags)
     fields = {
@@ -187,6 +187,6 @@ def imported(path: str) -> Any:
 
 
 def is_given(field: str) -> bool:
-    """Whether the command line of the running command gives a flag."""
+    """Tells whether the command line of the running command gives a flag."""
     source = click.get_current_context().get_parameter_source(field)
     return source is click.core.ParameterSource.COMMANDLINE

@@ -47,7 +47,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def tell(text: str) -> None:
-    """A line for the user, beside the results that go to the standard output."""
+    """Prints a line for the user, beside the results that go to the standard output."""
     console.print(text, markup=False)
 
 

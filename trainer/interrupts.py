@@ -66,7 +66,7 @@ class Interrupts:
             os.write(2, b"\nSaving the state; Ctrl-C again leaves without.\n")
 
     def received(self, step: int) -> bool:
-        """Whether any process of the run was told to stop: all of them leave in the same call.
+        """Tells whether any process of the run shall stop: all of them leave in the same call.
 
         From the first call on there is something to save, and Ctrl-C is one of the signals.
         """

@@ -34,7 +34,7 @@ class ModelDir:
         return self.config_file.exists()
 
     def load(self, gin_files: tuple[str, ...], gin_params: tuple[str, ...]) -> Config:
-        """The saved settings under the given ones.  The layout is only ever a given one."""
+        """Loads the saved settings under the given ones.  The layout is only ever a given one."""
         if not self.has_run():
             raise UserError(
                 f"{self.model_dir}: no trained model there (config.gin is missing).  "

@@ -32,7 +32,7 @@ def connect(mesh: Mesh) -> None:
 
 
 def _groups(mesh: Mesh) -> list[np.ndarray]:
-    """The devices that differ in some mesh axes only, for each choice of mesh axes."""
+    """Lists the devices that differ in some mesh axes only, for each choice of mesh axes."""
     sizes, groups = mesh.devices.shape, []
     for count in range(1, len(sizes) + 1):
         for axes in itertools.combinations(range(len(sizes)), count):

@@ -61,16 +61,16 @@ class Observer:
     """Is called as a run goes on.  An observer defines the methods that it needs."""
 
     def on_start(self, run: Run, first_step: int) -> None:
-        """The state is there; `first_step` updates have been made."""
+        """Is called when the state is there; `first_step` updates have been made."""
 
     def on_compiled(self, compiled: CompiledStep) -> None:
-        """The step is compiled, and none has run."""
+        """Is called when the step is compiled, and none has run."""
 
     def on_step(self, result: StepResult) -> None:
-        """A step's loss was seen to be finite."""
+        """Is called when the loss of a step was seen to be finite."""
 
     def on_batch_evaluated(self, done: int, total: int) -> None:
-        """A batch of an evaluation is done."""
+        """Is called when a batch of an evaluation is done."""
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         """Returns further measures for an evaluation on the validation split.
@@ -80,17 +80,17 @@ class Observer:
         return {}
 
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
-        """The validation split is evaluated."""
+        """Is called when the validation split is evaluated."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """The run ended without an error."""
+        """Is called when the run ended without an error."""
 
     def close(self) -> None:
-        """The run ended, whatever the reason."""
+        """Is called when the run ended, whatever the reason."""
 
 
 class Observers(Observer):
-    """Several observers as one, called in their order."""
+    """Calls several observers, in their order."""
 
     def __init__(self, observers: Sequence[Observer]):
         self._observers = tuple(observers)

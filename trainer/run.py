@@ -76,7 +76,7 @@ class Run:
             )
 
     def at_interval(self, step: int, interval: int | None) -> bool:
-        """Whether what happens every so many steps, and after the last one, happens now."""
+        """Tells whether what happens every so many steps, and after the last one, happens now."""
         return step == self.steps or (interval is not None and step % interval == 0)
 
     @property

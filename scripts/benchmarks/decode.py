@@ -51,7 +51,7 @@ Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how
 
 
 def texts_of(count: int) -> list[Text]:
-    """So many sources, the shortest first."""
+    """Draws so many sources, the shortest first."""
     sources = tiny.sources(count, np.random.default_rng(0))
     return [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
 
@@ -101,7 +101,7 @@ def meshloom(
 
 
 def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
-    """`generate` of Hugging Face's Marian model, with its key-value cache."""
+    """Returns `generate` of Hugging Face's Marian model, with its key-value cache."""
     import torch
 
     model, about = tiny.marian(threads)
@@ -129,7 +129,7 @@ def huggingface(threads: int) -> tuple[Translate, dict[str, object]]:
 
 
 def ctranslate2() -> tuple[Translate, dict[str, object]]:
-    """CTranslate2 in float32, one batch on each core."""
+    """Returns CTranslate2 in float32, one batch on each core."""
     ctranslate2 = importlib.import_module("ctranslate2")
     spec = ctranslate2.specs.TransformerSpec.from_config((LAYERS, LAYERS), HEADS)
     fill(spec)
@@ -216,7 +216,7 @@ def work(system: str, count: int) -> None:
 
 
 def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, object]]:
-    """The fastest batch size, and what was measured: seconds to compile and to translate."""
+    """Returns the fastest batch size, and the seconds to compile and to translate at each."""
     warm_s = {size: worker.ask(f"warm {size}") for size in sizes}
     pass_s = {size: worker.ask(size) for size in sizes}
     return min(pass_s, key=pass_s.__getitem__), {"warm_s": warm_s, "sweep_s": pass_s}

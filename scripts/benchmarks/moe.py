@@ -27,7 +27,7 @@ Pass = Callable[[], object]
 
 
 def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
-    """A layer of Meshloom's."""
+    """Returns a layer of Meshloom's."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -80,7 +80,7 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
 
 
 def torch(kind: str) -> tuple[Pass, dict[str, object]]:
-    """The same layer in eager PyTorch: tokens sorted by expert, one product for each expert."""
+    """Returns the same in eager PyTorch: tokens sorted by expert, one product for each expert."""
     import torch
     from torch import nn
     from torch.nn import functional

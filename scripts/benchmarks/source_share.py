@@ -45,7 +45,7 @@ class SourceScores(NamedTuple):
 @click.option("--split", default="validation", show_default=True)
 @click.option("--json", "json_file", help="Write the figures there.")
 def main(models: Strings, split: str, json_file: str | None) -> None:
-    """What the source tells each model, and what they know without it."""
+    """Measures what the source tells each model, and what they know without it."""
     pairs = with_strangers(task_of(settings(model_and_step(models[0])[0], (), ())), split)
     scores = {name: scores_with_strangers(name, pairs) for name in models}
     scored = np.all([np.isfinite(one.paired + one.stranger) for one in scores.values()], axis=0)
@@ -73,14 +73,14 @@ def model_and_step(name: str) -> tuple[Path, str]:
 
 
 def with_strangers(task: Task, split: str) -> list[tuple[Pair, str]]:
-    """The pairs of a split, each with a source that is not its own."""
+    """Returns the pairs of a split, each with a source that is not its own."""
     if not task.has_source:
         raise UserError("--model_dir: a language model has no source.  Give translation models.")
     return [made for part in task.test_pairs(split) for made in strangers(part.pairs)]
 
 
 def strangers(pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
-    """Each pair with the source of the next longer one that has other words on both sides.
+    """Pairs each with the source of the next longer one that has other words on both sides.
 
     A pair that is longer than all others gets a shorter one's; one that has no other is left out.
 

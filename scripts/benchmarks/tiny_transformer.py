@@ -22,7 +22,7 @@ SHORTEST = 5
 
 
 def sources(count: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Random words and END, the shortest first; any count is spread over all lengths."""
+    """Draws words and END, the shortest first; any count is spread over all lengths."""
     lengths = np.repeat(np.arange(len(SENTENCES_BY_LENGTH)) + SHORTEST, SENTENCES_BY_LENGTH)
     chosen = lengths[np.linspace(0, len(lengths) - 1, count).astype(int)]
     return [sentence(int(length), rng) for length in chosen]
@@ -51,7 +51,7 @@ def transformer(**settings: Any) -> "Transformer":
 
 
 def marian(threads: int, **settings: Any) -> tuple[Any, dict[str, object]]:
-    """Hugging Face's model in PyTorch, and what it is."""
+    """Returns Hugging Face's model in PyTorch, and what it is."""
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")  # unknown to mypy: no part of the lock
     transformers.logging.set_verbosity_error()
@@ -86,6 +86,6 @@ def marian(threads: int, **settings: Any) -> tuple[Any, dict[str, object]]:
 
 
 def padded(sentences: list[np.ndarray]) -> np.ndarray:
-    """One array of sentences, PAD after the end of the shorter ones."""
+    """Joins sentences in one array, PAD after the end of the shorter ones."""
     length = max(map(len, sentences))
     return np.stack([np.pad(ids, (0, length - len(ids)), constant_values=PAD) for ids in sentences])

@@ -124,7 +124,7 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
 
 
 def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
-    """The same model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
+    """Returns the same model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
     import torch
     from torch import nn
     from torch.nn import functional

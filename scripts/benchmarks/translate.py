@@ -42,7 +42,7 @@ Epoch = Callable[[], object]  # trains on all pairs once, and waits for the last
 
 
 def pairs_of(count: int) -> Pairs:
-    """Random sources and targets, END counted, in random order."""
+    """Draws sources and targets, END counted, in random order."""
     rng = np.random.default_rng(0)
     sources = tiny.sources(count, rng)
     words = np.maximum(1, np.rint(rng.normal(1.03, 0.175, count) * [len(ids) for ids in sources]))
@@ -110,7 +110,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
 
 
 def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
-    """Hugging Face's model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
+    """Returns Hugging Face's model in eager PyTorch: fused AdamW, scaled-dot-product attention."""
     import torch
     from torch.nn import functional
 

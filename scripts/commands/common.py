@@ -28,7 +28,7 @@ BUILT_IN = (Run, Layout, Transformer)
 
 
 def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> Config:
-    """The given settings, over those that a model directory holds."""
+    """Returns the given settings, over those that a model directory holds."""
     if model_dir is not None:
         return ModelDir(model_dir).load(gin_file, gin_param)
     if not gin_file and not gin_param:
@@ -49,12 +49,12 @@ def warn_unused(config: Config, *used: type) -> None:
 
 
 def setting_origins(config: Config) -> dict[str, str]:
-    """Which file set each value."""
+    """Returns which file set each value."""
     return {binding.name: binding.origin for binding in config.bindings()}
 
 
 def task_of(config: Config) -> Task:
-    """The task that the settings name; a run's other settings may be missing."""
+    """Returns the task that the settings name; a run's other settings may be missing."""
     bound = {binding.name: binding.value for binding in config.bindings()}
     reference = bound.get("Run.task")
     task = config.make(SPECS[reference.target] if isinstance(reference, Reference) else Task)
@@ -82,7 +82,7 @@ def read_input(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[TextIO]:
-    """A file that appears under its name only when it is whole, or the standard output."""
+    """Opens a file that appears under its name only when it is whole, or the standard output."""
     if path == "-":
         yield sys.stdout
         return

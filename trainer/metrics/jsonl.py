@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line cut short by a kill is left out."""
+    """Reads the lines of a metrics file; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
     lines = []

@@ -100,7 +100,7 @@ class RunPlots:
         return figure
 
     def _dropped(self, pyplot: Any) -> Any:
-        """The share of each layer's choices that was dropped."""
+        """Returns the share of each layer's choices that was dropped."""
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
         steps, _ = curve(self._with_experts, "loss")
         for number, name in enumerate(self._with_experts[-1]["experts"]):
@@ -116,7 +116,7 @@ class RunPlots:
         return figure
 
     def _parts_with_experts(self) -> dict[str, Line]:
-        """The parts of a mixture in the last evaluation; none where there are no experts."""
+        """Returns the parts of a mixture in the last evaluation, if there are experts."""
         parts = self.checks[-1].get("parts", {}) if self.checks else {}
         return {name: part for name, part in parts.items() if part["experts"]}
 
@@ -145,7 +145,7 @@ def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:
 
 
 def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
-    """Exponential moving average, without the pull of its start."""
+    """Returns the exponential moving average, without the pull of its start."""
     out, total, norm = [], 0.0, 0.0
     for value in values:
         total = weight * total + (1 - weight) * value

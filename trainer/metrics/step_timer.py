@@ -46,10 +46,10 @@ class StepTimer:
 
     @property
     def step_s(self) -> float | None:
-        """Mean seconds a step."""
+        """Returns the mean seconds of a step."""
         return self.total_s / (self.steps - 1) if self.steps > 1 else None
 
     @property
     def data_stall_fraction(self) -> float:
-        """The share of the time that was spent waiting for data."""
+        """Returns the share of the time that was spent waiting for data."""
         return self.waited_s / self.total_s if self.total_s else 0.0

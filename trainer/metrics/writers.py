@@ -78,7 +78,7 @@ class MetricsWriter(Observer):
         self._open.close()
 
     def _utilisation(self, line: Line) -> Line:
-        """The rate of the model's own FLOPs, and its share of what the devices can do."""
+        """Returns the rate of the model's own FLOPs, and its share of what the devices can do."""
         flops, step_s = self._flops_per_step, line.get("step_s")
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or self._peak_flops is None else rate / self._peak_flops

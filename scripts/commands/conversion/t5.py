@@ -92,7 +92,7 @@ def export_t5(flags: ExportT5Flags) -> None:
 
 
 def existing(folder: Path, name: str) -> Path:
-    """The path of a file of a folder."""
+    """Returns the path of a file of a folder."""
     if not folder.is_dir():
         raise UserError(f"--input={folder}: there is no such folder.")
     if not (folder / name).is_file():
@@ -115,7 +115,7 @@ def read_json(folder: Path, name: str) -> dict:
 
 
 def read_folder(folder: Path) -> huggingface.Tensors:
-    """All tensors of a folder, from one file or from several."""
+    """Reads all tensors of a folder, from one file or from several."""
     if (folder / TENSORS).is_file() or not (folder / INDEX).is_file():
         return read_tensors(existing(folder, TENSORS))
     parts = read_json(folder, INDEX).get("weight_map")
@@ -171,7 +171,7 @@ def check_new_run(model_dir: Path) -> None:
 
 
 def run_of(spec: Transformer, model_dir: Path) -> Run:
-    """A run of a T5, with the phrases as text until the user names another task.
+    """Returns a run of a T5, with the phrases as text until the user names another task.
 
     It trains as T5 was fine-tuned: Adafactor at 0.001 (Raffel et al. 2020, section 3.1.2).
     """
@@ -192,7 +192,7 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
 
 
 def config_of(run: Run, settings: SettingsFlags) -> Config:
-    """The settings of a run, under the given ones; tells of those that nothing uses."""
+    """Returns the settings of a run, under the given ones; warns of those that nothing uses."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "huggingface.gin"
         own.write_text(dump([run]))

@@ -48,7 +48,7 @@ def params(flags: InspectParamsFlags) -> None:
 
 
 def model_of(config: Config) -> ModelSpec:
-    """The model that the settings name; a run's other settings may be missing."""
+    """Returns the model that the settings name; a run's other settings may be missing."""
     bound = {binding.name: binding.value for binding in config.bindings()}
     reference = bound.get("Run.model")
     kind = SPECS[reference.target] if isinstance(reference, Reference) else Transformer
@@ -58,12 +58,12 @@ def model_of(config: Config) -> ModelSpec:
 
 
 def planned_sizes(layout: Layout) -> dict[str, int]:
-    """Mesh sizes as written, whatever devices there are; -1 stands for what this machine has."""
+    """Returns mesh sizes as written, whatever devices there are; -1 is what this machine has."""
     return mesh_sizes(layout.mesh, len(jax.devices()) if "-1" in layout.mesh else None)
 
 
 def placed(axes: str, place: jax.P) -> str:
-    """A placement in the words of a layout file.
+    """Writes a placement in the words of a layout file.
 
     >>> placed("NDF", jax.P(None, "data", "model"))
     'd_model:data;d_ff:model'

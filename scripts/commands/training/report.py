@@ -39,7 +39,7 @@ def report(flags: ReportFlags) -> None:
 
 
 def page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
-    """One HTML page that needs no other file."""
+    """Writes one HTML page that needs no other file."""
     title = html.escape(title)
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
@@ -72,7 +72,7 @@ def numbers(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
-    """What a table says of a layer with experts."""
+    """Returns what a table says of a layer with experts."""
     load = layer["load"]
     dropped = {f"dropped {i}": share for i, share in enumerate(layer["dropped"][:2], 1)}
     largest = {"largest load": max(load) * len(load), "smallest load": min(load) * len(load)}
@@ -87,7 +87,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def cell(value: object) -> str:
-    """A number as people read it.
+    """Writes a number as people read it.
 
     >>> cell(0.123456), cell(1234567), cell("decoder 1"), cell(None)
     ('0.1235', '1,234,567', 'decoder 1', '')
