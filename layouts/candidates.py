@@ -85,4 +85,6 @@ def as_gin(layout: Layout, comments: list[str]) -> str:
     ]
     if layout.order is not None:
         lines.append(f'Layout.order = "{layout.order}"')
+    if layout.slices is not None:
+        lines.append(f'Layout.slices = "{layout.slices}"')
     return "\n".join(lines) + "\n"

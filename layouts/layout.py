@@ -137,6 +137,9 @@ class Layout:
     order: str | None = None
     """Which axes of the torus each mesh axis lies along, "data:y;model:x;model:core"; None: JAX's
     choice.  Devices without coordinates have no torus, and this says nothing of them."""
+    slices: str | None = None
+    """Slices side by side along mesh axes, "data:2" or "data:-1" for all of them; the other mesh
+    axes stay inside a slice.  One slice alone has its devices in order, whatever this says."""
 
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Returns the placement of a tensor with these axes; a lowercase axis is replicated.

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from configs.errors import UserError
 from layouts.device_order import check_order, device_permutation, place, torus_of
 from layouts.layout import Layout, mesh_axes, pairs
+from layouts.slices import side_by_side, slice_counts, slices_of
 
 # Without the first three libtpu asks the network what machine it is on; with the last, several
 # processes may compile at once.
@@ -103,13 +104,37 @@ def make_mesh(layout: Layout) -> Mesh:
     """Makes the layout's mesh on this run's devices."""
     devices = jax.devices()
     sizes = mesh_sizes(layout.mesh, len(devices))
-    return mesh_of_devices(devices[: math.prod(sizes.values())], sizes, layout.order)
+    devices = devices[: math.prod(sizes.values())]
+    return mesh_of_devices(devices, sizes, layout.order, layout.slices)
 
 
-def mesh_of_devices(devices: Sequence[Any], sizes: Mapping[str, int], order: str | None) -> Mesh:
+def mesh_of_devices(
+    devices: Sequence[Any], sizes: Mapping[str, int], order: str | None, slices: str | None = None
+) -> Mesh:
     """Makes a mesh of these devices, in `order` if they have coordinates, else in JAX's."""
     kinds = (AxisType.Explicit,) * len(sizes)
-    return Mesh(in_order(devices, sizes, order), tuple(sizes), axis_types=kinds)
+    array = over_slices(devices, sizes, order, slices)
+    return Mesh(array, tuple(sizes), axis_types=kinds)
+
+
+def over_slices(
+    devices: Sequence[Any], sizes: Mapping[str, int], order: str | None, slices: str | None
+) -> np.ndarray[Any, Any]:
+    """Returns these devices as an array of the mesh's sizes; each slice is a part of it.
+
+    One slice alone is in order, whatever is said of several.
+    """
+    groups = slices_of(devices)
+    if slices is None and len(groups) > 1 and devices[0].platform == "tpu":
+        raise UserError(
+            f"Layout.slices = None: the devices are in {len(groups)} slices.  Say which mesh axis "
+            f'the network between them connects, as in Layout.slices = "{next(iter(sizes))}:-1".'
+        )
+    if slices is None or len(groups) == 1:
+        return in_order(devices, sizes, order)
+    counts = slice_counts(slices, sizes, len(groups))
+    inside = {name: size // counts[name] for name, size in sizes.items()}
+    return side_by_side([in_order(group, inside, order) for group in groups], [*counts.values()])
 
 
 def in_order(

@@ -23,6 +23,7 @@ Code = Literal[
     "unpaddable-axis",
     "duplicate-rule",
     "device-order",
+    "slices",
     "conflict",
     "indivisible",
     "padded",

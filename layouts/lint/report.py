@@ -12,6 +12,7 @@ from layouts.layout import Layout, mesh_axes
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
 from layouts.lint.warnings import check_efficiency, check_idle_rules
+from layouts.slices import slice_counts
 
 
 def lint(
@@ -28,6 +29,7 @@ def lint(
     """
     problems, context = check_spelling(LintContext(layout, mesh_sizes, record, where))
     problems += check_device_order(context, torus)
+    problems += check_slices(context)
     has_all_rules = all(problem.severity == "warning" for problem in problems)
     problems += check_conflicts(context) + check_idle_rules(context)
     if has_all_rules:  # a misspelt rule may be what would make the layout efficient
@@ -42,6 +44,19 @@ def check_device_order(context: LintContext, torus: Torus | None) -> list[Proble
         return []
     subject, fix = f"order {order!r} ({context.source('order')})", legal(context.mesh, torus)
     return [Problem("error", "device-order", "  ".join(wrong), subject, fix=fix)]
+
+
+def check_slices(context: LintContext) -> list[Problem]:
+    """Reports why no number of slices can lie along the mesh axes as the layout says."""
+    slices = context.layout.slices
+    if slices is None:
+        return []
+    try:
+        slice_counts(slices, context.mesh)
+    except UserError as error:
+        subject = f"slices {slices!r} ({context.source('slices')})"
+        return [Problem("error", "slices", str(error).partition(": ")[2], subject)]
+    return []
 
 
 def report(name: str, problems: list[Problem]) -> str:
