@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError, UserError
 from data.vocabs import Vocabs
+from layouts.axes import letters_of
 from layouts.device_order import Torus
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
@@ -34,7 +35,7 @@ def record_loss(run: Run) -> Record:
         params = model.init(jax.random.key(0))
         rows = run.batch_sequences // run.microbatches
         batch = {
-            name: jnp.zeros((rows, length), jnp.int32)
+            name: layout.reshard(jnp.zeros((rows, length), jnp.int32), letters_of(name))
             for name, length in run.task.array_lengths.items()
         }
         model.loss(params, batch, run.criterion, jax.random.key(0))

@@ -1,11 +1,12 @@
 """Follows the values of a trace from their makers to their users."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
+from layouts.cost.collectives import checkout_file
 from layouts.layout import Entry, mesh_axes
 
 # Operations that only give the same numbers another shape or type.
@@ -88,3 +89,44 @@ def local_size(aval: Any, mesh: Mapping[str, int]) -> int:
     shape = getattr(aval, "shape", ())
     shards = (math.prod(mesh[name] for name in mesh_axes(entry)) for entry in places(aval))
     return math.prod(-(-n // k) for n, k in zip(shape, shards, strict=True))
+
+
+def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
+    """Returns what an equation runs inside, and how often; the branch that computes the most."""
+    inner = list(jaxprs_in_params(eqn.params))
+    if eqn.primitive.name == "cond":
+        inner = [max(inner, key=total_flops)]
+    trip_count = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    return inner, trip_count
+
+
+def executed_equations(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Yields all equations of a trace with how often they run; of open loops one iteration."""
+    for eqn in jaxpr.eqns:
+        yield eqn, times
+        inner, trip_count = bodies(eqn)
+        for body in inner:
+            yield from executed_equations(body, times * trip_count)
+
+
+def product_flops(eqn: Any) -> int:
+    """Counts the FLOPs of a product on all devices, nothing computed twice."""
+    (summed, _), _ = eqn.params["dimension_numbers"]
+    inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
+    return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+
+
+def total_flops(jaxpr: Jaxpr) -> int:
+    """Counts the FLOPs of all products of a trace, on all devices."""
+    return sum(
+        times * product_flops(eqn)
+        for eqn, times in executed_equations(jaxpr)
+        if eqn.primitive.name == "dot_general"
+    )
+
+
+def source_line(eqn: Any) -> str:
+    """Returns the line of this checkout that made an equation, "models/blocks.py:62"."""
+    frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
+    lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
+    return next((line for line in lines if not line.startswith(":")), "")

@@ -10,10 +10,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr
 
-from layouts.cost.collectives import Collective, checkout_file
-from layouts.cost.dataflow import VIEWS, Flow, local_bytes, local_size, places
+from layouts.cost.collectives import Collective
+from layouts.cost.dataflow import (
+    VIEWS,
+    Flow,
+    bodies,
+    local_bytes,
+    local_size,
+    places,
+    product_flops,
+    source_line,
+)
 from layouts.cost.dot_axes import Letters
 from layouts.cost.peak_memory import peak_bytes
 from layouts.layout import Entry, mesh_axes
@@ -128,7 +137,7 @@ class Counter:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
-            inner = list(jaxprs_in_params(eqn.params))
+            inner, trip_count = bodies(eqn)
             if name in MEMORY_OPS:
                 flops = self.flops_of(eqn) if name == "dot_general" else 0
                 # Of a table only those rows are read that are looked up.
@@ -143,8 +152,7 @@ class Counter:
                 needed = [t for t in transfers if self.is_needed(t, eqn, flow, gathered)]
                 self.emit(needed, origin(eqn) + " (backward)" * is_backward, times)
                 continue
-            trip_count = eqn.params["length"] if name == "scan" else 1
-            for body in inner[: 1 if name == "cond" else None]:
+            for body in inner:
                 self.walk(body, times * trip_count, backward=is_backward)
 
     def emit(self, transfers: Iterable[Transfer], source: str, times: int) -> None:
@@ -183,10 +191,7 @@ class Counter:
         """Counts the FLOPs of a product on one device; other mesh axes repeat it."""
         operands = [self.local(v) for v in (*eqn.invars, *eqn.outvars)]
         split = [n for n in self.mesh if any(p.splits(n) is not None for p in operands)]
-        (summed, _), _ = eqn.params["dimension_numbers"]
-        inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
-        whole = 2 * inner * math.prod(eqn.outvars[0].aval.shape)
-        return whole // math.prod(self.mesh[name] for name in split)
+        return product_flops(eqn) // math.prod(self.mesh[name] for name in split)
 
     def product(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
         """Splits a product along one letter per mesh axis: the one that sends the least."""
@@ -300,7 +305,4 @@ def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:
 
 def origin(eqn: Any) -> str:
     """Returns the line of the model that made an equation, and its primitive."""
-    frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
-    lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
-    line = next((line for line in lines if not line.startswith(":")), "")
-    return f"{line} {eqn.primitive.name}".strip()
+    return f"{source_line(eqn)} {eqn.primitive.name}".strip()

@@ -1,26 +1,29 @@
-"""Records every tensor and product of a model in a trace that allocates none of them."""
+"""Records every tensor and product of a model in a trace that allocates none of them.
 
-import copy
+The trace runs on a mesh that has an axis for each letter.  Under the layout that splits each axis
+over its letter, the type of a tensor tells its letters.
+"""
+
 import dataclasses
-import inspect
 import math
-import re
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, jaxprs_in_params
-from jax.sharding import AbstractMesh, AxisType
-from jax.typing import DTypeLike
+from jax.extend.core import Jaxpr
 
-from layouts.axes import BY_NAME, axes_of_path
+from configs.errors import UserError
+from layouts.axes import BY_LETTER, axes_of_path
+from layouts.cost.collectives import checkout_file
+from layouts.cost.dataflow import executed_equations, places, product_flops, source_line
 from layouts.layout import Layout
+from layouts.lint.statements import find_statement
+from layouts.mesh import abstract_mesh
 
-Array = jax.Array
-CHECKOUT = Path(__file__).parents[2]
+STORED = "*"  # marks the mesh axes of stored tensors
+LAYOUTS = str(Path(__file__).parents[1])
 
 
 class Weight(NamedTuple):
@@ -37,27 +40,24 @@ class Weight(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One sharding that the model asks for."""
+    """One tensor that the model makes."""
 
-    name: str  # a weight's path, or the letters or equation and the line that asks
+    name: str
+    """A weight's path, or the letters or equation and the line of the model."""
     axes: str
-    shape: tuple[
-        int | None, ...
-    ]  # None where the tensor is only broadcast against one with that axis
+    """Letters; "_" is an axis that is whole under every layout."""
+    shape: tuple[int, ...]
     stored: bool
+    """Whether the rules for stored weights hold."""
 
 
 class Product(NamedTuple):
-    """One einsum of several operands."""
+    """One product of two tensors."""
 
     name: str
     equation: str
-    sizes: dict[str, int]  # by letter
-    times: int  # how often it runs, trip counts of scans multiplied
-
-    @property
-    def flops(self) -> int:
-        return 2 * math.prod(self.sizes.values()) * self.times
+    flops: int
+    """Of all iterations of the scans around it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Record:
 def record(trace: Callable[[Layout], Any]) -> Record:
     """Records what `trace` does with a layout: it makes weights, uses them and returns them.
 
-    Nothing is allocated or compiled, and no device or mesh is needed.
+    Nothing is allocated or compiled, and no device is needed.
 
     >>> def trace(layout):
     ...     wi_DF = layout.random(jax.random.normal, jax.random.key(0), "DF", (10, 14), stored=True)
@@ -89,133 +89,94 @@ def record(trace: Callable[[Layout], Any]) -> Record:
     >>> [product.equation for product in recorded.products], recorded.flops
     (['BD,DF->BF'], 1120)
     """
-    recorder = Recorder()
-    one = AbstractMesh((1,), ("one",), axis_types=(AxisType.Explicit,))
-    with jax.sharding.use_abstract_mesh(one):
-        jaxpr, tree = jax.make_jaxpr(lambda: trace(recorder), return_shape=True)()
+    jaxpr, tree = trace_of_letters(trace)
     leaves = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
     weights = tuple(Weight(p, axes_of_path(p), leaf.shape, leaf.dtype) for p, leaf in leaves)
     stored = [Tensor(w.path, w.axes, w.shape, True) for w in weights]
-    times = _times(jaxpr.jaxpr)
-    products = [p._replace(times=times[i]) for i, p in enumerate(recorder.products) if times[i]]
-    return Record(weights, tuple(dict.fromkeys([*stored, *recorder.tensors])), tuple(products))
+    tensors, products = read_trace(jaxpr.jaxpr)
+    return Record(weights, tuple(dict.fromkeys([*stored, *tensors])), tuple(products))
 
 
-class Recorder(Layout):
-    """A layout that replicates everything and records each sharding that is asked for."""
+def trace_of_letters(trace: Callable[[Layout], Any]) -> tuple[Any, Any]:
+    """Traces under the layout that splits each axis; returns the jaxpr, and shapes of the result.
 
-    tensors: list[Tensor]
-    products: list[Product]
-    replicated: str
-    """Letters that have no rules here."""
-
-    # By identity, so that jit never reuses a trace of another recorder, which would record nothing.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    def __init__(self) -> None:
-        super().__init__(mesh="one:1", rules="")
-        object.__setattr__(self, "tensors", [])
-        object.__setattr__(self, "products", [])
-        object.__setattr__(self, "replicated", "")
-
-    def without(self, *axes: str) -> "Recorder":
-        """Returns a recorder, into the same lists, that writes the letters of these axes small."""
-        recorder = copy.copy(self)
-        letters = "".join(BY_NAME[axis].letter for axis in axes)
-        object.__setattr__(recorder, "replicated", self.replicated + letters)
-        return recorder
-
-    def note(
-        self, axes: str, shape: tuple[int | None, ...], *, stored: bool = False, name: str = ""
-    ) -> None:
-        """Records a tensor."""
-        for letter in self.replicated:
-            axes = axes.replace(letter, letter.lower())
-        self.tensors.append(Tensor(name or f"{axes} at {_line()}", axes, tuple(shape), stored))
-
-    def einsum(
-        self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None
-    ) -> Array:
-        inputs, out = equation.split("->")
-        sizes: dict[str, int] = {}
-        for letters, operand in zip(inputs.split(","), operands, strict=True):
-            sizes |= dict(zip(letters, operand.shape, strict=True))
-        name = f"{equation} at {_line()}"
-        self.note(out, tuple(sizes[letter] for letter in out), stored=stored, name=name)
-        if len(operands) == 1:
-            return super().einsum(equation, *operands, stored=stored, dtype=dtype)
-        with jax.named_scope(f"product:{len(self.products)}"):
-            self.products.append(Product(name, equation, sizes, 0))
-            return super().einsum(equation, *operands, stored=stored, dtype=dtype)
-
-    def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
-        self.note(axes, x.shape, stored=stored)
-        return super().reshard(x, axes, stored=stored)
-
-    def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
-        self.note(axes, shape)
-        return super().reshape(x, shape, axes)
-
-    def broadcast_like(self, x: Array, axes: str, like: str) -> Array:
-        sizes = dict(zip(axes, x.shape, strict=True))
-        self.note(like, tuple(sizes.get(letter) for letter in like))
-        return super().broadcast_like(x, axes, like)
-
-    def take(self, table: Array, ids: Array, axes: str) -> Array:
-        self.note(axes, (*ids.shape, *table.shape[1:]))
-        return super().take(table, ids, axes)
-
-    def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
-        self.note(axes, shape)
-        return super().iota(axes, shape, letter)
-
-    def random(
-        self,
-        sample: Callable[..., Array],
-        key: Array,
-        axes: str,
-        shape: tuple[int, ...],
-        *,
-        stored: bool = False,
-    ) -> Array:
-        self.note(axes, shape, stored=stored)
-        return super().random(sample, key, axes, shape, stored=stored)
-
-    def shard_map(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
-        mapped, terms = super().shard_map(function, equation), equation.partition("->")[0]
-
-        def noted(*operands: Array) -> Array:
-            for term, operand in zip(terms.split(","), operands, strict=True):
-                sizes = iter(operand.shape)
-                pairs = re.findall(r"\((\w)\)|(\w)", term)
-                shape = tuple(None if absent else next(sizes) for absent, _ in pairs)
-                self.note("".join(absent or axis for absent, axis in pairs), shape)
-            return mapped(*operands)
-
-        return noted
+    An axis that JAX cannot split in this model, whatever the mesh, is whole.
+    """
+    letters = "".join(BY_LETTER)
+    try:
+        return trace_split(trace, letters)
+    except UserError:
+        raise
+    except Exception as error:
+        named = find_statement(error).letters
+        for letter in sorted(letters, key=lambda letter: letter not in named):
+            if can_split(trace, rest := letters.replace(letter, "")):
+                return trace_split(trace, rest)
+        if not can_split(trace, ""):
+            raise  # a bug, and of no axis
+        kept = ""
+        for letter in letters:
+            kept += letter if can_split(trace, kept + letter) else ""
+        return trace_split(trace, kept)
 
 
-def _line() -> str:
-    """Returns the line that calls the recorder, "models/blocks.py:62"."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    assert frame is not None
-    path = PurePath(frame.f_code.co_filename)
-    relative = path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path
-    return f"{relative.as_posix()}:{frame.f_lineno}"
+def trace_split(trace: Callable[[Layout], Any], letters: str) -> tuple[Any, Any]:
+    """Traces with these axes split, each over a mesh axis that has its letter."""
+    layout = Layout(
+        mesh="",
+        rules=";".join(f"{BY_LETTER[letter].name}:{letter}" for letter in letters),
+        param_rules=";".join(f"{BY_LETTER[letter].name}:{letter}{STORED}" for letter in letters),
+    )
+    sizes = {letter + mark: 1 for letter in letters for mark in ("", STORED)}
+    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes or {"one": 1})):
+        return jax.make_jaxpr(lambda: trace(layout), return_shape=True)()
 
 
-def _times(jaxpr: Jaxpr, times: int = 1) -> Counter[int]:
-    """Counts how often each product runs, by the named scopes that the recorder gave them."""
-    scopes = (re.search(r"product:(\d+)", str(eqn.source_info.name_stack)) for eqn in jaxpr.eqns)
-    counts = Counter({int(scope[1]): times for scope in scopes if scope})
-    for eqn in jaxpr.eqns:
-        trip_count = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for body in jaxprs_in_params(eqn.params):
-            counts += _times(body, times * trip_count)
-    return counts
+def can_split(trace: Callable[[Layout], Any], letters: str) -> bool:
+    """Returns whether a trace succeeds with these axes split."""
+    try:
+        trace_split(trace, letters)
+    except UserError:
+        raise
+    except Exception:  # JAX has no common type for what it cannot shard
+        return False
+    return True
+
+
+def read_trace(jaxpr: Jaxpr) -> tuple[list[Tensor], list[Product]]:
+    """Reads tensors and products from the types and the lines of a trace."""
+    tensors, products = [], []
+    for eqn, times in executed_equations(jaxpr):
+        line, made_by_layouts = source_line(eqn), is_of_layouts(eqn)
+        for out in eqn.outvars:
+            axes, equation = letters_of_type(out.aval), ""
+            if eqn.primitive.name == "dot_general":
+                left, right = (letters_of_type(operand.aval) for operand in eqn.invars)
+                equation = f"{left},{right}->{axes}"
+            name = f"{equation or axes} at {line}"
+            if equation:
+                products.append(Product(name, equation, times * product_flops(eqn)))
+            if axes.strip("_") and not made_by_layouts:
+                is_stored = any(str(entry).endswith(STORED) for entry in places(out.aval))
+                tensors.append(Tensor(name, axes, out.aval.shape, is_stored))
+    return tensors, products
+
+
+def letters_of_type(aval: Any) -> str:
+    """Returns the letters of a tensor from its type."""
+    return "".join("_" if entry is None else str(entry)[0] for entry in places(aval))
+
+
+def is_of_layouts(eqn: Any) -> bool:
+    """Returns whether an equation is inside a function of layouts that chooses how to split."""
+    frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
+    for frame in frames:
+        folder, _, name = frame.file_name.rpartition("/")
+        if folder == LAYOUTS:
+            return name not in ("layout.py", "einsum.py")
+        if checkout_file(frame.file_name):
+            return False
+    return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import UserError
@@ -184,9 +184,7 @@ def test_two_firm_axes_of_one_tensor_clash_over_a_mesh_axis() -> None:
     """The illegal layout of Shazeer et al. 2018, section 8.5."""
     error, _ = problems("batch:all;d_ff:all", "all:8", "d_model:all?;d_kv:all")
     assert (error.code, rules_of([error])) == ("conflict", ["batch:all and d_ff:all"])
-    assert re.sub(r"\.py:\d+", ".py", error.subject) == (
-        "BLD,DF->BLF at models/feed_forward.py and BLF at models/dropout.py"
-    )
+    assert error.subject.startswith("BLD,DF->BLF at models/feed_forward.py:")
     assert error.legal == {"rules": ("d_ff:all?",)}
     error, _ = problems("batch:data;d_ff:model", param_rules="d_model:model")
     assert error.code == "conflict"
@@ -289,12 +287,13 @@ AXES = "batch|length|memory|d_model|d_ff|heads|kv_heads|queries|d_kv|vocab|layer
 some_rules = st.lists(st.from_regex(rf"({AXES}):[ab]\??", fullmatch=True), max_size=4).map(";".join)
 
 
+@example("layers:a;layers:b?", "", "a:2,b:4")  # which a scan goes over
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(some_rules, some_rules, st.sampled_from(["a:2,b:4", "a:8,b:1", "a:4,b:2"]))
 def test_the_lint_rejects_what_jax_rejects(rules: str, param_rules: str, mesh: str) -> None:
     """What passes is traced, gradients too; a size that does not divide is refused by jax."""
     layout = Layout(mesh=mesh, rules=rules, param_rules=param_rules)
-    spec = dataclasses.replace(SPLITTABLE, kv_heads=4, loss_chunks=2, scan=True)
+    spec = dataclasses.replace(SPLITTABLE, kv_heads=4, loss_chunks=2, scan=True, layers=8)
     model = TransformerModel(spec, layout)
     reported = lint(layout, mesh_sizes(mesh, 8), recorded(spec, 8, 24), {})
 
