@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +22,32 @@ class LossSums(NamedTuple):
     correct: Array  # tokens whose target had the largest logit
     tokens: Array
     loads: Any = ()  # of the experts, by stack; sums as well
+    source_objective: Array | None = (
+        None  # what is minimised as well, but summed over source tokens
+    )
 
     def __add__(self, other: object) -> "LossSums":
         assert isinstance(other, LossSums)
         return jax.tree.map(jnp.add, self, other)
+
+    def total_objective(self, source_weight: Array) -> Array:
+        """Returns what is minimised, where a source token weighs as much as so many targets."""
+        if self.source_objective is None:
+            return self.objective
+        return self.objective + source_weight * self.source_objective
+
+
+def source_token_weight(batch: Mapping[str, Array]) -> Array:
+    """Returns how many targets a whole batch has for each source token.
+
+    With this weight, means over source tokens and over targets add up, whatever the microbatches.
+    """
+    if "segments_BM" not in batch:
+        return jnp.ones(())
+    targets, sources = (
+        jnp.sum(batch[name] > 0, dtype=jnp.float32) for name in ("segments_BL", "segments_BM")
+    )
+    return targets / jnp.maximum(sources, 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,13 +97,13 @@ class Network(nnx.Module):
         return weights_VD[...].astype(self.spec.precision.compute)
 
 
-def router_loss(router: Router, loads: dict[str, Loads]) -> Array:
-    """Sums what the routers of all layers add to the loss of a token."""
+def router_loss(router: Router, loads: Loads) -> Array:
+    """Sums, over the tokens, what the routers of a stack's layers add to the loss."""
     terms = [
-        jnp.sum((router.aux_loss * load.aux + router.z_loss * load.z) / jnp.maximum(load.tokens, 1))
+        jnp.sum(router.aux_loss * load.aux + router.z_loss * load.z)
         for load in jax.tree.leaves(loads, is_leaf=lambda x: isinstance(x, Load))
     ]
-    return sum(terms[1:], terms[0])
+    return sum(terms, jnp.zeros(()))
 
 
 def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
@@ -158,9 +158,12 @@ class TransformerModel:
         )
         if self.spec.moe is None:
             return sums
-        # Sums are divided by the tokens later on, the routers' means are not.
-        added = router_loss(self.spec.moe.router, loads) * sums.tokens
-        return sums._replace(objective=sums.objective + added, loads=loads)
+        router = self.spec.moe.router
+        return sums._replace(
+            objective=sums.objective + router_loss(router, loads["decoder"]),
+            source_objective=router_loss(router, loads["encoder"]) if "encoder" in loads else None,
+            loads=loads,
+        )
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
         rows = batch["targets_BL"].shape[0]

@@ -24,6 +24,8 @@ class Placement:
     layout: Layout
     mesh: Mesh | AbstractMesh
     microbatches: int
+    rows_together: int = 1
+    """Neighbouring rows that no two microbatches share: experts serve their tokens together."""
 
     def of(self, name: str, rows: int) -> NamedSharding:
         """Returns an array's sharding; several microbatches, of so many rows, are its first axis.
@@ -38,15 +40,17 @@ class Placement:
         )
 
 
-def placement(layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int) -> Placement:
-    return Placement(layout, mesh, microbatches)
+def placement(
+    layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int, rows_together: int = 1
+) -> Placement:
+    return Placement(layout, mesh, microbatches, rows_together)
 
 
 def host_rows(shardings: Placement, batch_sequences: int, microbatches: int) -> tuple[int, int]:
     """Returns the first and last (exclusive) row of the global batch on this host's devices.
 
-    Row r is place r // microbatches of microbatch r % microbatches, so that what a host holds of
-    every microbatch is one run of rows.
+    Microbatches take turns: rows that stay together are one piece, and piece p goes to microbatch
+    p % microbatches.  So what a host holds of every microbatch is one run of rows.
     """
     places = batch_sequences // microbatches
     batch_axis = 0 if microbatches == 1 else 1
@@ -64,6 +68,8 @@ def host_rows(shardings: Placement, batch_sequences: int, microbatches: int) -> 
         ) from None
     ranges = [index[batch_axis].indices(places) for index in indices]
     start, stop = min(r[0] for r in ranges), max(r[1] for r in ranges)
+    together = shardings.rows_together
+    start, stop = start // together * together, -(-stop // together) * together
     return start * microbatches, stop * microbatches
 
 
@@ -75,7 +81,8 @@ def place(
 
     def put(name: str, rows: np.ndarray) -> jax.Array:
         length, places = rows.shape[1], batch_sequences // microbatches
-        rows = rows.reshape(-1, microbatches, length).swapaxes(0, 1)
+        pieces = rows.reshape(-1, microbatches, shardings.rows_together, length)
+        rows = pieces.swapaxes(0, 1).reshape(microbatches, -1, length)
         shape: tuple[int, ...] = (microbatches, places, length)
         if microbatches == 1:
             rows, shape = rows[0], shape[1:]

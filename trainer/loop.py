@@ -133,7 +133,7 @@ def restore_or_init(
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     """Traces and compiles the step for this state; nothing runs."""
     run, state = job.run, abstract_like(state)
-    batch_placement = placement(job.layout, job.mesh, run.microbatches)
+    batch_placement = placement(job.layout, job.mesh, run.microbatches, run.rows_together)
     batch = abstract_batch(
         run.task.array_lengths, batch_placement, run.batch_sequences, run.microbatches
     )
@@ -150,7 +150,7 @@ def batches_from(job: TrainJob, step: int) -> Iterator[tuple[np.ndarray, Batch]]
     run = job.run
     return feed(
         job.splits["train"],
-        placement(job.layout, job.mesh, run.microbatches),
+        placement(job.layout, job.mesh, run.microbatches, run.rows_together),
         seed=run.seed,
         batch_sequences=run.batch_sequences,
         microbatches=run.microbatches,

@@ -1,5 +1,6 @@
 """What one run is: a model, a task and how long and how often."""
 
+import math
 from typing import Literal
 
 from configs.errors import UserError
@@ -83,6 +84,17 @@ class Run:
     def higher_is_better(self) -> bool:
         """Tells whether a higher measure makes the better checkpoint."""
         return self.best_by == "bleu"
+
+    @property
+    def rows_together(self) -> int:
+        """Returns how many neighbouring rows stay in one microbatch: those of a group of tokens.
+
+        So groups are the same whatever the microbatches.
+        """
+        lengths, groups = self.task.array_lengths, self.model.groups
+        return math.lcm(
+            *(math.lcm(size, lengths[name]) // lengths[name] for name, size in groups.items())
+        )
 
     @property
     def criterion(self) -> Criterion:

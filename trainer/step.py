@@ -15,7 +15,7 @@ from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
 from models.api import Batch, Model, Params
-from models.loss import Criterion, LossSums
+from models.loss import Criterion, LossSums, source_token_weight
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.run import Run
 
@@ -137,7 +137,7 @@ def train_step(program: TrainStepSpec, state: State, batch: Batch) -> tuple[Stat
     gradients = jax.tree.map(lambda g: (g / sums.tokens).astype(g.dtype), gradients)
     metrics = {
         "loss": sums.loss / sums.tokens,
-        "objective": sums.objective / sums.tokens,
+        "objective": sums.total_objective(source_token_weight(batch)) / sums.tokens,
         "accuracy": sums.correct / sums.tokens,
         "tokens": sums.tokens,
         "grad_norm": optax.tree.norm(gradients),
@@ -152,10 +152,11 @@ def add_microbatches(
     program: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
     """Adds up gradients and sums over microbatches; memory does not grow with their number."""
+    source_weight = source_token_weight(batch)
 
     def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
         sums = program.model.loss(params, batch, program.criterion, key)
-        return sums.objective, sums
+        return sums.total_objective(source_weight), sums
 
     gradient = jax.grad(objective, has_aux=True)
     if program.microbatches == 1:

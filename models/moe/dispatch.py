@@ -132,20 +132,20 @@ def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: b
     id_Gsi = id_Gs1 + layout.iota("Gsi", shape, "i")
 
     def run(
-        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
+        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *stored: Array
     ) -> Array:
         # Marked alike for the hand-written gradients; JAX adds up what was the same on all devices.
         x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
-        own = [jax.lax.pcast(shard, group_axes, to="varying") for shard in shards]
-        expert_Gsi -= shard_index(expert_axes) * len(own[0])
+        shards = [jax.lax.pcast(x, group_axes, to="varying") for x in stored]
+        expert_Gsi -= shard_index(expert_axes) * len(shards[0])
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         routed = RoutedTokens(x_Gsd, expert_Gsi, gate_Gsi, id_Gsi)
-        y_Gsd = run_shard(experts, routed, draw, dict(zip(weights, own, strict=True)))
+        y_Gsd = run_shard(experts, routed, draw, dict(zip(weights, shards, strict=True)))
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"({e})G{axes}" for axes in ("sd", "si", "si", "si")]
-    stored = [f"{e}(G)" + name[-2:].replace("D", "d") for name in weights]
-    mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *stored])}->{tokens[0]}")
+    weight_terms = [f"{e}(G)" + name[-2:].replace("D", "d") for name in weights]
+    mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *weight_terms])}->{tokens[0]}")
     arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *weights.values())
     return layout.reshard(mapped(*arrays), "GsD")
 

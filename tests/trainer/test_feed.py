@@ -103,6 +103,19 @@ def test_a_device_batch_is_the_rows_of_its_step(
                 np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("mesh", ["data:1", "data:2"])
+def test_rows_of_a_group_stay_together(mesh: str) -> None:
+    """Microbatch m holds the pairs of rows m, m + 3, m + 6 …, and its neighbours stay so."""
+    layout, rows = Layout(mesh=mesh), text_rows(24).batch(np.arange(24))
+    sharding = placement(layout, make_mesh(layout), 3, rows_together=2)
+    batch = place(sharding, rows, 24, 3)
+    for name, array in batch.items():
+        pairs = rows[name].reshape(12, 2, -1)
+        for slot in range(3):
+            together = pairs[slot::3].reshape(8, -1)
+            np.testing.assert_array_equal(np.asarray(array)[slot], together)
+
+
 def test_one_row_differs_where_one_row_differs() -> None:
     """The comparison above would see two rows that changed places."""
     layout = Layout(mesh="data:2", rules="batch:data")

@@ -9,7 +9,10 @@ import pytest
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.loss import Criterion
+from models.loss import Criterion, LossSums
+from models.moe.routing import Top2
+from models.spec import Moe
+from tests.toys import pair_rows, toy
 from tests.trainer.bigram import Bigram, logits, text_rows, weights
 from trainer.feed import place, placement
 from trainer.optimizers.adafactor import Adafactor
@@ -186,3 +189,40 @@ def test_another_seed_gives_other_weights() -> None:
     mesh = make_mesh(WHOLE)
     one, other = (init_state(program(seed=seed), mesh)["params"]["embed_VD"] for seed in (3, 4))
     assert (np.asarray(one) != np.asarray(other)).mean() > 0.99
+
+
+# Groups of two rows of sources and of four of targets, experts short of places.
+ROUTER = Top2(random_second=False, capacity_factor=0.75, least_capacity=1, aux_loss=0.5, z_loss=0.1)
+EXPERTS = toy(
+    layers=1, encoder_layers=1, pattern=("moe",), positions="rotary",
+    moe=Moe(experts=5, d_ff=6, router=ROUTER, group_tokens=12),
+)  # fmt: skip
+
+
+def pairs_gradient(layout: Layout, microbatches: int) -> tuple[Any, LossSums]:
+    """Returns gradients and sums of 24 pairs; the microbatches have unlike counts of tokens."""
+    rng, is_short = np.random.default_rng(0), np.arange(24) % 5 == 0
+    targets, sources = (
+        np.where(is_short, 1, rng.integers(2, longest, 24))[:, None].tolist() for longest in (9, 6)
+    )
+    batch = pair_rows(targets, sources, length=9, vocab=22, source_length=6)
+    experts = program(layout, microbatches, model=EXPERTS.model(layout))
+    mesh, key = make_mesh(layout), jax.random.key(0)
+    sharding = placement(layout, mesh, microbatches, rows_together=4)
+    with jax.set_mesh(mesh):
+        params = jax.jit(experts.model.init)(jax.random.key(1))
+        gradient = jax.jit(lambda params, batch: add_microbatches(experts, params, batch, key))
+        return jax.device_get(gradient(params, place(sharding, batch, 24, microbatches)))
+
+
+@pytest.mark.parametrize("layout", [WHOLE, Layout(mesh="data:2")], ids=str)
+def test_microbatches_change_no_group_of_tokens_and_no_auxiliary_loss(layout: Layout) -> None:
+    """Experts on both sides of a translation, whose routers' losses are means of unlike tokens."""
+    expected, expected_sums = pairs_gradient(WHOLE, 1)
+    gradients, sums = pairs_gradient(layout, 3)
+    for load in sums.loads.values():
+        assert load.kept_i.sum() < load.chosen_i.sum()
+    np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=ROUND_OFF)
+    for gradient, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+        limit = ROUND_OFF * np.abs(other).max()
+        np.testing.assert_allclose(gradient, other, rtol=0, atol=limit)
