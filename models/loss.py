@@ -61,6 +61,9 @@ class Criterion:
     """Whether experts drop the tokens beyond their capacity."""
 
 
+CROSS_ENTROPY = Criterion()
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def softmax_loss(
     layout: Layout,

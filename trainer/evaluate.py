@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
-from models.loss import Criterion, LossSums
+from models.loss import CROSS_ENTROPY, Criterion, LossSums
 from trainer.feed import Placement, host_rows, place, placement
 from trainer.metrics.expert_load import Layer, stats_by_layer
 from trainer.progress import Progress, no_progress
@@ -86,18 +86,16 @@ def evaluate(
     *,
     batch_sequences: int,
     batches: int | None = None,
-    logit_scale: float = 1.0,
-    drop_tokens: bool = True,
+    criterion: Criterion = CROSS_ENTROPY,
     progress: Progress = no_progress,
 ) -> tuple[Evaluation, dict[str, PartEvaluation]]:
     """Evaluates the whole split, or the first batches of each of its parts.
 
     The parts of a mixture are named; other rows have none.  Sums are added on the host in double
     precision.  Where batches are left out, each part counts by all its tokens, and words and bytes
-    are scaled alike.  Experts have their evaluation capacity, as validation during training has it,
-    or drop no tokens, as decoding.
+    are scaled alike.  The criterion says whether experts drop the tokens beyond their evaluation
+    capacity, as validation during training does, or none, as decoding.
     """
-    criterion = Criterion(logit_scale=logit_scale, drop_tokens=drop_tokens)
     chosen = chosen_rows(rows, batch_sequences, batches)
     total = sum(math.ceil(len(part_rows) / batch_sequences) for part_rows, _ in chosen.values())
     done, loss, correct, parts = 0, 0.0, 0.0, {}

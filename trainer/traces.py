@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
-from models.loss import Criterion
+from models.loss import CROSS_ENTROPY, Criterion
 from trainer.decoding.score import token_losses
 from trainer.feed import abstract_batch, placement
 from trainer.run import Run
@@ -40,12 +40,14 @@ def trace_train_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Tra
         return TrainStepTrace(train_step.trace(program, state, batch), state, batch)
 
 
-def trace_evaluate_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any:
+def trace_evaluate_step(
+    run: Run, layout: Layout, mesh: Mesh | AbstractMesh, criterion: Criterion = CROSS_ENTROPY
+) -> Any:
     """Traces the evaluation of one batch."""
     model = run.model.model(layout)
     params, batch = abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
     with use_mesh(mesh):
-        return evaluate_step.trace(model, Criterion(), params, batch)
+        return evaluate_step.trace(model, criterion, params, batch)
 
 
 def trace_score_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any:

@@ -12,6 +12,7 @@ from data.packing.pair_rows import PairRows
 from data.packing.rows import Counts, Rows, RowsOfPart
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.loss import Criterion
 from tests.trainer.bigram import Bigram, log_probabilities, text_rows, weights
 from trainer.evaluate import Evaluation, evaluate
 
@@ -71,7 +72,7 @@ def test_every_token_counts_once_whatever_the_batch_and_the_layout(
 
 
 def test_a_logit_multiplier_scales_the_logits() -> None:
-    found = evaluated(WHOLE, 4, logit_scale=0.9)
+    found = evaluated(WHOLE, 4, criterion=Criterion(logit_scale=0.9))
     loss, _ = by_numpy(ROWS, 0.9)
     np.testing.assert_allclose(found.loss * found.tokens, loss, rtol=ROUND_OFF)
     assert abs(found.loss / evaluated(WHOLE, 4).loss - 1) > 1e-3

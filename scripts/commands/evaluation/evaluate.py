@@ -1,6 +1,7 @@
 """`meshloom evaluate`: loss, perplexities and metrics of translations."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from data.packing.rows import Rows, read_word_list
 from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
+from models.loss import Criterion
 from scripts.commands.common import open_output, short, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
@@ -63,7 +65,8 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     def programs(run: Run) -> list[Program]:
         search = SearchFlags(**dataclasses.asdict(flags.search))
         decoding = programs_of(search)(run) if run.task.has_source else []
-        return [trace_evaluate_step, *decoding]
+        evaluation = functools.partial(trace_evaluate_step, criterion=criterion_of(flags))
+        return [evaluation, *decoding]
 
     with trained_models(flags.model, programs) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
@@ -90,6 +93,11 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     return lines
 
 
+def criterion_of(flags: EvaluateFlags) -> Criterion:
+    """Returns the settings of the loss among the flags."""
+    return Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)
+
+
 def evaluate_loss(
     trained: TrainedModel, rows: Rows, flags: EvaluateFlags
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -101,8 +109,7 @@ def evaluate_loss(
             rows,
             trained.mesh,
             batch_sequences=batch_of(trained, flags.batch_sequences),
-            logit_scale=flags.logit_scale,
-            drop_tokens=flags.drop_tokens,
+            criterion=criterion_of(flags),
             progress=bar.update,
         )
     line = {
