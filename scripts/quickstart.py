@@ -24,13 +24,13 @@ def main() -> None:
     [result] = evaluate_model(EvaluateFlags(model=model, text=text))
     search = SearchFlags(temperature=0.7, max_tokens=30, seed=1)
     texts = continuations(PROMPTS, MODEL_DIR, search)
-    say = f"""
+    summary = f"""
 Per-word perplexity on the test split: {result["perplexity_per_word"]:.1f}
 ({result["words"]:,} words, one end of line each; {result["bits_per_byte"]:.3f} bits a byte)
 
 Three prompts, continued:
 """ + "".join(f"  {text}\n" for text in texts)
-    print(say)
+    print(summary)
     print(f"""The curves:      {MODEL_DIR}/loss.png, or tensorboard --logdir={MODEL_DIR}/events
 To continue:
   . .venv/bin/activate

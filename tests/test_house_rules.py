@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_an_import_cycle_is_found() -> None:
     }
     assert set(import_cycle(sources)) == set(sources)
     assert not import_cycle(sources | {"models.spec": "from models.api import ModelSpec"})
+
+
+MAX_MODULES = 14  # about a dozen: beyond that a folder is a drawer
+
+
+def test_no_folder_is_a_drawer() -> None:
+    modules = [path for folder in FOLDERS for path in python_files(folder)]
+    counts = Counter(path.parent.relative_to(ROOT) for path in modules if path.stem != "__init__")
+    assert {folder: n for folder, n in counts.items() if n > MAX_MODULES} == {}
 
 
 @pytest.mark.parametrize("folder", ["configs", "data"])
@@ -253,7 +263,7 @@ def lies(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda path: path.name)
-def test_names_of_arrays_tell_their_axes(path: Path) -> None:
+def test_names_of_arrays_show_their_axes(path: Path) -> None:
     assert not lies(path.read_text())
 
 

@@ -50,7 +50,7 @@ def test_the_checkout_is_the_folder_above_configs():
     assert (CHECKOUT / "configs" / "load.py").is_file()
 
 
-def test_file_not_found_suggests_a_neighbour(write):
+def test_a_missing_file_suggests_a_neighbour(write):
     write(RUN, "runs/quickstart.gin")
     error = message("runs/quikstart.gin", "other.gin", make=GinRun)
     assert error.startswith("Configuration: 2 problems.\n  runs/quikstart.gin: no such file in ")
@@ -58,7 +58,7 @@ def test_file_not_found_suggests_a_neighbour(write):
     assert "\n  other.gin: no such file" in error
 
 
-def test_an_included_file_not_found_says_who_includes_it(write):
+def test_a_missing_included_file_says_who_includes_it(write):
     error = message(write("\ninclude 'gone.gin'\n"))
     assert error.startswith("run.gin:2: gone.gin: no such file in ")
 

@@ -327,7 +327,7 @@ def test_rates_by_size_and_by_temperature_are_of_rows(pairs, others, data_dir):
         np.testing.assert_allclose(train.mix.rates, expected / expected.sum(), atol=1 / 4096)
 
 
-def test_what_was_dropped_is_told_and_kept_in_the_manifest(pairs, data_dir, log_lines):
+def test_dropped_pairs_are_logged_and_kept_in_the_manifest(pairs, data_dir, log_lines):
     with pairs.open("a") as file:
         file.write(f"{SOURCES[0]}\t{TEXT[0]}\nleer\t\nlang {'x' * 90}\tlong\n")
     source = Tsv(train=str(pairs), validation=str(pairs))

@@ -54,13 +54,13 @@ def test_any_stretch_is_part_of_the_same_sequence(seed, first, count):
     np.testing.assert_array_equal(stretch, whole[first : first + count])
 
 
-def test_seeds_have_orders_of_their_own(mix):
+def test_each_seed_has_another_order(mix):
     places = np.arange(200)
     orders = {tuple(mix.row_ids(seed, places)) for seed in range(8)}
     assert len(orders) == 8
 
 
-def test_parts_of_one_size_have_orders_of_their_own():
+def test_parts_of_one_size_have_different_orders():
     mix = MixtureOrder.of((50, 50), (1, 1))
     ids = mix.row_ids(0, np.arange(100))
     assert list(ids[ids < 50]) != list(ids[ids >= 50] - 50)

@@ -26,7 +26,7 @@ def test_each_epoch_is_a_permutation_even_where_batches_span_epochs(seed, batch,
         assert sorted(ids[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_each_epoch_and_seed_has_another_order():
     epochs = [tuple(row_ids(seed, step, 50, 50)) for seed in range(4) for step in range(4)]
     assert len(set(epochs)) == 16
 

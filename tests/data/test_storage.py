@@ -142,7 +142,7 @@ def test_an_error_leaves_the_old_folder_and_nothing_else(tmp_path, error):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_full_disk_and_forbidden_place_are_told_apart(tmp_path):
+def test_a_full_disk_and_a_forbidden_place_are_different_errors(tmp_path):
     full = pytest.raises(RunError, match=r"the disk is full; nothing half-written .*--data_dir")
     with full, storage.whole_folder(tmp_path / "x"), open("/dev/full", "w") as file:
         file.write("x" * 100_000)

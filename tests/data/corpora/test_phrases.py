@@ -23,7 +23,7 @@ def corpus():
     return phrases.corpus("de", "en", seed=0, train=3000, held_out=150)
 
 
-def test_the_splits_have_the_sizes_asked_for(corpus):
+def test_the_splits_have_the_given_sizes(corpus):
     assert {split: len(pairs) for split, pairs in corpus.items()} == {
         "train": 3000, "validation": 150, "test": 150,
     }  # fmt: skip
@@ -173,7 +173,7 @@ def test_held_out_names_were_seen_in_training(corpus):
     assert sum(word in seen for word in words) / len(words) > 0.9
 
 
-def test_versions_tell_libraries_data_and_rules():
+def test_versions_name_libraries_data_and_rules():
     actual = phrases.versions()
     assert list(actual) == ["babel", "num2words", "cldr", "rules"]
     assert all(actual.values())

@@ -50,6 +50,6 @@ def test_a_tag_is_chosen_among_those_that_a_task_knows():
         ("2de", (), r"tag '2de': no part of the task has it.  The task knows no tags"),
     ],
 )
-def test_a_tag_that_no_part_has_is_told_the_legal_ones(tag, tags, message):
+def test_an_unknown_tag_is_an_error_with_the_legal_ones(tag, tags, message):
     with pytest.raises(UserError, match=message):
         chosen_tag(tag, tags)

@@ -92,7 +92,7 @@ def test_a_wrong_archive_is_refused_and_the_remedy_named(archives, tmp_path):
         ({"train": "dev"}, r"Tfds: split 'dev' of lm1b: .*Its splits: train, test\."),
     ],
 )
-def test_wrong_names_are_told_the_legal_ones(lm1b, change, message):
+def test_errors_list_the_legal_names(lm1b, change, message):
     settings = {"name": "lm1b", "folder": lm1b.folder, **change}
     with pytest.raises(UserError, match=message):
         list(Tfds(**settings).lines("train"))

@@ -131,7 +131,7 @@ def test_it_becomes_a_cache(wmt, tmp_path, log_lines):
         ({"train": "dev"}, r"TfdsPairs: split 'dev' of wmt.*Its splits: train, validation, test"),
     ],
 )
-def test_wrong_names_are_told_the_legal_ones(wmt, change, message):
+def test_errors_list_the_legal_names(wmt, change, message):
     settings = {
         "name": wmt.name, "source_field": "en", "target_field": wmt.target_field,
         "folder": wmt.folder,

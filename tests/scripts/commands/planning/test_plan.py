@@ -72,7 +72,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
         ),
     ],
 )
-def test_mistakes_are_told_with_what_is_legal(
+def test_errors_say_what_is_legal(
     run: Meshloom, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     answer = run("plan", *toy(tmp_path), *flags)

@@ -50,7 +50,7 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
         (["--decode", "--prompt_tokens=20", "--max_tokens=9"], "24 learned positions"),
     ],
 )
-def test_mistakes_are_told_with_what_is_legal(
+def test_errors_say_what_is_legal(
     run: Meshloom, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     answer = run("plan", *toy(tmp_path), *SLICE, *flags)
