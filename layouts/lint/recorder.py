@@ -111,12 +111,12 @@ def trace_of_letters(trace: Callable[[Layout], Any]) -> tuple[Any, Any]:
     except UserError:
         raise
     except Exception as error:
+        if not can_split(trace, ""):
+            raise  # a bug, and of no axis
         named = find_statement(error).letters
         for letter in sorted(letters, key=lambda letter: letter not in named):
             if can_split(trace, rest := letters.replace(letter, "")):
                 return trace_split(trace, rest)
-        if not can_split(trace, ""):
-            raise  # a bug, and of no axis
         kept = ""
         for letter in letters:
             kept += letter if can_split(trace, kept + letter) else ""

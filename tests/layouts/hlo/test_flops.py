@@ -1,0 +1,40 @@
+"""FLOPs of products, which TPUs write as convolutions."""
+
+import pytest
+
+from layouts.hlo.flops import product_flops, valid_pairs
+from layouts.hlo.parser import parse_instruction
+
+
+def flops(*lines: str) -> int:
+    instructions = [parse_instruction(f"  {line}") for line in lines]
+    computation = {found.name: found for found in instructions if found is not None}
+    return product_flops(computation["out"], computation)
+
+
+def test_a_dot_multiplies_each_output_by_what_is_summed() -> None:
+    assert flops(
+        "%a = f32[5,7,3]{2,1,0} parameter(0)",
+        "%b = f32[5,3,4]{2,1,0} parameter(1)",
+        "%out = f32[5,7,4]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, rhs_batch_dims={0}, "
+        "lhs_contracting_dims={2}, rhs_contracting_dims={1}",
+    ) == 2 * 5 * 7 * 3 * 4  # fmt: skip
+
+
+def test_a_convolution_without_a_window_is_a_product() -> None:
+    assert flops(
+        "%a = f32[7,3]{1,0} parameter(0)",
+        "%b = f32[3,4]{1,0} parameter(1)",
+        "%out = f32[7,4]{1,0} convolution(%a, %b), dim_labels=bf_io->bf",
+    ) == 2 * 7 * 3 * 4  # fmt: skip
+
+
+def test_padding_of_a_window_multiplies_nothing() -> None:
+    """Of a window of 3 over 5 places with one of padding on each side."""
+    pairs = valid_pairs(5, 3, 5, stride=1, dilate=1, spread=1, low=1)
+    assert pairs == 5 * 3 - 2
+
+
+@pytest.mark.parametrize("opcode", ["add", "copy"])
+def test_other_instructions_have_no_products(opcode: str) -> None:
+    assert flops("%a = f32[7]{0} parameter(0)", f"%out = f32[7]{{0}} {opcode}(%a)") == 0

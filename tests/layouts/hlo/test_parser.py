@@ -1,0 +1,49 @@
+"""Lines and tables of compiled programs, as XLA prints them."""
+
+import pytest
+
+from layouts.hlo.parser import closing, frames, parse_instruction, shapes, sizes_of
+
+LINE = (
+    "  ROOT %fusion.2 = (bf16[4,6]{1,0}, pred[3]{0}) fusion(%a.1, %b), kind=kLoop, "
+    'calls=%computation.7, metadata={op_name="jit(f)/dot" stack_frame_id=3}'
+)
+TABLES = """\
+FileNames
+1 "/elsewhere/models/stack.py"
+2 "/python/site-packages/jax/api.py"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=83 end_line=83}
+2 {file_name_id=2 function_name_id=2 line=5 end_line=5}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+"""
+
+
+def test_an_instruction_has_name_shape_operands_and_attributes() -> None:
+    found = parse_instruction(LINE)
+    assert found is not None
+    assert (found.name, found.opcode, found.operands) == ("fusion.2", "fusion", ("a.1", "b"))
+    assert found.bytes == 2 * 4 * 6 + 3
+    assert found.attribute("calls") == "computation.7" and found.attribute("body") is None
+    assert sizes_of("fusion.2", {"fusion.2": found}) == [4, 6]
+
+
+@pytest.mark.parametrize("line", ["HloModule jit_f", "}", ""])
+def test_other_lines_are_no_instructions(line: str) -> None:
+    assert parse_instruction(line) is None
+
+
+def test_parentheses_are_matched() -> None:
+    assert closing("(a(b)c)d") == 7 and closing("(a") == 2
+
+
+def test_types_of_odd_sizes_are_counted_in_bits() -> None:
+    assert list(shapes("(s4[8]{0}, f32[], c64[2,3]{1,0})")) == [(8, 4), (1, 32), (6, 64)]
+
+
+def test_a_frame_of_a_library_has_the_line_of_the_code_that_called_it() -> None:
+    assert frames(TABLES) == {1: "models/stack.py:83", 2: "models/stack.py:83"}
