@@ -200,10 +200,13 @@ class Attention(nnx.Module):
         return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
 
     def chunks(self, context: AttentionContext) -> int:
-        """Returns the slices of queries: one where no key is ahead of a slice on every device."""
-        length_is_split = any(self.layout.place("BJQLM")[-2:])
-        whole_rows = context.causal and context.cache_index is None
-        return self.spec.attention_chunks if whole_rows and not length_is_split else 1
+        """Returns the number of slices of queries: one where a slice would leave out nothing.
+
+        Each of the devices that share the length has few queries, of which the last see all keys.
+        """
+        is_split = any(self.layout.place("BJQLM")[-2:])
+        is_causal_row = context.causal and context.cache_index is None
+        return self.spec.attention_chunks if is_causal_row and not is_split else 1
 
 
 class CrossAttention(Attention):
