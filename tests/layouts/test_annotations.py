@@ -50,12 +50,12 @@ def test_split_takes_the_mesh_axis_of_that_size_or_all(parts: int, place: Any) -
 )
 def test_shard_puts_each_part_on_its_device(devices: list[list[int]]) -> None:
     rows, columns = 8 // len(devices), 16 // len(devices[0])
-    wanted = {
+    expected = {
         device: (i * rows, k * columns)
         for i, row in enumerate(devices)
         for k, device in enumerate(row)
     }
-    assert devices_of(placed("shard", devices)) == wanted
+    assert devices_of(placed("shard", devices)) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_algorithm_2_as_documented_has_two_all_to_alls(documented: dict[str, Any
     with jax.set_mesh(make_mesh(documented["layout"])):
         arguments = [jax.device_put(array, jax.P("all")) for array in arrays]  # by group or expert
         program = jax.jit(documented["moe"]).lower(*arguments).compile()
-        found = program(*arguments)
+        computed = program(*arguments)
     text = program.as_text() or ""
     assert re.findall(SENT, text) == ["all-to-all", "all-to-all"]
     hidden = np.maximum(np.einsum("GSEC,GSM,EMH->EGCH", dispatch, inputs, wi), 0)
-    wanted = np.einsum("GSEC,EGCH,EHM->GSM", combine, hidden, wo)
-    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-3)
+    expected = np.einsum("GSEC,EGCH,EHM->GSM", combine, hidden, wo)
+    np.testing.assert_allclose(computed, expected, rtol=2e-4, atol=2e-3)
 
 
 def test_a_step_by_hand_as_documented_sends_nothing(documented: dict[str, Any]) -> None:
@@ -108,8 +108,8 @@ def test_a_step_by_hand_as_documented_sends_nothing(documented: dict[str, Any]) 
             jax.device_put(index, layout.place("GC")),
         )
         program = jax.jit(documented["take"]).lower(*arguments).compile()
-        found = program(*arguments)
+        computed = program(*arguments)
     assert not re.search(
         r" (all-[a-z-]+|reduce-scatter|collective-permute)\(", program.as_text() or ""
     )
-    np.testing.assert_array_equal(found, np.take_along_axis(tokens, index[..., None], axis=1))
+    np.testing.assert_array_equal(computed, np.take_along_axis(tokens, index[..., None], axis=1))

@@ -31,7 +31,7 @@ tensors = st.lists(
 ).map("".join)
 
 
-def held(place: jax.P) -> list[set[str]]:
+def mesh_axes_of(place: jax.P) -> list[set[str]]:
     """The mesh axes that each axis of a tensor is split over."""
     return [{p} if isinstance(p, str) else set(p or ()) for p in place]
 
@@ -44,10 +44,10 @@ def text(rules: list[Rule]) -> str:
 def test_the_leftmost_of_the_firmest_gets_a_mesh_axis_and_nobody_else(
     rules: list[Rule], axes: str
 ) -> None:
-    places = held(Layout(rules=text(rules)).place(axes))
+    places = mesh_axes_of(Layout(rules=text(rules)).place(axes))
     assert len(places) == len(axes)
     for mesh_axis in MESH_AXES:
-        wishes = [
+        choices = [
             (not rule.firm, i)
             for i, letter in enumerate(axes)
             for rule in rules
@@ -56,7 +56,7 @@ def test_the_leftmost_of_the_firmest_gets_a_mesh_axis_and_nobody_else(
             and rule.axis == BY_LETTER[letter].name
         ]
         holders = [i for i, mesh_axes in enumerate(places) if mesh_axis in mesh_axes]
-        assert holders == [i for _, i in sorted(wishes)[:1]]
+        assert holders == [i for _, i in sorted(choices)[:1]]
 
 
 @given(rules, rules, tensors)
@@ -105,8 +105,8 @@ def test_heads_are_kv_heads_unless_a_rule_speaks_of_their_parts(rules: str, plac
 
 @pytest.mark.parametrize("separator", [";", ",", ".", " ", "; ", ",\n  "])
 def test_rules_may_be_separated_as_in_mesh_tensorflow(separator: str) -> None:
-    found = parse_rules(separator.join(["batch:rows", "vocab:cols?"]) + separator)
-    assert found == (Rule("batch", "rows"), Rule("vocab", "cols", firm=False))
+    computed = parse_rules(separator.join(["batch:rows", "vocab:cols?"]) + separator)
+    assert computed == (Rule("batch", "rows"), Rule("vocab", "cols", firm=False))
 
 
 @pytest.mark.parametrize("text", ["batch", "batch:", ":data", "batch:data;vocab=model"])
@@ -126,12 +126,12 @@ def test_products_and_what_is_turned_or_summed_lie_as_their_letters_say(equation
     inputs, out = equation.split("->")
     sizes = {"B": 8, "E": 4, "F": 6, "D": 5}
     rng = np.random.default_rng(0)
-    arrays = [rng.random([sizes[x] for x in own], np.float32) for own in inputs.split(",")]
+    arrays = [rng.random([sizes[x] for x in axes], np.float32) for axes in inputs.split(",")]
     with jax.set_mesh(make_mesh(layout)):
         placed = [
             layout.reshard(jnp.asarray(a), o)
             for a, o in zip(arrays, inputs.split(","), strict=True)
         ]
-        found = layout.einsum(equation, *placed)
-    assert jax.typeof(found).sharding.spec == layout.place(out)
-    np.testing.assert_allclose(found, np.einsum(equation.lower(), *arrays), rtol=1e-5)
+        computed = layout.einsum(equation, *placed)
+    assert jax.typeof(computed).sharding.spec == layout.place(out)
+    np.testing.assert_allclose(computed, np.einsum(equation.lower(), *arrays), rtol=1e-5)

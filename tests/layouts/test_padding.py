@@ -41,7 +41,7 @@ def test_uppercase_axes_are_padded_with_zeros_and_lowercase_ones_cut_again() -> 
 
 TRUE = {"N": 2, "B": 6, "G": 9, "L": 5, "D": 10, "J": 3, "Q": 2, "M": 7, "E": 6, "C": 2, "S": 4,
         "K": 5, "V": 23, "F": 14}  # fmt: skip
-HELD = TRUE | {"B": 8, "G": 12, "J": 4, "E": 8, "V": 24}
+PADDED_SIZES = TRUE | {"B": 8, "G": 12, "J": 4, "E": 8, "V": 24}
 STORED, DROPPED = ("NDJQK", "VD"), ("BJQLM", "EGCF")
 
 
@@ -66,12 +66,14 @@ def drawn(layout: Layout, sizes: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def test_random_bits_are_those_without_padding() -> None:
-    own, whole = drawn(PADDED, HELD), drawn(WHOLE, TRUE)
-    for axes, wanted in whole.items():
-        assert own[axes].shape == tuple(HELD[letter] for letter in axes) != wanted.shape
-        real = tuple(slice(size) for size in wanted.shape)
-        np.testing.assert_array_equal(own[axes][real], wanted, err_msg=axes)
-        assert np.count_nonzero(own[axes]) == np.count_nonzero(wanted), axes
+    padded, whole = drawn(PADDED, PADDED_SIZES), drawn(WHOLE, TRUE)
+    for axes, expected in whole.items():
+        assert (
+            padded[axes].shape == tuple(PADDED_SIZES[letter] for letter in axes) != expected.shape
+        )
+        real = tuple(slice(size) for size in expected.shape)
+        np.testing.assert_array_equal(padded[axes][real], expected, err_msg=axes)
+        assert np.count_nonzero(padded[axes]) == np.count_nonzero(expected), axes
 
 
 def test_only_the_padding_of_the_named_axis_is_masked() -> None:
@@ -82,18 +84,18 @@ def test_only_the_padding_of_the_named_axis_is_masked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "group_tokens", "held"),
+    ("rows", "group_tokens", "padded_rows"),
     [(6, None, 8), (8, None, 8), (1, None, 4), (6, 8, 8), (6, 16, 8), (12, 32, 16), (9, 12, 12)],
 )
 def test_empty_rows_fill_up_devices_and_groups(
-    rows: int, group_tokens: int | None, held: int
+    rows: int, group_tokens: int | None, padded_rows: int
 ) -> None:
     """Rows of 8 tokens over 4 devices: groups of 12 are a row and a half."""
     batch = {"inputs_BL": jnp.ones((rows, 8)), "inputs_BM": jnp.ones((rows, 2))}
     groups = {} if group_tokens is None else {"inputs_BL": group_tokens}
     filled_up = functools.partial(pad_batch, PADDED, groups=groups)
     with jax.set_mesh(MESH):
-        found = jax.eval_shape(lambda batch: filled_up(batch)[1], batch)
-    assert {x.shape for x in found.values()} == {(held, 8), (held, 2)}
+        computed = jax.eval_shape(lambda batch: filled_up(batch)[1], batch)
+    assert {x.shape for x in computed.values()} == {(padded_rows, 8), (padded_rows, 2)}
     tokens = 8 if group_tokens is None else math.gcd(rows * 8, group_tokens)
-    assert held * 8 // tokens % 4 == 0 and held * 8 % tokens == 0
+    assert padded_rows * 8 // tokens % 4 == 0 and padded_rows * 8 % tokens == 0

@@ -84,8 +84,8 @@ def test_the_gradient_equals_differences_of_the_oracle(name: str) -> None:
         return float(np.vdot(reference(**(given | {name: given[name] + size * step})), dy_BJQLK))
 
     gradient = np.asarray(jax.jit(jax.grad(objective))(given[name].astype(np.float32)))
-    wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5
-    np.testing.assert_allclose(np.vdot(gradient, step), wanted, rtol=1e-3, atol=1e-3)
+    expected = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    np.testing.assert_allclose(np.vdot(gradient, step), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_packed_token_sees_its_own_segment_up_to_itself() -> None:

@@ -83,8 +83,8 @@ def test_sums_and_gradients_equal_the_oracle(name: str, chunks: int) -> None:
             values[argument] = values[argument] + size * step
             return float(reference(criterion, *values, targets_BL).objective)
 
-        wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5
-        np.testing.assert_allclose(np.vdot(gradient, step), wanted, rtol=1e-3, atol=1e-3)
+        expected = (moved(1e-5) - moved(-1e-5)) / 2e-5
+        np.testing.assert_allclose(np.vdot(gradient, step), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_token_losses_sum_to_the_loss_and_are_zero_elsewhere() -> None:

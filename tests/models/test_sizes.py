@@ -24,32 +24,32 @@ def counted(name: str) -> tuple[Transformer, int]:
     spec = model_of(load([path]))
     assert isinstance(spec, Transformer)
     weights = record(lambda layout: spec.model(layout).init(jax.random.key(0))).weights
-    found = sum(math.prod(weight.shape) for weight in weights)
-    assert f" {found:,} weights" in (ROOT / path).read_text()
-    return spec, found
+    count = sum(math.prod(weight.shape) for weight in weights)
+    assert f" {count:,} weights" in (ROOT / path).read_text()
+    return spec, count
 
 
 @pytest.mark.parametrize("billions", LANGUAGE)
 def test_mesh_tensorflow_language_models_have_their_published_sizes(billions: str) -> None:
-    spec, found = counted(f"mtf_lm_{billions}b")
+    spec, count = counted(f"mtf_lm_{billions}b")
     assert spec.vocab == 32_768 and not spec.has_encoder
-    assert f"{found / 1e9:.2f}" == billions
+    assert f"{count / 1e9:.2f}" == billions
 
 
 @pytest.mark.parametrize("billions", TRANSLATION)
 def test_mesh_tensorflow_translation_models_have_their_published_sizes(billions: str) -> None:
-    spec, found = counted(f"mtf_wmt_{billions}b")
+    spec, count = counted(f"mtf_wmt_{billions}b")
     assert spec.vocab == 32_640 and spec.source_vocab is None
     assert spec.tied == (billions == "0.21")
-    assert f"{found / 1e9:.2f}" == billions
+    assert f"{count / 1e9:.2f}" == billions
 
 
 @pytest.mark.parametrize("size", ATTENTION)
 def test_attention_is_all_you_need_has_about_its_published_sizes(size: str) -> None:
-    spec, found = counted(f"attention_is_all_you_need_{size}")
+    spec, count = counted(f"attention_is_all_you_need_{size}")
     assert spec.tied and spec.source_vocab is None
     # Theirs have offsets, and a vocabulary that the paper rounds.
-    assert found == pytest.approx(ATTENTION[size] * 1e6, rel=0.04)
+    assert count == pytest.approx(ATTENTION[size] * 1e6, rel=0.04)
 
 
 def test_transformer_tiny_has_its_published_size() -> None:
@@ -62,10 +62,10 @@ GSHARD = {"12.5b": 12.5, "37b": 37, "50b": 50, "150b": 150, "200b": 200, "600b":
 
 @pytest.mark.parametrize("name", GSHARD)
 def test_gshards_models_have_about_their_published_sizes(name: str) -> None:
-    spec, found = counted(f"gshard_{name}")
+    spec, count = counted(f"gshard_{name}")
     assert spec.vocab == 32_000 and spec.source_vocab == 64_000 and spec.moe is not None
     # The seven numbers fit a billion of 1000 x 2^20, rounded.
-    assert found / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)
+    assert count / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)
 
 
 # The Giant Models guide, Table 1, in billions.
@@ -74,9 +74,9 @@ GIANT = {"64b": 64, "128b": 128, "1t": 1000, "4t": 4000}
 
 @pytest.mark.parametrize("size", GIANT)
 def test_giant_models_have_their_published_sizes(size: str) -> None:
-    spec, found = counted(f"giant_{size}")
+    spec, count = counted(f"giant_{size}")
     assert spec.d_kv * spec.heads == 2 * spec.d_model  # the guide names heads of 128 and the width
-    assert found == pytest.approx(GIANT[size] * 1e9, rel=0.11)  # it rounds to powers of two
+    assert count == pytest.approx(GIANT[size] * 1e9, rel=0.11)  # it rounds to powers of two
 
 
 def test_the_guide_prints_one_exact_number() -> None:

@@ -76,9 +76,11 @@ def sums_and_gradients(
     return sums, gradients
 
 
-def assert_close(found, wanted, tolerance: float = 2e-5) -> None:
+def assert_close(computed, expected, tolerance: float = 2e-5) -> None:
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, wanted
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance),
+        computed,
+        expected,
     )
 
 
@@ -99,9 +101,9 @@ def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> No
         x_BLD = jax.random.normal(jax.random.key(2), (1, 8, 10))
         for place in range(7):
             gradient_BLD = gradient(x_BLD, params, place)
-            seen = np.flatnonzero(np.abs(gradient_BLD[0]).sum(-1))
+            visible = np.flatnonzero(np.abs(gradient_BLD[0]).sum(-1))
             first = 0 if place < 3 else 3
-            assert list(seen) == list(range(first, place + 1))
+            assert list(visible) == list(range(first, place + 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,8 +154,8 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
 
         memory_BMD = jax.random.normal(jax.random.key(2), (1, 6, 10))
         for place in range(8):
-            seen = np.flatnonzero(np.abs(gradient(memory_BMD, place)[0]).sum(-1))
-            assert list(seen) == ([0, 1, 2, 3] if place < 3 else [4, 5])
+            visible = np.flatnonzero(np.abs(gradient(memory_BMD, place)[0]).sum(-1))
+            assert list(visible) == ([0, 1, 2, 3] if place < 3 else [4, 5])
 
 
 @pytest.mark.parametrize(
@@ -172,9 +174,9 @@ def test_ways_to_compute_give_the_same_loss_and_gradients(change: dict) -> None:
         dropout=0.2, attention_dropout=0.3, positions="relative", tied=False, encoder_layers=2
     )
     criterion = Criterion(label_smoothing=0.1, z_loss=1e-2)
-    wanted = sums_and_gradients(plain, PAIR_ROWS, criterion)
-    found = sums_and_gradients(dataclasses.replace(plain, **change), PAIR_ROWS, criterion)
-    assert_close(found, wanted)
+    expected = sums_and_gradients(plain, PAIR_ROWS, criterion)
+    computed = sums_and_gradients(dataclasses.replace(plain, **change), PAIR_ROWS, criterion)
+    assert_close(computed, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,7 +210,7 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
     batch |= {"inputs_BL": tokens, "positions_BL": places, "segments_BL": np.ones_like(tokens)}
     mesh, placed = on_mesh(WHOLE, batch)
     source = placed if spec.has_encoder else None
-    seen = np.tril(np.ones((8, 8), bool))[None].repeat(4, axis=0)
+    visible = np.tril(np.ones((8, 8), bool))[None].repeat(4, axis=0)
 
     def teacher_forced(params: Params, batch: Batch) -> jax.Array:
         network = model.network(params)
@@ -217,22 +219,27 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
 
     @jax.jit
     def part(
-        params: Params, source: Batch | None, cache: Any, tokens: Array, places: Array, seen: Array
+        params: Params,
+        source: Batch | None,
+        cache: Any,
+        tokens: Array,
+        places: Array,
+        visible: Array,
     ) -> tuple[Any, Array]:
         step, empty = model.start(params, source, 4, 8)
-        return step(empty if cache is None else cache, tokens, places, seen, places[0, 0])
+        return step(empty if cache is None else cache, tokens, places, visible, places[0, 0])
 
     with jax.set_mesh(mesh):
         params = randomised(model)
-        wanted_BLV = jax.jit(teacher_forced)(params, placed)
+        expected_BLV = jax.jit(teacher_forced)(params, placed)
         for prompt in (1, 5):
             cache = None
             for start, stop in [(0, prompt), *((i, i + 1) for i in range(prompt, 8))]:
                 here = (slice(None), slice(start, stop))
                 cache, logits_BLV = part(
-                    params, source, cache, tokens[here], places[here], seen[here]
+                    params, source, cache, tokens[here], places[here], visible[here]
                 )
-                assert_close(logits_BLV, wanted_BLV[here], 1e-4)
+                assert_close(logits_BLV, expected_BLV[here], 1e-4)
 
 
 def test_bfloat16_computes_near_float32() -> None:

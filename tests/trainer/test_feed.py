@@ -34,13 +34,13 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
     case: str, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the other devices of the mesh were some other host's."""
-    rules, own, expected = HOSTS[case]
+    rules, slices, expected = HOSTS[case]
     layout = Layout(mesh="data:4,model:2", rules=rules)
     mesh = make_mesh(layout)
-    held = set(mesh.devices[own].flat)
+    devices = set(mesh.devices[slices].flat)
 
     def indices(sharding: NamedSharding, shape: tuple[int, ...]) -> dict:
-        return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in held}
+        return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in devices}
 
     monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", indices)
     assert host_rows(placement(layout, mesh, microbatches), 24, microbatches) == expected
@@ -50,8 +50,8 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
 def test_a_device_gets_its_part_of_what_its_host_has_read(microbatches: int) -> None:
     """Of 24 rows a host has read 6 to 18; a microbatch has every third of them."""
     every = np.arange(24 * 5).reshape(24, 5)
-    own = [every[i::microbatches] for i in range(microbatches)]
-    read = [rows[6 // microbatches : 18 // microbatches] for rows in own]
+    slices = [every[i::microbatches] for i in range(microbatches)]
+    read = [rows[6 // microbatches : 18 // microbatches] for rows in slices]
     index = (slice(12 // microbatches, 18 // microbatches), slice(None))
     actual = part_of(read[-1], 6 // microbatches, index, 24 // microbatches)
     assert np.array_equal(actual, every[12:18][microbatches - 1 :: microbatches])
@@ -88,8 +88,8 @@ def test_a_device_batch_is_the_rows_of_its_step(
 ) -> None:
     """Microbatch m holds the rows m, m + 3, m + 6 … of the batch: together each row once."""
     rows, mesh = kind(41), make_mesh(layout)
-    where = placement(layout, mesh, microbatches)
-    fed = feed(rows, where, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
+    shardings = placement(layout, mesh, microbatches)
+    fed = feed(rows, shardings, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
     for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
         assert list(ids) == list(row_ids(3, step, 24, 41))
         for name, expected in rows.batch(ids).items():
@@ -119,9 +119,9 @@ def test_rows_of_a_group_stay_together(mesh: str) -> None:
 def test_one_row_differs_where_one_row_differs() -> None:
     """The comparison above would see two rows that changed places."""
     layout = Layout(mesh="data:2", rules="batch:data")
-    where = placement(layout, make_mesh(layout), 1)
+    shardings = placement(layout, make_mesh(layout), 1)
     batch = text_rows(8).batch(np.arange(8))
-    actual = place(where, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
+    actual = place(shardings, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
     assert (np.asarray(actual["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
 
 

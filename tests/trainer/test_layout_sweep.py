@@ -125,8 +125,8 @@ def first_state(program: TrainStepSpec, mesh: jax.sharding.Mesh) -> State:
         drawn = rng.normal("scale" in path, 0.25, leaf.shape) * path.startswith("params")
         return jax.device_put(np.asarray(drawn, leaf.dtype), leaf.sharding)
 
-    found = [number(path, leaf) for path, leaf in by_path(abstract).items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract), found)
+    computed = [number(path, leaf) for path, leaf in by_path(abstract).items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract), computed)
 
 
 def trained(
@@ -171,29 +171,29 @@ def train(
     )
 
 
-def assert_equal_to_round_off(found: Trained, wanted: Trained) -> None:
-    np.testing.assert_allclose(found.losses, wanted.losses, rtol=LOSS_ROUND_OFF)
-    np.testing.assert_allclose(found.grad_norms, wanted.grad_norms, rtol=LOSS_ROUND_OFF)
-    assert found.params.keys() == wanted.params.keys()
-    for path, weight in wanted.params.items():
-        np.testing.assert_allclose(found.params[path], weight, rtol=0, atol=WEIGHT_ROUND_OFF,
+def assert_equal_to_round_off(computed: Trained, expected: Trained) -> None:
+    np.testing.assert_allclose(computed.losses, expected.losses, rtol=LOSS_ROUND_OFF)
+    np.testing.assert_allclose(computed.grad_norms, expected.grad_norms, rtol=LOSS_ROUND_OFF)
+    assert computed.params.keys() == expected.params.keys()
+    for path, weight in expected.params.items():
+        np.testing.assert_allclose(computed.params[path], weight, rtol=0, atol=WEIGHT_ROUND_OFF,
                                    err_msg=path)  # fmt: skip
-    for path, slot in wanted.opt_state.items():
-        np.testing.assert_allclose(found.opt_state[path], slot, rtol=0, err_msg=path,
+    for path, slot in expected.opt_state.items():
+        np.testing.assert_allclose(computed.opt_state[path], slot, rtol=0, err_msg=path,
                                    atol=SLOT_ROUND_OFF * np.abs(slot).max())  # fmt: skip
 
 
 @pytest.mark.parametrize(("optimizer", "name"), CASES, ids=lambda value: value)
 def test_training_under_a_layout_is_training_on_one_device(optimizer: str, name: str) -> None:
     settings = {"AdamW": ADAMW, "Adafactor": ADAFACTOR}[optimizer]
-    found = trained(settings, LAYOUTS[name])
+    computed = trained(settings, LAYOUTS[name])
     ways = {getattr(SPEC, AXES[letter]): n for letter, n in WAYS.get(name, {}).items()}
     if name in WAYS:
-        for path, (shape, shard) in found.shards.items():
+        for path, (shape, shard) in computed.shards.items():
             assert shard == tuple(size // ways.get(size, 1) for size in shape), path
-    assert name == "whole" or found.batch_split or ways
+    assert name == "whole" or computed.batch_split or ways
     if name != "whole":
-        assert_equal_to_round_off(found, trained(settings, WHOLE))
+        assert_equal_to_round_off(computed, trained(settings, WHOLE))
 
 
 def test_training_changes_every_weight_and_loss() -> None:
@@ -201,13 +201,13 @@ def test_training_changes_every_weight_and_loss() -> None:
     for settings in (ADAMW, ADAFACTOR):
         program = TrainStepSpec(Noted(SPEC, WHOLE), settings, CRITERION, STEPS, 5)
         first = by_path(jax.device_get(first_state(program, make_mesh(WHOLE))["params"]))
-        found = trained(settings, WHOLE)
-        assert len(set(found.losses)) == STEPS
-        assert found.losses[-5:].mean() < found.losses[:5].mean() - 0.05
-        for path, weight in found.params.items():
+        computed = trained(settings, WHOLE)
+        assert len(set(computed.losses)) == STEPS
+        assert computed.losses[-5:].mean() < computed.losses[:5].mean() - 0.05
+        for path, weight in computed.params.items():
             assert np.abs(weight - first[path]).max() > 1000 * WEIGHT_ROUND_OFF, path
     factored = [
-        path for path in found.opt_state if "v_row" in path and found.opt_state[path].ndim > 1
+        path for path in computed.opt_state if "v_row" in path and computed.opt_state[path].ndim > 1
     ]
     assert len(factored) > 5
 
@@ -225,9 +225,9 @@ def test_a_small_difference_is_far_beyond_round_off(change: str) -> None:
         batch["segments_BL"][3, 1] = 0
     with jax.set_mesh(mesh):
         _, metrics = train_step(program, state, place(placement(layout, mesh, 1), batch, ROWS, 1))
-    wanted = trained(ADAMW, WHOLE)
-    assert abs(float(metrics["loss"]) / wanted.losses[0] - 1) > 50 * LOSS_ROUND_OFF
-    assert abs(float(metrics["grad_norm"]) / wanted.grad_norms[0] - 1) > 50 * LOSS_ROUND_OFF
+    expected = trained(ADAMW, WHOLE)
+    assert abs(float(metrics["loss"]) / expected.losses[0] - 1) > 50 * LOSS_ROUND_OFF
+    assert abs(float(metrics["grad_norm"]) / expected.grad_norms[0] - 1) > 50 * LOSS_ROUND_OFF
 
 
 def test_microbatches_and_an_axis_over_several_mesh_axes() -> None:
@@ -235,10 +235,10 @@ def test_microbatches_and_an_axis_over_several_mesh_axes() -> None:
     layout = Layout(
         mesh="x:2,y:2,z:2", rules="d_ff:x;d_ff:y;d_ff:z;vocab:y;vocab:z;heads:z;length:x?"
     )
-    found = trained(ADAMW, layout, NO_DROPOUT, 2)
-    assert found.shards["params/decoder/layers_N/mlp/wi_DF"] == ((3, 16, 40), (3, 16, 5))
-    assert found.shards["params/embed_VD"] == ((64, 16), (16, 16))
-    assert_equal_to_round_off(found, trained(ADAMW, WHOLE, NO_DROPOUT))
+    computed = trained(ADAMW, layout, NO_DROPOUT, 2)
+    assert computed.shards["params/decoder/layers_N/mlp/wi_DF"] == ((3, 16, 40), (3, 16, 5))
+    assert computed.shards["params/embed_VD"] == ((64, 16), (16, 16))
+    assert_equal_to_round_off(computed, trained(ADAMW, WHOLE, NO_DROPOUT))
 
 
 @pytest.mark.parametrize("name", ["fsdp", "sequence_parallel", "two_dimensional"])
@@ -248,8 +248,8 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
         SPEC, positions="rotary", gated=True, combined_qkv=True, attention_chunks=2, loss_chunks=3,
         attention_dropout=0.0, scan=False, layers=1,
     )  # fmt: skip
-    found, wanted = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
-    assert_equal_to_round_off(found, wanted)
+    computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
 
 
 @pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional"])
@@ -258,8 +258,8 @@ def test_translation_models_are_equal_too(name: str) -> None:
     spec = dataclasses.replace(
         SPEC, positions="relative", encoder_layers=2, source_vocab=72, tied=False, shares_bias=True
     )
-    found, wanted = trained(ADAFACTOR, LAYOUTS[name], spec), trained(ADAFACTOR, WHOLE, spec)
-    assert_equal_to_round_off(found, wanted)
+    computed, expected = trained(ADAFACTOR, LAYOUTS[name], spec), trained(ADAFACTOR, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
 
 
 def small(model: Transformer) -> Transformer:
@@ -286,12 +286,12 @@ def small(model: Transformer) -> Transformer:
 
 def models_with_experts() -> dict[str, Transformer]:
     """Those of all model files, in small; of those that then are alike, the first."""
-    found: dict[Transformer, str] = {}
+    computed: dict[Transformer, str] = {}
     for path in sorted(ROOT.glob("configs/models/*.gin")):
         config = load([str(path)])
         if any(binding.name == "Moe.experts" for binding in config.bindings()):
-            found.setdefault(small(config.make(Transformer)), path.stem)
-    return {name: spec for spec, name in found.items()}
+            computed.setdefault(small(config.make(Transformer)), path.stem)
+    return {name: spec for spec, name in computed.items()}
 
 
 MODELS = models_with_experts()
@@ -299,12 +299,14 @@ MODELS = models_with_experts()
 
 def assert_experts_are_equal(name: str, spec: Transformer) -> None:
     """Under a layout as on one device."""
-    found, wanted = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
-    shards = [found.shards[path] for path in found.shards if re.match("params.*/wi_EDF", path)]
+    computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
+    shards = [
+        computed.shards[path] for path in computed.shards if re.match("params.*/wi_EDF", path)
+    ]
     for shape, shard in shards:
         assert shape[1] == 16 and shard[1] == 16 // FOR_EXPERTS[name]
     assert len(shards) == 1 + bool(spec.encoder_layers)
-    assert_equal_to_round_off(found, wanted)
+    assert_equal_to_round_off(computed, expected)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -95,11 +95,11 @@ def test_the_objective_is_smoothed_cross_entropy_and_z_loss() -> None:
 
 def test_the_gradient_is_that_of_the_mean_objective() -> None:
     """Against numpy's difference quotients, in double precision."""
-    own = program()
+    train_spec = program()
     with jax.set_mesh(make_mesh(WHOLE)):
         batch = placed(WHOLE, 1)
-        gradient = jax.jit(lambda params, key: add_microbatches(own, params, batch, key)[0])
-        gradients = jax.device_get(gradient(state_of(own)["params"], jax.random.key(0)))
+        gradient = jax.jit(lambda params, key: add_microbatches(train_spec, params, batch, key)[0])
+        gradients = jax.device_get(gradient(state_of(train_spec)["params"], jax.random.key(0)))
     for name, at in (("embed_VD", (5, 3)), ("softmax_VD", (9, 0)), ("softmax_VD", (63, 15))):
         wide = {key: weight.astype(np.float64) for key, weight in weights().items()}
         values = []
@@ -112,17 +112,17 @@ def test_the_gradient_is_that_of_the_mean_objective() -> None:
         )
     tokens = objective(weights())[2]
     norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients.values())) / tokens
-    np.testing.assert_allclose(step(own)[1]["grad_norm"], norm, rtol=ROUND_OFF)
+    np.testing.assert_allclose(step(train_spec)[1]["grad_norm"], norm, rtol=ROUND_OFF)
 
 
 @pytest.mark.parametrize(("layout", "microbatches"), [(WHOLE, 3), (SPLIT, 1), (SPLIT, 2)], ids=str)
 def test_microbatches_are_one_batch(layout: Layout, microbatches: int) -> None:
     """Rows hold unlike counts of tokens, so a mean of the microbatches' means would be wrong."""
-    wanted_state, wanted = step(program())
+    expected_state, expected = step(program())
     state, metrics = step(program(layout, microbatches))
-    for name, value in wanted.items():
+    for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=ROUND_OFF, err_msg=name)
-    for name, weight in wanted_state["params"].items():
+    for name, weight in expected_state["params"].items():
         np.testing.assert_allclose(state["params"][name], weight, rtol=0, atol=ROUND_OFF)
     assert int(state["step"]) == 1
 
@@ -133,28 +133,28 @@ def test_microbatches_hold_unlike_counts_of_tokens() -> None:
 
 
 def test_the_old_state_is_donated() -> None:
-    own = program(SPLIT)
+    train_spec = program(SPLIT)
     with jax.set_mesh(make_mesh(SPLIT)):
-        old = state_of(own)
-        new, _ = train_step(own, old, placed(SPLIT, 1))
+        old = state_of(train_spec)
+        new, _ = train_step(train_spec, old, placed(SPLIT, 1))
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
         program_size = train_step._cache_size()
-        newer, _ = train_step(own, new, placed(SPLIT, 1))
+        newer, _ = train_step(train_spec, new, placed(SPLIT, 1))
     assert train_step._cache_size() == program_size
     assert jax.tree.map(lambda x: x.sharding, newer) == jax.tree.map(
-        lambda x: x.sharding, abstract_state(own, make_mesh(SPLIT))
+        lambda x: x.sharding, abstract_state(train_spec, make_mesh(SPLIT))
     )
 
 
 def temp_bytes(microbatches: int, rows: int) -> int:
-    own, mesh = program(microbatches=microbatches), make_mesh(WHOLE)
+    train_spec, mesh = program(microbatches=microbatches), make_mesh(WHOLE)
     batch = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
         for name, array in placed(WHOLE, microbatches, rows).items()
     }
     with jax.set_mesh(mesh):
-        compiled = train_step.lower(own, abstract_state(own, mesh), batch).compile()
+        compiled = train_step.lower(train_spec, abstract_state(train_spec, mesh), batch).compile()
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
@@ -170,19 +170,21 @@ def test_memory_does_not_grow_with_the_microbatches() -> None:
     "optimizer", [ADAMW, Adafactor(factored_from=4)], ids=["AdamW", "Adafactor"]
 )
 def test_a_new_state_is_the_same_under_every_layout_and_placed(optimizer: Any) -> None:
-    found = {}
+    computed = {}
     for layout in (WHOLE, SPLIT):
-        own, mesh = program(layout, optimizer=optimizer), make_mesh(layout)
-        found[layout] = init_state(own, mesh)
-        wanted = abstract_state(own, mesh)
-        assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), found[layout]) == (
-            jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), wanted)
+        train_spec, mesh = program(layout, optimizer=optimizer), make_mesh(layout)
+        computed[layout] = init_state(train_spec, mesh)
+        expected = abstract_state(train_spec, mesh)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), computed[layout]) == (
+            jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), expected)
         )
-    shards = [x.addressable_shards[0].data.shape for x in jax.tree.leaves(found[SPLIT]["params"])]
+    shards = [
+        x.addressable_shards[0].data.shape for x in jax.tree.leaves(computed[SPLIT]["params"])
+    ]
     assert shards == [(32, 4), (32, 4)]
-    split = [x for x in jax.tree.leaves(found[SPLIT]["opt_state"]) if not x.is_fully_replicated]
+    split = [x for x in jax.tree.leaves(computed[SPLIT]["opt_state"]) if not x.is_fully_replicated]
     assert len(split) == 4  # two moments, or rows and columns, of two weights
-    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, found.values()))
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, computed.values()))
 
 
 def test_another_seed_gives_other_weights() -> None:
