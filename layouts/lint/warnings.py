@@ -47,8 +47,6 @@ def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Pro
     else:
         things = "tensor" if sourced.field == "rules" else "weight"
         reason = f"no {things} of this model has the axis {axis}."
-        if any(BY_NAME[axis].letter.lower() in tensor.axes for tensor in tensors):
-            reason = f"{axis} is replicated in every {things} that has it."
     return Problem("warning", "unmatched-rule", f"matches nothing: {reason}", rule=rule)
 
 
