@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import io
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +17,14 @@ from pydantic import Field
 from configs.errors import UserError
 from configs.spec import Count, spec
 
+logger = logging.getLogger(__name__)
+
 PAD = 0  # also what a decoder reads before its first target
 EOS = 1
 UNK = 2
 UNK_WORD = "<UNK>"  # what LM1B's rule writes for a word outside the word list
 
-_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192, drops long lines in silence
+_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192, leaves out ordinary lines
 
 
 @spec
@@ -111,12 +114,12 @@ def make(settings: SentencePiece, lines: Iterator[str], *, words: Sequence[str] 
 
 
 def _train(settings: SentencePiece, lines: Iterator[str], words: Sequence[str]) -> Vocab:
-    model = io.BytesIO()
+    model, errors = io.BytesIO(), list[Exception]()
     sentencepiece.set_random_generator_seed(0)
     sentencepiece.set_min_log_level(2)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines,
+            sentence_iterator=_noting_errors(_with_warning(lines), errors),
             model_writer=model,
             vocab_size=settings.size,
             model_type=settings.model_type,
@@ -136,8 +139,34 @@ def _train(settings: SentencePiece, lines: Iterator[str], words: Sequence[str]) 
             bos_id=-1,
         )
     except RuntimeError as error:
+        if errors:
+            raise errors[0] from None
         raise UserError(_explain(settings, str(error))) from None
     return Vocab(model.getvalue())
+
+
+def _noting_errors(lines: Iterator[str], errors: list[Exception]) -> Iterator[str]:
+    """Keeps what a corpus raises, which SentencePiece would report as an error of its own."""
+    try:
+        yield from lines
+    except Exception as error:
+        errors.append(error)
+        raise
+
+
+def _with_warning(lines: Iterator[str]) -> Iterator[str]:
+    """Says how many lines SentencePiece leaves out."""
+    left_out = 0
+    for line in lines:
+        # A character has at most four bytes; most lines need not be encoded to be measured.
+        too_long = len(line) * 4 > _LONGEST_LINE_BYTES and len(line.encode()) > _LONGEST_LINE_BYTES
+        left_out += too_long
+        yield line
+    if left_out:
+        logger.warning(
+            "The vocab is trained without %d lines of more than %d bytes.",
+            left_out, _LONGEST_LINE_BYTES,
+        )  # fmt: skip
 
 
 def _explain(settings: SentencePiece, error: str) -> str:

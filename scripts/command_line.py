@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,23 @@ from configs.errors import UserError
 from scripts import devices
 from scripts.flag import Flag
 
+LARGEST = 2**31 - 1
+"""Of the integers that a flag takes where it sets no bound: what JAX takes as an int32."""
+
 Flags = TypeVar("Flags")
+
+
+class FiniteFloat(click.FloatRange):
+    """A number that is neither NaN nor infinite, between bounds."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Returns the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class OutputFile(click.ParamType):
@@ -91,11 +108,10 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         return click.Path(path_type=Path)
     if typing.get_origin(kind) is Literal:
         return click.Choice(typing.get_args(kind))
-    if kind is int and flag.min is not None:
-        return click.IntRange(int(flag.min))
-    if kind is float and (flag.min, flag.max) != (None, None):
-        return click.FloatRange(flag.min, flag.max)
-    return kind if kind in (int, float) else str
+    if kind is int:
+        low, high = (-LARGEST if flag.min is None else int(flag.min)), flag.max or LARGEST
+        return click.IntRange(low, int(high))
+    return FiniteFloat(flag.min, flag.max) if kind is float else str
 
 
 def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:

@@ -1,6 +1,7 @@
 """How a command ends: the exit code, the last line, and what the other processes are told."""
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -18,6 +19,9 @@ from trainer.processes.join import leave
 
 USAGE = 2
 BROKEN_PIPE = 141  # as where SIGPIPE ends a program
+WRONG_NAME = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES,
+              errno.EPERM, errno.EROFS, errno.ELOOP)  # fmt: skip
+"""What a file is called or lies in, not what happened to it: the user's mistake."""
 LOSS_S = 5.0
 """How long an unexpected error waits for the news that another process is lost."""
 
@@ -70,7 +74,8 @@ def report(error: BaseException) -> tuple[int, str]:
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE, "the standard output is closed"
         name = f"{error.filename}: " if error.filename else ""
-        return FAILED, printed(f"{name}{error.strerror or error}.")
+        code = USAGE if error.errno in WRONG_NAME else FAILED
+        return code, printed(f"{name}{error.strerror or error}.")
     traceback.print_exception(error)
     return FAILED, traceback.format_exception_only(error)[-1].strip()
 

@@ -7,7 +7,7 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -51,12 +51,17 @@ def without_carriage_return(line: str) -> str:
 def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
     """Yields every line as `read_lines` does, but with the carriage return at its end, if any."""
     with _open(path) as file, _read_errors(path):
-        for number, raw in enumerate(file, 1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
-            except UnicodeDecodeError as error:
-                raise UserError(_not_utf8(path, number, raw, error)) from None
-            yield line.removesuffix("\n")
+        yield from decoded_lines(file, path, errors)
+
+
+def decoded_lines(file: Iterable[bytes], name: str, errors: str = "strict") -> Iterator[str]:
+    """Yields the lines of an open file as `read_raw_lines` does those of a named one."""
+    for number, raw in enumerate(file, 1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
+        except UnicodeDecodeError as error:
+            raise UserError(_not_utf8(name, number, raw, error)) from None
+        yield line.removesuffix("\n")
 
 
 def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:

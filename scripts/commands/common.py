@@ -12,7 +12,7 @@ from configs.errors import UserError
 from configs.load import Config, load
 from configs.read import Reference
 from configs.spec import SPECS
-from data.sources.text_files import read_lines
+from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
 from data.storage import atomic_open, write_errors
 from data.task import Task
 from layouts.layout import Layout
@@ -77,7 +77,9 @@ def rounded(rows: int, shards: int) -> int:
 
 def read_input(path: str) -> Iterator[str]:
     """Lines of a file, plain, .gz or .xz, or of the standard input."""
-    return read_lines(path) if path != "-" else (line.rstrip("\n") for line in sys.stdin)
+    if path != "-":
+        return read_lines(path)
+    return map(without_carriage_return, decoded_lines(sys.stdin.buffer, "standard input"))
 
 
 @contextlib.contextmanager

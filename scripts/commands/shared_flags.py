@@ -151,7 +151,7 @@ class SearchFlags(BeamFlags):
         bool,
         Flag("Takes the sample that is most similar to all others (minimum Bayes risk by chrF)."),
     ] = False
-    seed: Annotated[int, Flag("Seed of the random choices.")] = 0
+    seed: Annotated[int, Flag("Seed of the random choices.", min=0)] = 0
     max_tokens: MaxTokens = None
     min_tokens: Annotated[int, Flag("Minimum number of new tokens.", metavar="N", min=0)] = 0
     length_factor: Annotated[

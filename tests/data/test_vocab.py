@@ -93,3 +93,17 @@ def test_files_that_are_no_vocab_are_refused(tmp_path):
         make(SentencePiece(model_file=str(tmp_path / "x")), iter([]))
     with pytest.raises(UserError, match="No such file"):
         make(SentencePiece(model_file=str(tmp_path / "y")), iter([]))
+
+
+def test_an_error_of_the_corpus_is_not_one_of_sentencepiece(lines):
+    def corpus():
+        yield from lines
+        raise UserError("text.txt, line 7: byte 3 is 0xff, not UTF-8")
+
+    with pytest.raises(UserError, match=r"^text.txt, line 7"):
+        make(SentencePiece(size=320), corpus())
+
+
+def test_lines_that_training_leaves_out_are_counted(lines, caplog):
+    make(SentencePiece(size=320), iter([*lines, "reader " * 150_000]))
+    assert "without 1 lines of more than 1048576 bytes" in caplog.text

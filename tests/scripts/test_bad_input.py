@@ -1,5 +1,6 @@
 """Bad input ends with exit code 2 and a line that says where, what and how to mend it."""
 
+import io
 import shutil
 import stat
 import sys
@@ -138,6 +139,32 @@ def test_an_output_that_cannot_be_written(
     assert answer.code == 2 and problem in answer.error
     assert len(answer.error.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["decode", "score"])
+def test_the_standard_input_is_read_as_a_file_is(
+    run: Meshloom, trained: Place, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def given(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    given(b"kara\nlo\xff\n")
+    said = refused(run, command, trained.model_dir, "--input=-", "--output=-")
+    assert "standard input, line 2: byte 3 is 0xff, not UTF-8" in said
+    flags = [trained.model_dir, "--input=-", "--output=-"]
+    given("\ufeffkara lost\r\n".encode())
+    with_mark = run(command, *flags)
+    given(b"kara lost\n")
+    assert with_mark.code == 0 and run(command, *flags).out == with_mark.out
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--alpha=nan", "--temperature=inf", "--seed=-1", f"--seed={2**64}", "--beam=99999999999"],
+)
+def test_numbers_that_no_search_takes(run: Meshloom, trained: Place, flag: str) -> None:
+    said = refused(run, "decode", trained.model_dir, f"--input={trained.text}", flag)
+    assert f"Invalid value for '{flag.partition('=')[0]}'" in said and len(said.splitlines()) == 1
 
 
 def test_an_output_may_be_a_device(run: Meshloom) -> None:

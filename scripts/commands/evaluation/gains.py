@@ -1,6 +1,7 @@
 """`meshloom gains`: draws the gains of models over a baseline, part by part."""
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,12 +64,26 @@ def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
     parts = evaluation.get("parts", {}) if isinstance(evaluation, dict) else {}
-    if not parts or any(part.get("train_pairs") is None for part in parts.values()):
+    if not isinstance(parts, dict) or not parts or not all(map(_is_part, parts.values())):
         raise UserError(
             f"{path}: holds no BLEU by part.  Evaluate a split of a mixture, one checkpoint: "
             "meshloom evaluate --split=test --json=FILE."
         )
     return dict(parts)
+
+
+def _is_part(part: object) -> bool:
+    """Tells whether a part of an evaluation has a BLEU, a data size and a hash of references."""
+    if not isinstance(part, dict):
+        return False
+    bleu, pairs = part.get("bleu"), part.get("train_pairs")
+    return (
+        isinstance(bleu, int | float)
+        and math.isfinite(bleu)
+        and isinstance(pairs, int)
+        and pairs > 0
+        and isinstance(part.get("references_hash"), str)
+    )
 
 
 def check_same(

@@ -1,0 +1,46 @@
+"""`meshloom gains` draws its own evaluations, and refuses foreign JSON in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from scripts.commands.evaluation.flags import GainsFlags
+from scripts.commands.evaluation.gains import gains
+
+PART = {"bleu": 20.5, "train_pairs": 1000, "references_hash": "abc"}
+
+
+def flags(folder: Path, part: object, output: str = "gains.png") -> GainsFlags:
+    for name, of_part in (("a.json", PART), ("b.json", part)):
+        (folder / name).write_text(json.dumps({"parts": {"de-en": of_part}}))
+    return GainsFlags(
+        baseline=str(folder / "a.json"),
+        evaluation=(str(folder / "b.json"),),
+        output=str(folder / output),
+    )
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_picture_of_gains(tmp_path: Path, kind: str) -> None:
+    result = gains(flags(tmp_path, {**PART, "bleu": 22.0}, f"gains.{kind}"))
+    assert result["models"][str(tmp_path / "b.json")]["mean_gain"] == 1.5
+    begin = (tmp_path / f"gains.{kind}").read_bytes()[:6]
+    assert begin == (b"\x89PNG\r\n" if kind == "png" else b"<?xml ")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [None, [], 3, {}, {**PART, "bleu": None}, {**PART, "bleu": float("nan")},
+     {**PART, "train_pairs": "many"}, {**PART, "train_pairs": 0}, {"bleu": 2, "train_pairs": 3}],
+)  # fmt: skip
+def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
+    with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part"):
+        gains(flags(tmp_path, part))
+    assert not (tmp_path / "gains.png").exists()
+
+
+def test_an_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gains\.xyz: no kind of picture.  Legal endings: .*png"):
+        gains(flags(tmp_path, PART, "gains.xyz"))
