@@ -117,7 +117,7 @@ def refuse(folder: Path, cached: dict[str, Any], now: dict[str, Any]) -> None:
     )
     raise UserError(
         f"{folder}: the cache was built with other settings or text.{rows}\n"
-        "Give this task another Task.name, use another --data_dir, or replace the cache: "
+        "  Give this task another Task.name, use another --data_dir, or replace the cache: "
         "meshloom prepare --rebuild, with the same flags."
     )
 

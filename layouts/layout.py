@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from configs.errors import UserError
 from configs.spec import spec
 from layouts import annotations, einsum, top_k
 from layouts.axes import BY_NAME, SYNONYMS
@@ -48,7 +49,7 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
     for part in parts(text):
         left, colon, right = part.partition(":")
         if not (left and colon and right):
-            raise ValueError(f"{part!r} in {text!r}: legal is name:name, as in 'batch:data'.")
+            raise UserError(f"{part!r} in {text!r}: legal is name:name, as in 'batch:data'.")
         names.append((left, right))
     return tuple(names)
 

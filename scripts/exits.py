@@ -67,6 +67,8 @@ def report(error: BaseException) -> tuple[int, str]:
         return USAGE, printed(error.format_message() + hint)
     if isinstance(error, UserError | RunError):
         return USAGE if isinstance(error, UserError) else FAILED, printed(str(error))
+    if memory := out_of_memory(error):
+        return USAGE, printed(memory)
     if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
         time.sleep(LOSS_S)
     if isinstance(error, OSError):
@@ -78,6 +80,20 @@ def report(error: BaseException) -> tuple[int, str]:
         return code, printed(f"{name}{error.strerror or error}.")
     traceback.print_exception(error)
     return FAILED, traceback.format_exception_only(error)[-1].strip()
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Says how much memory an error lacks; None where it is of another kind."""
+    exhausted = "RESOURCE_EXHAUSTED" in str(error)  # as XLA reports it
+    if not exhausted and not isinstance(error, MemoryError):
+        return None
+    match = re.search(r"(\d+) ?bytes|Unable to allocate ([\d.]+ \w+)", str(error))
+    size = match and (match[2] or f"{int(match[1]):,} bytes")
+    needed = f": {size} more are needed" if size else ""
+    return (
+        f"out of memory{needed}.  Choose a smaller batch, beam or model, or more devices; "
+        "`meshloom plan` says what fits."
+    )
 
 
 def printed(line: str) -> str:
@@ -92,6 +108,7 @@ def shown(message: str) -> str:
     >>> shown("no file \\x1b[31m\\n  named that")
     'no file \\\\x1b[31m\\n  named that'
     """
+    message = re.sub(r"\n(?!  )", r"\\n", message)  # of a value: our further lines are indented
     lines = [re.sub(r"[\x00-\x1f\x7f-\x9f]", _escaped, line) for line in message.split("\n")]
     return "\n".join(brief(line, 3_000) for line in lines)
 

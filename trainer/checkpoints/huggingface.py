@@ -260,7 +260,7 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
         rows = "".join(f"\n  {name}: {old!r} in T5, {new!r} set" for name, old, new in changed)
         raise UserError(
             f"these settings are not the T5's:{rows}\n"
-            f"Leave them away.  Free to choose: {', '.join(FREE)}."
+            f"  Leave them away.  Free to choose: {', '.join(FREE)}."
         )
 
 

@@ -340,7 +340,7 @@ class Checkpoints:
                 for p in wrong[:LISTED]
             ),
             *([f"  ... and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []),
-            "Use the model and optimizer that it was saved with, or another model_dir.",
+            "  Use the model and optimizer that it was saved with, or another model_dir.",
         ]
         raise UserError("\n".join(lines))
 

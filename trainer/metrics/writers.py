@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,31 @@ from typing import Any
 from data.storage import atomic_write, write_errors
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
-from trainer.metrics.jsonl import read_lines
+from trainer.metrics.jsonl import split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.observers import Line, Observer, StepResult
 from trainer.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsFile:
     """A file of one JSON object a line, each with its step."""
 
     def __init__(self, path: Path, first_step: int):
-        """Opens the file; lines after `first_step`, left by a killed run, are dropped."""
+        """Opens the file; lines after `first_step`, left by a killed run, are dropped.
+
+        Damaged lines are moved to a file beside it.
+        """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in read_lines(path) if line["step"] <= first_step]
+        lines, damaged = split_lines(path)
+        if damaged:
+            aside = path.with_name(path.name + ".damaged")
+            with aside.open("a", encoding="utf-8") as file:
+                file.writelines(f"{text}\n" for text in damaged)
+            logger.warning("%s: %d damaged lines are moved to %s.", path, len(damaged), aside.name)
+        kept = [line for line in lines if line["step"] <= first_step]
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 

@@ -31,9 +31,16 @@ def report(flags: ReportFlags) -> None:
     pictures = RunPlots(model_dir)
     if not pictures.names():
         raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")
-    drawn = pictures.save(model_dir, *pictures.names())
     file = model_dir / "report.html"
-    atomic_write(file, page(model_dir.name, pictures, drawn))
+    try:
+        drawn = pictures.save(model_dir, *pictures.names())
+        text = page(model_dir.name, pictures, drawn)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{model_dir}: metrics.jsonl or evaluations.jsonl is not what `meshloom train` wrote: "
+            f"{type(error).__name__} {error}."
+        ) from error
+    atomic_write(file, text)
     written = [file, *(model_dir / f"{name}.png" for name in drawn)]
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 

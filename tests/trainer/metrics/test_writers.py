@@ -55,6 +55,23 @@ def test_a_last_line_cut_short_is_survived(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
+def test_damaged_lines_cost_only_themselves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    bad = [b'{"step": 2, "lo\xffss": 2.0', b"\0\0\0", b"[1]", b'{"step": true}', b'{"loss": 1}']
+    good = [b'{"step": 1, "loss": 3.0}', b'{"step": 3, "loss": 1.0}']
+    path.write_bytes(b"\n".join([good[0], *bad, good[1], b'{"st']))
+    assert steps(path) == [1, 3]
+    assert "metrics.jsonl: 5 damaged lines are left out" in caplog.text
+    MetricsFile(path, 3).close()
+    assert "5 damaged lines are moved to metrics.jsonl.damaged" in caplog.text
+    assert path.read_bytes() == b"\n".join([*good, b""])
+    assert len((tmp_path / "metrics.jsonl.damaged").read_text().splitlines()) == 5
+    caplog.clear()
+    assert steps(path) == [1, 3] and not caplog.text
+
+
 RUN = Run(model=TOY, task=TASK, steps=5, batch_sequences=8)
 
 

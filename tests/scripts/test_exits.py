@@ -1,0 +1,37 @@
+"""Errors end in one line and an exit code that says whose mistake they are."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from configs.errors import RunError, UserError
+from scripts.exits import report
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("Run: 2 problems.\n  One.\n  Two."), 2, "Run: 2 problems.\n  One.\n  Two."),
+        (UserError("--rows=1\n2: legal are numbers"), 2, "--rows=1\\n2: legal are numbers"),
+        (UserError("no \x1b[31m"), 2, "no \\x1b[31m"),
+        (RunError("the save failed"), 1, "the save failed"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), 2, "x: File name too long."),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device."),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 42252 bytes."), 2,
+         "out of memory: 42,252 bytes more are needed.  Choose"),
+        (MemoryError(), 2, "out of memory.  Choose"),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error)[0] == code
+    assert capsys.readouterr().err.startswith(f"meshloom: {line}")
+
+
+def test_what_numpy_cannot_allocate_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MemoryError) as caught:
+        np.empty(1 << 58, np.uint8)
+    assert report(caught.value)[0] == 2
+    assert "out of memory: 256. PiB more are needed" in capsys.readouterr().err
