@@ -22,7 +22,7 @@ from trainer.evaluate import evaluate
 from trainer.feed import abstract_batch, feed, placement
 from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
-from trainer.multihost import connect
+from trainer.multihost import connect, on_any_process
 from trainer.observers import CompiledStep, Line, Observer, Observers, Outcome, StepResult
 from trainer.run import Run
 from trainer.step import Metrics, State, abstract_like, init_state, train_step, train_step_spec
@@ -71,6 +71,12 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             compiled = compile_train_step(job, state)
             watch.on_compiled(compiled)
             batches = batches_from(job, step)
+        if (
+            step
+            and run.at_interval(step, run.evaluate_every)
+            and checkpoints.best_of([step]) is None
+        ):
+            _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
 
         while step < run.steps and not stopped:
             with timer.waiting():
@@ -88,11 +94,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 watch.on_step(fetch_finite(previous, timer, checkpoints))
                 previous = None
                 metric = None
-                if evaluates and not stopped:
-                    try:
-                        metric = validate(job, step, state, watch, interrupts)
-                    except StopRequested:
-                        stopped = True
+                if evaluates and not stopped:  # else the run that continues this one evaluates
+                    metric, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
                 checkpoints.save(step, padding.unpad(state), metric)
                 timer.restart()
 
@@ -169,6 +172,23 @@ def fetch_finite(
     rates = timer.rates(numbers["tokens"])
     checkpoints.check()
     return StepResult(dispatched.step, {"step": dispatched.step, **numbers, **rates}, loads)
+
+
+def lacks_evaluation(job: TrainJob, step: int, checkpoints: Checkpoints) -> bool:
+    """Whether a signal ended the evaluation of the checkpoint that the run continues from."""
+    if not step or not job.run.at_interval(step, job.run.evaluate_every):
+        return False
+    return on_any_process(checkpoints.best_of([step]) is None)
+
+
+def validate_unless_stopped(
+    job: TrainJob, step: int, state: State, watch: Observer, interrupts: Interrupts
+) -> tuple[float | None, bool]:
+    """Returns the measure of the best, and whether the run is to stop: it is then not known."""
+    try:
+        return validate(job, step, state, watch, interrupts), False
+    except StopRequested:
+        return None, True
 
 
 def validate(

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 
@@ -29,6 +30,13 @@ def connect(mesh: Mesh) -> None:
                 sharded, np.ones(local_devices, np.float32)
             )
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=replicated)(ones))
+
+
+def on_any_process(value: bool) -> bool:
+    """Returns whether it is true in any process of the run: what all of them then do."""
+    if jax.process_count() == 1:
+        return value
+    return bool(np.any(multihost_utils.process_allgather(np.array(value))))
 
 
 def _groups(mesh: Mesh) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ STEPS = 160
 EVERY = 20
 BATCH = 8
 LENGTH = 24
-WAIT_S = 120
+WAIT_S = 300
 """Far beyond what any of this takes: a run that hangs fails here."""
 
 

@@ -114,4 +114,5 @@ def leave() -> None:
         import jax
 
         others.leave()
+        peers.set_current(None)
         jax.distributed.shutdown()

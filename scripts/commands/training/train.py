@@ -31,6 +31,7 @@ from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
 from trainer.observers import on_first_process
 from trainer.planning.prediction import CostPrediction
+from trainer.processes.join import leave
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
@@ -78,6 +79,7 @@ def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh:
     if outcome.stopped:
         tell(f"Continue with: meshloom train --model_dir={model_dir}")
     if outcome.by_ctrl_c:
+        leave()  # where it came to one process alone, the others end well
         raise KeyboardInterrupt
 
 

@@ -1,10 +1,17 @@
 """How a process finds its place: by flags, by variables, from SLURM and from Open MPI."""
 
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from configs.errors import UserError
+from tests.toys import ROOT
 from trainer.processes.join import Place, place_of
 
 SLURM = {
@@ -14,6 +21,8 @@ SLURM = {
     "SLURM_PROCID": "2",
     "SLURM_LOCALID": "0",
 }
+FIRST_PORT = 65536 - 4096
+"""JAX takes this port and the number of the job, of 4,096."""
 OPEN_MPI = {
     "OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp://10.96.0.1,10.148.0.1:34911",
     "OMPI_COMM_WORLD_SIZE": "3",
@@ -75,3 +84,41 @@ def test_flags_that_contradict_are_refused(flags: tuple[Any, ...], message: str)
     with pytest.raises(UserError) as error:
         place_of(*flags)
     assert str(error.value).startswith(message)
+
+
+JOINS = """
+from scripts.devices import ProcessFlags, start_devices
+start_devices(ProcessFlags(simulate_devices=2, start_timeout_s=120))
+import jax
+print(jax.process_index(), jax.process_count(), jax.device_count(), flush=True)
+from trainer.processes.join import leave
+leave()
+"""
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("localhost", port))
+        return True
+    return False
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.faults)])
+def test_tasks_of_slurm_join(count: int) -> None:
+    number = next(n for n in random.sample(range(4096), 4096) if is_free(FIRST_PORT + n))
+    job = SLURM | {
+        "SLURM_JOB_ID": str(number),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(count),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOINS], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            env=os.environ | job | {"SLURM_PROCID": str(index)},
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=180)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * count
+    ends = [output.splitlines()[-1] for output in outputs]
+    assert ends == [f"{index} {count} {2 * count}" for index in range(count)]
