@@ -57,8 +57,8 @@ def decoded(
     search: Search,
     layout: Layout = WHOLE,
     rows: tuple[int, ...] = tuple(range(8)),
-    least: int | None = None,
-    most: tuple[int, ...] = (NEW,) * 8,
+    min_new_tokens: int | None = None,
+    max_new_tokens: tuple[int, ...] = (NEW,) * 8,
 ) -> DecodeOutput:
     """What some of the rows get."""
     model = TransformerModel(spec, layout)
@@ -82,13 +82,15 @@ def decoded(
             prompts_BL=put(prompts, "Bl"),
             prompt_lengths_B=put(lengths, "B"),
             seeds_B=put(np.arange(8, dtype=np.uint32), "B"),
-            max_new_tokens_B=put(np.array(most, np.int32), "B"),
-            min_new_tokens_B=None if least is None else put(np.full(8, least, np.int32), "B"),
+            max_new_tokens_B=put(np.array(max_new_tokens, np.int32), "B"),
+            min_new_tokens_B=None
+            if min_new_tokens is None
+            else put(np.full(8, min_new_tokens, np.int32), "B"),
         )
         source = {name: put(array, letters_of(name)) for name, array in sources().items()}
         given = source if spec.has_encoder else None
-        found = generate(model, search, NEW, params, given, inputs)
-    return DecodeOutput(*map(np.asarray, found))
+        output = generate(model, search, NEW, params, given, inputs)
+    return DecodeOutput(*map(np.asarray, output))
 
 
 def sources() -> Batch:
@@ -139,9 +141,9 @@ def gains(spec: Transformer, row: int, texts: list[list[int]]) -> np.ndarray:
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_takes_the_likeliest_token_after_each_prefix(kind: str) -> None:
     spec = MODELS[kind]
-    found = decoded(spec, GREEDY)
+    output = decoded(spec, GREEDY)
     for row in (0, 1, 4):
-        tokens = [*found.tokens_BWT[row, 0]]
+        tokens = [*output.tokens_BWT[row, 0]]
         gain = gains(spec, row, [tokens])[0]
         score = 0.0
         for place, token in enumerate(tokens):
@@ -149,34 +151,34 @@ def test_greedy_takes_the_likeliest_token_after_each_prefix(kind: str) -> None:
             score += gain[place, token]
             if token == END:
                 break
-        np.testing.assert_allclose(found.log_probability_BW[row, 0], score, rtol=1e-4)
+        np.testing.assert_allclose(output.log_probability_BW[row, 0], score, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_score_is_the_log_probability_under_teacher_forcing(kind: str) -> None:
     spec = MODELS[kind]
-    found = decoded(spec, BEAM)
+    output = decoded(spec, BEAM)
     for row in (0, 2, 5):
-        texts = found.tokens_BWT[row].tolist()
+        texts = output.tokens_BWT[row].tolist()
         for gain, text, score, log_p in zip(
-            gains(spec, row, texts), texts, found.score_BW[row], found.log_probability_BW[row],
+            gains(spec, row, texts), texts, output.score_BW[row], output.log_probability_BW[row],
             strict=True,
         ):  # fmt: skip
             length = text.index(END) + 1 if END in text else NEW
             total = sum(gain[place, token] for place, token in enumerate(text[:length]))
             np.testing.assert_allclose(log_p, total, rtol=1e-4)
             np.testing.assert_allclose(score, total / ((5 + length) / 6) ** 0.6, rtol=1e-4)
-        assert sorted(found.score_BW[row], reverse=True) == [*found.score_BW[row]]
+        assert sorted(output.score_BW[row], reverse=True) == [*output.score_BW[row]]
 
 
 @pytest.mark.parametrize("search", ["greedy", "sampled", "flat beam"])
 def test_a_minimum_of_tokens_changes_no_log_probability(search: str) -> None:
     """END may not come early, and yet the model gives it the probability that it has."""
-    found = decoded(PAIR, SEARCHES[search], least=5)
+    output = decoded(PAIR, SEARCHES[search], min_new_tokens=5)
     for row in (0, 2, 5):
-        texts = found.tokens_BWT[row].tolist()
+        texts = output.tokens_BWT[row].tolist()
         for gain, text, log_p in zip(
-            gains(PAIR, row, texts), texts, found.log_probability_BW[row], strict=True
+            gains(PAIR, row, texts), texts, output.log_probability_BW[row], strict=True
         ):
             assert END not in text[:4]
             length = text.index(END) + 1 if END in text else NEW
@@ -188,9 +190,9 @@ def test_a_minimum_of_tokens_changes_no_log_probability(search: str) -> None:
 def test_token_losses_of_experts_are_those_of_decoding(kind: str) -> None:
     """Texts of all rows packed into one, where the experts have room for few of the tokens."""
     spec = EXPERTS if kind == "decoder" else ENCODER_EXPERTS
-    found, rows = decoded(spec, BEAM), (0, 2, 5)
+    output, rows = decoded(spec, BEAM), (0, 2, 5)
     texts = [
-        [int(token) for token in (*PROMPTS[row, : LENGTHS[row]], *found.tokens_BWT[row, 0])]
+        [int(token) for token in (*PROMPTS[row, : LENGTHS[row]], *output.tokens_BWT[row, 0])]
         for row in rows
     ]
     lengths = list(map(len, texts))
@@ -214,17 +216,19 @@ def test_token_losses_of_experts_are_those_of_decoding(kind: str) -> None:
         size = new.index(END) + 1 if END in new else NEW
         first = start + LENGTHS[row]
         np.testing.assert_allclose(
-            found.log_probability_BW[row, 0], -losses_L[first : first + size].sum(), rtol=1e-5
+            output.log_probability_BW[row, 0], -losses_L[first : first + size].sum(), rtol=1e-5
         )
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_beam_of_one_is_greedy(kind: str) -> None:
-    wanted = decoded(MODELS[kind], GREEDY)
+    expected = decoded(MODELS[kind], GREEDY)
     for flat in (True, False):
-        found = decoded(MODELS[kind], Beam(width=1, flat=flat))
-        np.testing.assert_array_equal(found.tokens_BWT, wanted.tokens_BWT)
-        np.testing.assert_allclose(found.log_probability_BW, wanted.log_probability_BW, rtol=1e-5)
+        output = decoded(MODELS[kind], Beam(width=1, flat=flat))
+        np.testing.assert_array_equal(output.tokens_BWT, expected.tokens_BWT)
+        np.testing.assert_allclose(
+            output.log_probability_BW, expected.log_probability_BW, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -255,7 +259,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
             jnp.zeros((2, 0), jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.uint32),
             jnp.full(2, 3),
         )  # fmt: skip
-        found = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), inputs)
+        output = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), inputs)
         for row in range(2):
             inputs = np.array([[0, *text, 0, 0][:3] for text in all_texts], np.int32)
             batch = {
@@ -275,13 +279,13 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
             order = np.argsort(scores)[::-1]
             assert len(all_texts) == 85
             for rank in range(85):
-                text = found.tokens_BWT[row, rank].tolist()
+                text = output.tokens_BWT[row, rank].tolist()
                 np.testing.assert_allclose(
-                    found.score_BW[row, rank], scores[order[rank]], rtol=1e-4
+                    output.score_BW[row, rank], scores[order[rank]], rtol=1e-4
                 )
                 length = len(all_texts[order[rank]])
                 assert text[:length] == all_texts[order[rank]]
-            assert not np.isfinite(found.score_BW[row, 85:]).any()
+            assert not np.isfinite(output.score_BW[row, 85:]).any()
 
 
 @pytest.mark.parametrize(
@@ -295,10 +299,10 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
 def test_no_layout_changes_what_is_decoded(name: str, kind: str, search: str) -> None:
     layout = load([f"layouts/{name}.gin"]).make(Layout)
     spec = EXPERTS if kind == "experts" else MODELS[kind]
-    found = decoded(spec, SEARCHES[search], layout)
-    wanted = decoded(spec, SEARCHES[search])
-    np.testing.assert_array_equal(found.tokens_BWT, wanted.tokens_BWT)
-    np.testing.assert_allclose(found.score_BW, wanted.score_BW, rtol=1e-4)
+    output = decoded(spec, SEARCHES[search], layout)
+    expected = decoded(spec, SEARCHES[search])
+    np.testing.assert_array_equal(output.tokens_BWT, expected.tokens_BWT)
+    np.testing.assert_allclose(output.score_BW, expected.score_BW, rtol=1e-4)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -310,13 +314,13 @@ def test_a_row_does_not_depend_on_its_batch(search: str) -> None:
 
 @pytest.mark.parametrize("search", SEARCHES)
 def test_texts_keep_their_limits(search: str) -> None:
-    most = (2, 3, 4, 5, 6, 6, 1, 2)
-    found = decoded(PAIR, SEARCHES[search], most=most)
-    for row, limit in enumerate(most):
-        assert not found.tokens_BWT[row, :, limit:].any()
+    max_new_tokens = (2, 3, 4, 5, 6, 6, 1, 2)
+    output = decoded(PAIR, SEARCHES[search], max_new_tokens=max_new_tokens)
+    for row, limit in enumerate(max_new_tokens):
+        assert not output.tokens_BWT[row, :, limit:].any()
     alone = decoded(PAIR, SEARCHES[search])
-    np.testing.assert_array_equal(found.tokens_BWT[4:6], alone.tokens_BWT[4:6])
-    ends = [(decoded(PAIR, SEARCHES[search], least=n).tokens_BWT == END) for n in (1, 5)]
+    np.testing.assert_array_equal(output.tokens_BWT[4:6], alone.tokens_BWT[4:6])
+    ends = [(decoded(PAIR, SEARCHES[search], min_new_tokens=n).tokens_BWT == END) for n in (1, 5)]
     assert ends[0][:, :, :4].any() and not ends[1][:, :, :4].any()
 
 
@@ -339,8 +343,8 @@ def test_top_k_of_one_is_greedy() -> None:
 
 def test_samples_follow_the_probabilities() -> None:
     """The first token of 4,000 samples of one row, against the model's own distribution."""
-    found = decoded(DECODER, Sampling(width=4000, flat=False), rows=(1,), most=(1,) * 8)
-    counts = np.bincount(found.tokens_BWT[0, :, 0], minlength=64)
-    wanted = 4000 * np.exp(gains(DECODER, 1, [[]])[0, 0])
-    assert (np.abs(counts - wanted) < 5 * np.sqrt(wanted) + 5).all()
+    output = decoded(DECODER, Sampling(width=4000, flat=False), rows=(1,), max_new_tokens=(1,) * 8)
+    counts = np.bincount(output.tokens_BWT[0, :, 0], minlength=64)
+    expected = 4000 * np.exp(gains(DECODER, 1, [[]])[0, 0])
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 5).all()
     assert (counts > 0).sum() > 10

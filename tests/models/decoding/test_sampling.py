@@ -58,9 +58,9 @@ def test_no_device_gathers_the_vocabulary(sampling: Sampling) -> None:
     assert collectives
     for collective in collectives:
         assert collective.bytes < 4 * VOCAB, collective
-    found: Samples = step(*arguments)
+    split: Samples = step(*arguments)
     whole, same = advance(sampling, WHOLE)
-    np.testing.assert_array_equal(found.tokens_BWT, whole(*same).tokens_BWT)
+    np.testing.assert_array_equal(split.tokens_BWT, whole(*same).tokens_BWT)
 
 
 def test_padding_of_the_vocabulary_changes_no_noise() -> None:
@@ -71,6 +71,6 @@ def test_padding_of_the_vocabulary_changes_no_noise() -> None:
         seeds_B = jnp.arange(ROWS, dtype=jnp.uint32)
         step = jnp.zeros((), jnp.int32)
         draw = jax.jit(gumbel, static_argnums=(0, 3, 4))
-        held_BWV = draw(padded, seeds_B, step, "BWV", (ROWS, WIDTH, VOCAB))
+        padded_BWV = draw(padded, seeds_B, step, "BWV", (ROWS, WIDTH, VOCAB))
         whole_BWV = draw(padded, seeds_B, step, "BWv", (ROWS, WIDTH, VOCAB - 2))
-    np.testing.assert_array_equal(np.asarray(held_BWV)[:, :, : VOCAB - 2], whole_BWV)
+    np.testing.assert_array_equal(np.asarray(padded_BWV)[:, :, : VOCAB - 2], whole_BWV)

@@ -45,7 +45,7 @@ def test_translations_are_limited_by_their_sources_and_the_model(log_lines: list
     assert free.max_new_tokens == 7
 
 
-def test_a_prompt_must_leave_room_for_what_is_asked() -> None:
+def test_a_prompt_must_leave_room_for_new_tokens() -> None:
     options = DecodeOptions(max_tokens=5)
     [request] = continuation_requests(["kara lost"], VOCABS, options, 8, 99)
     assert (len(request.prompt), request.max_new_tokens, request.min_new_tokens) == (2, 5, 1)
