@@ -12,7 +12,7 @@ float32 weights and AdamW; without dropout.  On a GPU both compute in bfloat16.
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -29,6 +29,10 @@ from scripts.benchmarks.rounds import (
     speedups,
     start,
 )
+
+if TYPE_CHECKING:
+    from layouts.layout import Layout
+    from trainer.step import TrainStepSpec
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 256, 1024, 4, 8192
 ROWS, LENGTH = 16, 256
@@ -47,22 +51,15 @@ def tokens(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(2, VOCAB, (ROWS, LENGTH + 1)).astype(np.int32)
 
 
-def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
-    """Meshloom's own training step, as `meshloom train` runs it."""
-    import jax
-    import jax.numpy as jnp
-
-    from layouts.layout import Layout
-    from layouts.mesh import make_mesh
+def train_step_spec(layout: "Layout", gpu: bool) -> "TrainStepSpec":
+    """Returns the training step of the model, with the settings that are fastest here."""
     from models.architectures import Transformer
     from models.loss import Criterion
     from models.spec import Precision
-    from trainer.feed import place, placement
     from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant
-    from trainer.step import TrainStepSpec, init_state, train_step
+    from trainer.step import TrainStepSpec
 
-    gpu = jax.devices()[0].platform == "gpu"
     spec = Transformer(
         vocab=VOCAB,
         layers=LAYERS,
@@ -78,8 +75,6 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         attention_chunks=1 if gpu else 2,
         precision=Precision(compute="bfloat16" if gpu else "float32"),
     )
-    layout = Layout(mesh="data:1", rules="batch:data")
-    mesh = make_mesh(layout)
     optimizer = AdamW(
         schedule=Constant(peak=LEARNING_RATE),
         beta1=BETAS[0],
@@ -87,24 +82,38 @@ def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
         weight_decay=WEIGHT_DECAY,
         clip_global_norm=None,
     )
-    microbatches = 1 if gpu else 4  # their activations stay in the processor's cache
-    program = TrainStepSpec(
+    return TrainStepSpec(
         model=spec.model(layout),
         optimizer=optimizer,
         criterion=Criterion(),
         steps=10**6,
         seed=0,
-        microbatches=microbatches,
+        microbatches=1 if gpu else 4,  # their activations stay in the processor's cache
     )
+
+
+def meshloom() -> tuple[Run, Callable[[], float], dict[str, object]]:
+    """Returns Meshloom's training step, as `meshloom train` runs it."""
+    import jax
+    import jax.numpy as jnp
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from trainer.feed import place, placement
+    from trainer.step import init_state, train_step
+
+    layout = Layout(mesh="data:1", rules="batch:data")
+    mesh = make_mesh(layout)
+    program = train_step_spec(layout, gpu=jax.devices()[0].platform == "gpu")
     ids = tokens()
-    places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
     host = {
         "inputs_BL": ids[:, :-1],
         "targets_BL": ids[:, 1:],
         "segments_BL": np.ones((ROWS, LENGTH), np.int32),
-        "positions_BL": places,
+        "positions_BL": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
     }
-    batch = place(placement(layout, mesh, microbatches), host, ROWS, microbatches)
+    places = placement(layout, mesh, program.microbatches)
+    batch = place(places, host, ROWS, program.microbatches)
     state = init_state(program, mesh)
 
     def run(steps: int) -> None:

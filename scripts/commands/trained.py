@@ -29,13 +29,13 @@ def trained_models(
     """
     config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
     run, layout = config.make(Run), config.make(Layout)
-    sizes, where = dict(make_mesh(layout).shape), setting_origins(config)
+    sizes, origins = dict(make_mesh(layout).shape), setting_origins(config)
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in check_layout(fitting, layout, sizes, where):
+    for warning in check_layout(fitting, layout, sizes, origins):
         tell(warning)
     with (
-        explained_errors(fitting, layout, sizes, where, *programs(fitting)),
+        explained_errors(fitting, layout, sizes, origins, *programs(fitting)),
         ModelRestorer(flags.model_dir, run, layout) as models,
     ):
         yield models

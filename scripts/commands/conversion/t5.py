@@ -50,8 +50,8 @@ def import_t5(flags: ImportT5Flags) -> None:
     check_new_run(model_dir)
     settings = read_json(input, SETTINGS)
     huggingface.check_settings(settings, input / SETTINGS)
-    found = read_folder(input)
-    tensors = huggingface.read_tensors(settings, found)
+    stored = read_folder(input)
+    tensors = huggingface.read_tensors(settings, stored)
     spec = huggingface.spec_of(settings, tensors)
     huggingface.check_tensors(spec, tensors, input)
     vocab = make(SentencePiece(model_file=str(existing(input, VOCAB))), iter(()))
@@ -61,7 +61,7 @@ def import_t5(flags: ImportT5Flags) -> None:
     check_run(run, spec, vocabs, model_dir)
     save_weights(model_dir, run, huggingface.params_of(spec, tensors))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
-    for name in sorted(found.keys() - tensors.keys()):
+    for name in sorted(stored.keys() - tensors.keys()):
         tell(f"Left out: {name}, which repeats {huggingface.SHARED} or which T5 does not read.")
     types = sorted({tensor.dtype.name for tensor in tensors.values()})
     if len(types) > 1:
@@ -106,12 +106,12 @@ def existing(folder: Path, name: str) -> Path:
 def read_json(folder: Path, name: str) -> dict:
     path = existing(folder, name)
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: is no JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: holds a {type(found).__name__}.  Legal: an object.")
-    return found
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}.  Legal: an object.")
+    return content
 
 
 def read_folder(folder: Path) -> huggingface.Tensors:
@@ -139,9 +139,9 @@ def check_new_folder(folder: Path) -> None:
     """Refuses a folder that holds a model already."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder}: is a file.  Choose a folder.")
-    found = [name for name in (SETTINGS, TENSORS, INDEX, VOCAB) if (folder / name).exists()]
-    if found:
-        raise UserError(f"--output={folder}: holds {', '.join(found)} already.  Choose another.")
+    taken = [name for name in (SETTINGS, TENSORS, INDEX, VOCAB) if (folder / name).exists()]
+    if taken:
+        raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
 
 
 def write_folder(
@@ -194,11 +194,11 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
 def config_of(run: Run, settings: SettingsFlags) -> Config:
     """Returns the settings of a run, under the given ones; warns of those that nothing uses."""
     with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder) / "huggingface.gin"
-        own.write_text(dump([run]))
-        config = load([str(own), *settings.gin_file], settings.gin_param)
+        file = Path(folder) / "huggingface.gin"
+        file.write_text(dump([run]))
+        config = load([str(file), *settings.gin_file], settings.gin_param)
     for binding in config.unused(Run, Layout):
-        if not binding.origin.startswith(str(own)):
+        if not binding.origin.startswith(str(file)):
             tell(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
     return config
 
@@ -207,8 +207,8 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
     """Refuses settings that do not go with a T5's weights and vocabulary."""
     huggingface.check_same(spec, run.model)
     check_sides(run)
-    own = str(model_dir.absolute() / TARGET_FILE)
-    if run.task.vocab.model_file != own or run.task.source_vocab_file != TARGET_FILE:
+    vocab_file = str(model_dir.absolute() / TARGET_FILE)
+    if run.task.vocab.model_file != vocab_file or run.task.source_vocab_file != TARGET_FILE:
         raise UserError(
             "Translation.vocab: a T5 reads and writes its own vocabulary.  Leave Translation."
             "source_vocab and SentencePiece.model_file away."
@@ -220,15 +220,15 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
     """Saves weights and a new opt_state as the checkpoint of step 0."""
     layout = Layout(mesh="data:1", rules="")
     mesh, program = make_mesh(layout), train_step_spec(run, layout)
-    wanted = abstract_state(program, mesh)
+    abstract = abstract_state(program, mesh)
 
     def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
         return jax.device_put(x, like.sharding)
 
     with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
-        weights: Params = jax.tree.map(put, params, wanted["params"])
+        weights: Params = jax.tree.map(put, params, abstract["params"])
         opt_state = jax.jit(program.transform().init)(weights)
-        opt_state = jax.tree.map(put, opt_state, wanted["opt_state"])
-        step = put(np.zeros((), np.int32), wanted["step"])
+        opt_state = jax.tree.map(put, opt_state, abstract["opt_state"])
+        step = put(np.zeros((), np.int32), abstract["step"])
         checkpoints.save(0, {"params": weights, "opt_state": opt_state, "step": step})

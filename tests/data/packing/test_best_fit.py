@@ -59,8 +59,8 @@ def test_both_sides_of_a_row_hold_the_same_segments_in_the_same_order(pairs, sou
         packed.segments_BL, packed.source_segments_BM, strict=True
     ):
         for side in (segments, source_segments):
-            held = side[side > 0]
-            assert list(held) == sorted(held) and (side[: len(held)] > 0).all()
+            filled = side[side > 0]
+            assert list(filled) == sorted(filled) and (side[: len(filled)] > 0).all()
         assert set(segments) - {0} == set(source_segments) - {0} == set(range(1, max(segments) + 1))
 
 

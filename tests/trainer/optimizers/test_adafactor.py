@@ -12,8 +12,8 @@ def adafactor_of(name: str, x: np.ndarray, gradients: list[np.ndarray], cap: flo
     """An expert is a weight of its own."""
     if "_E" not in name:
         return adafactor(x, gradients, 0.3, 4, cap)
-    own = ([gradient[i] for gradient in gradients] for i in range(len(x)))
-    return np.stack([adafactor(x[i], ours, 0.3, 4, cap) for i, ours in enumerate(own)])
+    of_expert = ([gradient[i] for gradient in gradients] for i in range(len(x)))
+    return np.stack([adafactor(x[i], ours, 0.3, 4, cap) for i, ours in enumerate(of_expert)])
 
 
 def adafactor(

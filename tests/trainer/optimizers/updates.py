@@ -64,8 +64,10 @@ def updated(
 
 
 def assert_same(result: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]]) -> None:
-    for layer, (own, other) in enumerate(zip(result, expected, strict=True)):
-        for name, weight in other.items():
-            scale = np.abs(weight).max()
-            np.testing.assert_allclose(own[name] / scale, weight / scale, rtol=0, atol=ROUND_OFF,
-                                       err_msg=f"{name} of layer {layer}")  # fmt: skip
+    for layer, (weights, references) in enumerate(zip(result, expected, strict=True)):
+        for name, reference in references.items():
+            scale = np.abs(reference).max()
+            np.testing.assert_allclose(
+                weights[name] / scale, reference / scale, rtol=0, atol=ROUND_OFF,
+                err_msg=f"{name} of layer {layer}",
+            )  # fmt: skip
