@@ -45,7 +45,7 @@ def random_model(rng: np.random.Generator) -> Transformer:
         routers = Top2(capacity_factor=5.0, random_second=is_random), TopK(k=3, capacity_factor=5.0)
         settings["moe"] = Moe(experts=5, d_ff=9, router=routers[rng.integers(2)], dispatch="einsum")
         settings["pattern"] = ("dense", "moe") if rng.integers(2) else ("moe",)
-        settings["encoder_pattern"] = ("dense",)
+        settings["encoder_pattern"] = ("moe",) if rng.integers(2) else ("dense",)
     return toy(**settings)
 
 
