@@ -58,10 +58,10 @@ def trained_on(
     return sums, gradients
 
 
-def assert_equal(found: tuple[LossSums, Any], wanted: tuple[LossSums, Any]) -> None:
-    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        scale = max(float(jnp.abs(theirs).max()), 1.0)
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-6 * scale)
+def assert_equal(actual: tuple[LossSums, Any], expected: tuple[LossSums, Any]) -> None:
+    for value, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        scale = max(float(jnp.abs(other).max()), 1.0)
+        np.testing.assert_allclose(value, other, rtol=0, atol=3e-6 * scale)
 
 
 @pytest.mark.parametrize("factor", [0.5, 9.0])
@@ -69,12 +69,12 @@ def assert_equal(found: tuple[LossSums, Any], wanted: tuple[LossSums, Any]) -> N
 def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
     """By index as by product, whether tokens are dropped or not; without drops blocks as well."""
     own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
-    wanted = trained_on(moe(own))
-    load = load_of(wanted[0])
+    expected = trained_on(moe(own))
+    load = load_of(expected[0])
     assert (float(load.kept_i.sum()) < float(load.chosen_i.sum())) == (factor < 1)
-    assert_equal(trained_on(moe(own, "gather")), wanted)
+    assert_equal(trained_on(moe(own, "gather")), expected)
     if factor > 1:
-        assert_equal(trained_on(moe(own, "dropless")), wanted)
+        assert_equal(trained_on(moe(own, "dropless")), expected)
 
 
 def test_dropless_drops_nothing() -> None:
@@ -89,28 +89,28 @@ def test_blocks_are_multiplied_by_their_experts_weights(way: Callable[..., jax.A
     rng = np.random.default_rng(0)
     x_lcd, w_edf = rng.normal(size=(6, 3, 4)), rng.normal(size=(5, 4, 7))
     expert_l = np.array([0, 0, 2, 2, 4, 5])  # the last is of no expert
-    wanted = np.einsum("lcd,ldf->lcf", x_lcd, np.append(w_edf, 0 * w_edf[:1], 0)[expert_l])
-    found = jax.jit(way)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    expected = np.einsum("lcd,ldf->lcf", x_lcd, np.append(w_edf, 0 * w_edf[:1], 0)[expert_l])
+    actual = jax.jit(way)(x_lcd.astype(np.float32), w_edf.astype(np.float32), expert_l)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("group_tokens", [4, 16, 32])
 def test_groups_are_parts_of_rows_or_several(group_tokens: int) -> None:
     """With room for all it makes no difference to the loss who shares a group."""
     own = TopK(k=2, capacity_factor=9.0)
-    wanted = trained_on(moe(own, "gather"))[0].loss
-    found = trained_on(moe(own, "gather", group_tokens=group_tokens))[0].loss
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    expected = trained_on(moe(own, "gather"))[0].loss
+    actual = trained_on(moe(own, "gather", group_tokens=group_tokens))[0].loss
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_smaller_batch_has_smaller_groups() -> None:
     """Two rows of 8 in place of four: their 16 tokens are one group and not half of one."""
     few = {name: array[:2] for name, array in ROWS.items()}
     own = TopK(capacity_factor=0.5, least_capacity=1)
-    wanted = trained_on(moe(own, "gather", group_tokens=16), few)[0].loss
-    found = trained_on(moe(own, "gather", group_tokens=32), few)[0].loss
-    assert float(found) == float(wanted)
-    assert float(trained_on(moe(own, "gather"), few)[0].loss) != float(wanted)
+    expected = trained_on(moe(own, "gather", group_tokens=16), few)[0].loss
+    actual = trained_on(moe(own, "gather", group_tokens=32), few)[0].loss
+    assert float(actual) == float(expected)
+    assert float(trained_on(moe(own, "gather"), few)[0].loss) != float(expected)
 
 
 @pytest.mark.parametrize("router", [Top2(random_second=False), TopK()], ids=kind)
@@ -126,8 +126,8 @@ def test_padding_takes_no_place(router: Router) -> None:
 
     alone, beside = made(1.0, 8, ROWS), made(0.5, 16, padded)  # as many places
     assert float(load_of(alone[0]).kept_i.sum()) < float(load_of(alone[0]).chosen_i.sum())
-    for mine, other in zip(load_of(beside[0]), load_of(alone[0]), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5)
+    for value, other in zip(load_of(beside[0]), load_of(alone[0]), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5)
     np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)
 
 
@@ -157,11 +157,11 @@ def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
 
 def test_scan_is_a_loop_and_a_pattern_counts_its_layers() -> None:
     spec = dataclasses.replace(moe(Top2(), "gather"), layers=4, pattern=PATTERN)
-    wanted = trained_on(spec)
-    assert_equal(trained_on(dataclasses.replace(spec, scan=True)), wanted)
-    assert wanted[0].loads["decoder"]["block1"].tokens.shape == (2,)
-    assert wanted[1]["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"].shape == (2, 5, 10, 14)
-    assert wanted[1]["decoder"]["layers_N"]["block0"]["mlp"]["wi_DF"].shape == (2, 10, 14)
+    expected = trained_on(spec)
+    assert_equal(trained_on(dataclasses.replace(spec, scan=True)), expected)
+    assert expected[0].loads["decoder"]["block1"].tokens.shape == (2,)
+    assert expected[1]["decoder"]["layers_N"]["block1"]["mlp"]["wi_EDF"].shape == (2, 5, 10, 14)
+    assert expected[1]["decoder"]["layers_N"]["block0"]["mlp"]["wi_DF"].shape == (2, 10, 14)
 
 
 def test_encoders_have_patterns_of_their_own() -> None:
