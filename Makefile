@@ -2,7 +2,7 @@
 # make quickstart-translate   a trained translation model, and its BLEU
 # make test                   lint, types and all tests
 # make test-sweep             a search for layouts that change a result, until stopped
-# make test-faults            many kills, signals, stalls and interrupts of real processes
+# make test-faults            many kills, signals, stalls and interrupts; much mutated input
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -41,6 +41,7 @@ test-sweep: install  # make test-sweep SWEEP="--seed=4711 --cases=1 --run_every=
 
 test-faults: install
 	$(BIN)/python -m pytest -n 0 -m faults
+	$(BIN)/python -m tests.scripts.fuzz --cases=10000
 
 lint: install
 	$(BIN)/ruff check .

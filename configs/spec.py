@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from configs.errors import UserError, brief, did_you_mean, listed
 
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

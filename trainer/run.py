@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from configs.errors import UserError
-from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, spec
+from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
 from data.task import Task
 from models.api import ModelSpec
 from models.loss import Criterion
@@ -31,7 +31,7 @@ class Run:
     """Rows in the global batch of one update, over all devices and microbatches."""
     microbatches: Count = 1
     """Slices of the batch whose gradients are added before the update; they save memory."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the initial weights, of dropout and of the order of rows."""
     start_from: str | None = None
     """The model directory of another run whose newest weights this one starts from.  Where this

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from configs.errors import UserError, listed
-from configs.spec import Count, CountOrZero, Positive, abstract_spec, spec
+from configs.spec import Count, CountOrZero, Positive, Seed, abstract_spec, spec
 from data.mixture import MixtureOrder
 from data.sources import pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs
@@ -191,7 +191,7 @@ class Phrases(Pairs):
     """Pairs to train on."""
     held_out: Count = 1_000
     """Pairs in validation and in test, each; they share no source with training."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of what is drawn."""
 
     def splits(self) -> tuple[str, ...]:

@@ -61,6 +61,8 @@ def files(folder: Path) -> set[str]:
         ),
         (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
         (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
+        (["Run.seed = -1"], "whole", ["Run.seed = -1", "at least 0"]),
+        ([f"Run.seed = {2**63}"], "whole", ["Run.seed = 9223372036854775808", "below 2147483648"]),
         (["Moe.router = @Router()"], "whole", ["@Router()", "abstract", "@Top2() or @TopK()"]),
         (["Task.source = @Source()"], "whole", ["@Source()", "abstract", "@TextFiles()"]),
         (["Task.source = @TextFile()"], "whole", ["TextFile", "TextFiles"]),
@@ -165,6 +167,36 @@ def test_the_standard_input_is_read_as_a_file_is(
 def test_numbers_that_no_search_takes(run: Meshloom, trained: Place, flag: str) -> None:
     said = refused(run, "decode", trained.model_dir, f"--input={trained.text}", flag)
     assert f"Invalid value for '{flag.partition('=')[0]}'" in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["decode", "--min_tokens=5", "--max_tokens=3"], "--min_tokens=5 is above --max_tokens=3"),
+        (["decode", "--average=7"], "there are 2 checkpoints up to step 4"),
+        (["evaluate", "--average=7"], "there are 2 checkpoints up to step 4"),
+        (["decode", "--tag=de"], "--tag=de: toy is no translation"),
+        (["score", "--tag=de"], "--tag=de: toy is no translation"),
+        (["decode", "--prefix=de"], "--prefix: toy has no translations"),
+        (["evaluate", "--references=x", "--tag=de"], "--references, --tag: toy is no translation"),
+        (["evaluate", "--test_set=wmt14"], "--test_set: toy is no translation"),
+        (["evaluate", "--input=/dev/null"], "--input=/dev/null: it is empty"),
+        (["decode", "--gin_param=Layout.rules='batch'"], "'batch': legal is name:name"),
+    ],
+    ids=str,
+)
+def test_flags_that_the_model_has_no_use_for(
+    run: Meshloom, trained: Place, flags: list[str], wanted: str
+) -> None:
+    command, *rest = flags
+    source = "--data_dir=" + str(trained.folder / "data")
+    source = source if command == "evaluate" else f"--input={trained.text}"
+    assert wanted in refused(run, command, trained.model_dir, source, *rest).splitlines()[-1]
+
+
+def test_an_empty_text_has_no_scores(run: Meshloom, trained: Place) -> None:
+    answer = run("score", trained.model_dir, "--input=/dev/null")
+    assert (answer.code, answer.out) == (0, "log_likelihood\twords\ttokens\n")
 
 
 def test_an_output_may_be_a_device(run: Meshloom) -> None:

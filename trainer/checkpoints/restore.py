@@ -82,6 +82,11 @@ class ModelRestorer:
             if average is not None:
                 last = self.checkpoints.latest if step is None else step
                 steps = [s for s in self.checkpoints.steps() if last is None or s <= last]
+                if average > len(steps):
+                    raise UserError(
+                        f"--average={average}: there are {len(steps)} checkpoints up to step "
+                        f"{last}.  Legal: at most {len(steps)}."
+                    )
                 steps = steps[-average:]
                 params, step = self.checkpoints.average(steps, abstract), steps[-1]
             else:

@@ -175,6 +175,12 @@ def check_search(options: DecodeOptions, search: object) -> None:
         raise UserError("--consensus: it chooses among samples.  Give --samples=16, for example.")
 
 
+def check_tag(tag: str | None, task: Task) -> None:
+    """Refuses a language tag for a task without languages."""
+    if tag is not None and not task.has_source:
+        raise UserError(f"--tag={tag}: {task.name} is no translation.  Leave it away.")
+
+
 def make_requests(
     lines: Sequence[str],
     task: Task,
@@ -184,6 +190,13 @@ def make_requests(
     name: str | None = None,
 ) -> list[Request]:
     """Makes requests of lines, to translate or to continue them, as the task has it."""
+    if options.max_tokens is not None and options.min_tokens > options.max_tokens:
+        raise UserError(
+            f"--min_tokens={options.min_tokens} is above --max_tokens={options.max_tokens}."
+        )
     if task.has_source:
         return translation_requests(lines, task, vocabs, options, max_length, name)
+    check_tag(options.tag, task)
+    if options.prefix is not None:
+        raise UserError(f"--prefix: {task.name} has no translations.  Begin the prompts with it.")
     return continuation_requests(lines, vocabs, options, max_length, task.length // 2)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from data.task import Task
 from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
+from trainer.decoding.requests import check_tag
 from trainer.evaluate import device_batches
 from trainer.feed import placement
 from trainer.progress import Progress, no_progress
@@ -47,6 +48,9 @@ def score_lines(
     A line longer than a row is scored in pieces, each without the ones before it.  Of a pair the
     target is scored; the score of one that is longer than a row is no number.
     """
+    check_tag(tag, task)
+    if not lines:
+        return []
     rows, counted = task.pack_lines(lines, vocabs, tag)
     assert rows.pieces is not None
     sharding = placement(model.layout, mesh, 1)

@@ -37,6 +37,21 @@ from trainer.translation.metrics import check_settings, check_texts
 from trainer.translation.test_sets import read_test_set
 
 
+def check_text(flags: TextFlags, task: Task) -> None:
+    """Refuses what only a translation has, for a task that is none."""
+    named = {
+        "--references": flags.references,
+        "--test_set": flags.test_set,
+        "--languages": flags.languages,
+        "--tag": flags.tag,
+    }
+    if not task.has_source and (given := [name for name, value in named.items() if value]):
+        raise UserError(
+            f"{', '.join(given)}: {task.name} is no translation.  "
+            "Evaluate it on --split or --input."
+        )
+
+
 def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
     """Returns sources and references that are not the task's own."""
     if flags.test_set is not None and flags.languages is not None:
@@ -71,6 +86,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     with trained_models(flags.model, programs) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         task, drops_tokens = models.run.task, models.run.model.drops_tokens
+        check_text(flags.text, task)
         given = given_text(flags.text, task) if task.has_source else None
         rows, train_pairs = evaluation_rows(models, flags.data_dir, flags.text, given)
         to_translate = translation_parts(models, flags.text, given, flags.sentences)
@@ -190,7 +206,11 @@ def evaluation_rows(
         return rows, {}
     if text.text_file is not None:
         word_list = read_word_list(task.word_list)
-        return Rows.from_lines(read_raw_lines(text.text_file), target, task.length, word_list), {}
+        lines = read_raw_lines(text.text_file)
+        of_file = Rows.from_lines(lines, target, task.length, word_list)
+        if not len(of_file):
+            raise UserError(f"--input={text.text_file}: it is empty: there is nothing to evaluate.")
+        return of_file, {}
     splits = prepare(task, data_dir, vocab=target, source_vocab=source).splits
     if text.split not in splits:
         raise UserError(
