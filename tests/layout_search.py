@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from data.vocab import EOS
 from layouts.axes import BY_LETTER, BY_NAME, SYNONYMS, axes_of_path
-from layouts.layout import Layout, pairs, parts
+from layouts.layout import Layout, pairs, parse_rules
 from layouts.lint.errors import Problem
 from layouts.lint.report import lint
 from layouts.mesh import abstract_mesh, batch_shards, make_mesh, mesh_sizes
@@ -155,25 +156,24 @@ def has_reason(case: Case, problem: Problem) -> bool:
     """Confirms an error by the letters and sizes of the model, or because JAX refuses its rules."""
     layout = case.layout
     cited = re.sub(r" \(Layout[^)]*\)", "", problem.rule).split(" and ")
-    written = [
-        rule for text in (case.layout.rules, case.layout.param_rules) for rule in parts(text)
-    ]
-    rules = [pairs(rule.rstrip("?+"))[0] for rule in cited if rule in written]
-    if len(rules) < len(cited):
+    written = {
+        field: [str(rule) for rule in parse_rules(getattr(layout, field))]
+        for field in ("rules", "param_rules")
+    }
+    if not {*cited} <= {*written["rules"], *written["param_rules"]}:
         return False
+    rules = [pairs(rule.rstrip("?+"))[0] for rule in cited]
     if problem.code == "duplicate-rule":
-        (axis, mesh_axis), texts = rules[0], (layout.rules, layout.param_rules)
-        taken = [pair for text in texts for pair in pairs(text)]
-        same = [letters(own) for own, other in taken if other.rstrip("?+") == mesh_axis]
-        return same.count(letters(axis)) > 1
+        each = [Counter(rule.rstrip("?+") for rule in own) for own in written.values()]
+        return any(counts[cited[0].rstrip("?+")] > 1 for counts in each)
     if problem.code == "conflict":
         return "?" not in problem.rule and meet(case, *rules)
     if problem.code == "indivisible":
         shards = math.prod(mesh_sizes(layout.mesh, None)[mesh_axis] for _, mesh_axis in rules)
         return any(size % shards for axis, _ in rules for size in sizes_of(case, axis))
     fields = {
-        field: ";".join(rule for rule in parts(getattr(layout, field)) if rule in cited)
-        for field in ("rules", "param_rules")
+        field: ";".join(rule for rule in own if rule in cited)
+        for field, own in written.items()
         if f"Layout.{field}" in problem.rule
     }
     alone = dataclasses.replace(layout, **{"rules": "", "param_rules": "", **fields})
@@ -256,7 +256,7 @@ def plain(case: Case) -> Case:
         if moe.dispatch == "einsum" or (drops_none and not is_random):
             spec = dataclasses.replace(spec, moe=dataclasses.replace(moe, dispatch="gather"))
     spec = dataclasses.replace(
-        spec, scan=False, remat="none", attention_chunks=1, loss_chunks=1, combined_qkv=False
+        spec, scan=True, remat="none", attention_chunks=1, loss_chunks=1, combined_qkv=False
     )
     microbatches = run.microbatches if is_random else 1
     run = dataclasses.replace(run, model=spec, microbatches=microbatches)

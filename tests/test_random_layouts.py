@@ -1,6 +1,6 @@
 """Random layouts never change a result, and the lint tells which are legal.
 
-The search itself is `make test-sweep`; this says that it finds what it is for.
+A small part of the search that `make test-sweep` goes on with, the same in each run.
 """
 
 import dataclasses
@@ -8,21 +8,35 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, note, settings
 
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
 from tests import layout_search
 from tests.layout_search import Failure, Result, Verdict, judge, simplest
-from tests.random_layouts import LAYOUTS_A_RUN, Case, chosen_case, numbered_case
+from tests.random_layouts import LAYOUTS_A_RUN, Case, cases, chosen_case, numbered_case
 from trainer.checks import record_loss
 
 SIMPLEST = chosen_case([])
+RUNS = (905, 1865)  # dropless experts with dropout: three microbatches, padded heads
 
 
 def under(mesh: str, rules: str, param_rules: str = "") -> Case:
     layout = Layout(mesh=mesh, rules=rules, param_rules=param_rules)
     return dataclasses.replace(SIMPLEST, layout=layout)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_what_the_lint_accepts_traces_and_what_it_refuses_has_a_reason(case: Case) -> None:
+    note(case.gin())
+    assert judge(case, runs=False).failures == ()
+
+
+@pytest.mark.parametrize("number", RUNS)
+def test_a_run_under_a_random_layout_is_that_of_one_device(number: int) -> None:
+    assert judge(numbered_case(number)[0], runs=True) == Verdict((), True, ())
 
 
 # Settings that the search once failed with.
