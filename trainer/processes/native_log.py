@@ -1,8 +1,8 @@
-"""Keeps the words of JAX's runtime about a lost process from the user.
+"""Says in one line what JAX's runtime says of a lost process with a C++ stack trace.
 
-When another process dies, a thread of the runtime prints its own view of it with a C++ stack trace
-and aborts.  `trainer.processes.peers` says it in one line and ends with an exit code that means
-something; it only needs a moment.
+A thread of the runtime prints the trace and aborts.  `trainer.processes.peers` learns of most
+losses too: it only needs a moment to name the process and to end with an exit code that means
+something.
 """
 
 import ctypes
@@ -13,9 +13,15 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
+from trainer.processes.ending import FAILED, RESTART, end_process
+
 # Of these files of the runtime: each record begins with a letter, a date and a place.
 RECORD = re.compile(rb"[IWEF]\d{4} \S+ +\d+ (\S+):\d+\]")
 QUIET = (b"coordination_service", b"client.h")
+REASON = re.compile(r"absl::Status: \w+: (.*?)(?:RPC:|Additional GRPC|\*\*\*|$)", re.S)
+
+PEERS_S = 2.0
+"""How long `trainer.processes.peers` has to end the process with a better line."""
 
 
 def hide_lost_processes() -> None:
@@ -31,26 +37,50 @@ def hide_lost_processes() -> None:
     os.close(sink)
 
     def forward() -> None:
+        fatal: list[bytes] = []
         with os.fdopen(source, "rb") as lines:
-            for line in without_lost_processes(lines):
+            for line in without_lost_processes(lines, fatal):
                 os.write(terminal, line)
 
     threading.Thread(target=forward, name="native log", daemon=True).start()
 
 
-def without_lost_processes(lines: Iterable[bytes]) -> Iterator[bytes]:
+def without_lost_processes(lines: Iterable[bytes], fatal: list[bytes]) -> Iterator[bytes]:
     """Leaves out the records of the coordination service, with the lines that follow each.
 
+    The lines of the last one, before the runtime aborts, are collected; they end the process soon.
+
     >>> record = b"E1122 20:13:36.704947    8299 coordination_service_agent.cc:289] Polled\\n"
-    >>> list(without_lost_processes([b"a\\n", record, b"of it\\n", b"W1122 20:13:37.1 8 b.cc:2]"]))
+    >>> other = b"W1122 20:13:37.1 8 b.cc:2]"
+    >>> list(without_lost_processes([b"a\\n", record, b"of it\\n", other], []))
     [b'a\\n', b'W1122 20:13:37.1 8 b.cc:2]']
     """
     hidden = False
     for line in lines:
         if record := RECORD.match(line):
             hidden = record[1].startswith(QUIET)
+            if hidden and line.startswith(b"F") and not fatal:
+                timer = threading.Timer(PEERS_S, lambda: end_process(FAILED, reason(fatal)))
+                timer.daemon = True
+                timer.start()
+                fatal.append(b"")
+        if fatal:
+            fatal.append(line)
         if not hidden:
             yield line
+
+
+def reason(fatal: list[bytes]) -> str:
+    """Returns what the runtime says of the loss, in one line.
+
+    >>> text = b"F1 8 client.h:80] It ends.  absl::Status: UNAVAILABLE: Tasks are unhealthy:\\n"
+    >>> print(reason([text, b"1\\n", b"\\n", b"RPC: /xla/PollForError\\n"]).partition("  ")[0])
+    JAX lost another process: Tasks are unhealthy: 1.
+    """
+    text = b"".join(fatal).decode(errors="replace")
+    match = REASON.search(text)
+    said = " ".join(match[1].split()) if match else "see its log"
+    return f"JAX lost another process: {said[:300].rstrip('.')}.  {RESTART}"
 
 
 def delay_abort() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from configs.errors import RunError, UserError
-from trainer.processes.ending import FAILED, STALLED, dump_stacks, end_process
+from trainer.processes.ending import FAILED, RESTART, STALLED, dump_stacks, end_process
 
 Message = list[Any]
 Say = Callable[[str], None]
@@ -34,8 +34,6 @@ REPORT_S = 5.0
 # A host that vanishes closes nothing: the kernel asks for it from time to time, and gives up after
 # 10 + 4 * 5 s.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
-
-RESTART = "Start all processes again: the run continues from its newest checkpoint."
 
 
 class Link:

@@ -45,11 +45,12 @@ def newest_step(command: Command) -> int:
     return int(lines[-1]["step"]) if lines else 0
 
 
-def wait_beyond(command: Command, step: int) -> None:
+def wait_beyond(command: Command, step: int, processes: Sequence[Process]) -> None:
     """Waits until a step beyond this one has ended."""
     until = time.monotonic() + WAIT_S
     while newest_step(command) <= step:
         assert time.monotonic() < until
+        assert all(process.popen.poll() is None for process in processes)
         time.sleep(0.05)
 
 
@@ -94,13 +95,13 @@ def test_preempted_continued_and_killed(
 ) -> None:
     command = prepared.elsewhere(tmp_path / "run")
     started += (first := command.train_on(2, params=LONG))
-    wait_beyond(command, 0)
+    wait_beyond(command, 0, first)
     check_preemption(command, first, signal.SIGTERM, 1)
 
     saved = max(command.steps())
     slices = "Layout.slices = 'data:2'"  # of a device each, as the processes are
     started += (second := command.train_on(2, params=[*LONG, slices]))
-    wait_beyond(command, saved)
+    wait_beyond(command, saved, second)
     check_loss(second, 0)
 
 
@@ -128,7 +129,7 @@ def test_four_processes_continue_after_any_is_killed(
 ) -> None:
     command = prepared.elsewhere(tmp_path / "run")
     started += (first := command.train_on(4, params=LONG))
-    wait_beyond(command, EVERY)
+    wait_beyond(command, EVERY, first)
     check_loss(first, index)
     last = f"Run.steps = {newest_step(command) + 5}"
     started += (second := command.train_on(4, params=[last]))
@@ -144,7 +145,7 @@ def test_any_signal_to_any_process_stops_all(
 ) -> None:
     command = prepared.elsewhere(tmp_path / "run")
     started += (processes := command.train_on(2, params=LONG))
-    wait_beyond(command, 0)
+    wait_beyond(command, 0, processes)
     check_preemption(command, processes, number, index)
 
 
@@ -156,13 +157,13 @@ def test_a_signal_during_evaluation_stops_all(tmp_path: Path, started: list[Proc
     params = [*LONG, f"TextFiles.validation = '{validation}'", "Run.evaluate_batches = None",
               "Run.evaluate_every = 4"]  # fmt: skip
     started += (processes := command.train_on(2, params=params))
-    wait_beyond(command, 3)
+    wait_beyond(command, 3, processes)
     time.sleep(3)  # the evaluation takes much longer
     assert newest_step(command) == 4
     check_preemption(command, processes, signal.SIGTERM, 1)
     assert command.steps() == {4}
     evaluations = command.model_dir / "evaluations.jsonl"
-    assert not evaluations.exists()
+    assert not read_lines(evaluations)
 
     short = [*params[1:], "Run.steps = 5", "Run.evaluate_batches = 2"]
     started += (continued := command.train_on(2, params=short))
@@ -176,7 +177,7 @@ def test_ctrl_c_in_one_process_stops_all(
 ) -> None:
     command = prepared.elsewhere(tmp_path / "run")
     started += (processes := command.train_on(2, params=LONG))
-    wait_beyond(command, 0)
+    wait_beyond(command, 0, processes)
     processes[1].send(signal.SIGINT)
     stopped = "Stopped after step"
     assert stopped in processes[0].finish() and stopped in processes[1].finish(130)
@@ -187,9 +188,9 @@ def test_a_stall_ends_all_and_names_who_is_behind(
     prepared: Command, tmp_path: Path, started: list[Process]
 ) -> None:
     command = prepared.elsewhere(tmp_path / "run")
-    params = [*LONG, "Run.stall_minutes = 0.1"]
+    params = [*LONG, "Run.stall_minutes = 0.5"]
     started += (processes := command.train_on(2, params=params))
-    wait_beyond(command, 5)
+    wait_beyond(command, 5, processes)
     processes[1].send(signal.SIGSTOP)
     error = processes[0].finish(75)
     assert "Thread 0x" in error

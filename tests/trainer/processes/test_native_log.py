@@ -1,4 +1,4 @@
-"""What a process writes while JAX's runtime aborts it."""
+"""What a process writes, and how it ends, while JAX's runtime aborts it."""
 
 import subprocess
 import sys
@@ -12,24 +12,37 @@ import ctypes, os, sys, threading, time
 from trainer.processes.native_log import hide_lost_processes
 hide_lost_processes()
 print("from Python", file=sys.stderr)
-os.write(2, b"E1122 20:13:36.704 829 coordination_service_agent.cc:289] Polled\\nof it\\n")
 os.write(2, b"W1122 20:13:37.704 829 other.cc:28] kept\\n")
-os.write(2, b"F1122 20:13:38.705 829 client.h:80] Ends\\n*** stack trace: ***\\n    @ 0x1\\n")
+exec(sys.argv[1])
 threading.Thread(target=ctypes.CDLL(None).abort).start()
-time.sleep(0.5)
-os._exit(int(sys.argv[1])) if len(sys.argv) > 1 else time.sleep(60)
+time.sleep(60)
+"""
+LOST = r"""
+os.write(2, b"E1122 20:13:36.704 829 coordination_service_agent.cc:289] Polled\nof it\n")
+os.write(2, b"F1122 20:13:38.705 829 client.h:80] Ends.  absl::Status: UNAVAILABLE: Tasks\n")
+os.write(2, b"3\nRPC: /xla\n*** Check failure stack trace: ***\n    @ 0x1 absl::Flush()\n")
 """
 
 
-@pytest.mark.parametrize("code", [1, pytest.param(None, marks=pytest.mark.faults)])
-def test_an_abort_waits_and_its_trace_is_hidden(code: int | None) -> None:
-    arguments = [] if code is None else [str(code)]
+def run(what: str) -> tuple[int, list[str]]:
+    """The exit code, and the lines on the standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == (-6 if code is None else code)
-    assert sorted(done.stderr.splitlines()) == [
-        "W1122 20:13:37.704 829 other.cc:28] kept",
-        "from Python",
-    ]
+        [sys.executable, "-c", PROGRAM, what], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, sorted(done.stderr.splitlines())
+
+
+def test_what_the_runtime_says_of_a_loss_becomes_one_line() -> None:
+    code, lines = run(LOST)
+    assert code == 1
+    assert lines[0] == "W1122 20:13:37.704 829 other.cc:28] kept" and lines[1] == "from Python"
+    [line] = lines[2:]
+    assert line.startswith("meshloom: JAX lost another process: Tasks 3.  Start all processes")
+
+
+@pytest.mark.faults
+def test_any_other_abort_is_one() -> None:
+    other = r'os.write(2, b"F1122 20:13:38.705 829 other.cc:8] Check failed\n")'
+    code, lines = run(other)
+    assert code == -6
+    assert "F1122 20:13:38.705 829 other.cc:8] Check failed" in lines

@@ -87,7 +87,7 @@ def start(
 
 
 FAIL = 'others.fail(2, "no such file"); sys.exit(2)'
-STALL = "others.should_stop(4); others.stalled(); time.sleep(100)"
+STALL = "others.should_stop(4); time.sleep(2); others.stalled(); time.sleep(100)"
 GROUPS: dict[str, Callable[[], Group]] = {
     "stop": lambda: Group.start(dict.fromkeys(range(4), STEPS)),
     "hub lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
