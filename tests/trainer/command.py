@@ -84,14 +84,6 @@ class Process:
         self.popen.kill()
         raise AssertionError(f"never got there: {self.popen.communicate()}")
 
-    def wait_for_line(self, text: str) -> None:
-        """Waits until the standard error has a line with this text."""
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            if text in line:
-                return
-        raise AssertionError(f"{text!r} never came")
-
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 

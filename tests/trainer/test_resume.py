@@ -4,12 +4,12 @@ So is one of several processes.
 """
 
 import signal
-import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts.launch_local import free_port
 from tests.trainer.command import EVERY, STEPS, Command, Process
 from trainer.metrics.jsonl import read_lines
 
@@ -101,12 +101,6 @@ def test_a_loss_that_is_no_number_ends_the_run(straight: Command, tmp_path: Path
     assert "Last good checkpoint: step 1." in said
     assert "Traceback" not in said
     assert list(command.losses()) == [1] and newest(command) == 1
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
 
 
 def test_two_processes_train_like_one(straight: Command, tmp_path: Path) -> None:
