@@ -18,6 +18,8 @@ from data.vocabs import Vocabs
 
 logger = logging.getLogger(__name__)
 
+_ROWS_A_CHUNK = 4_096
+
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -56,6 +58,34 @@ def prepare(
             with storage.whole_folder(folder) as building:
                 build(building, task, vocab, source_vocab)
     return _open(folder, task, given)
+
+
+def open_prepared(task: Task, data_dir: str | Path) -> Prepared | None:
+    """Returns the rows of a task where data_dir has them; builds nothing."""
+    folder = Path(data_dir).expanduser() / task.name
+    return _open(folder, task, {}) if folder.exists() else None
+
+
+def cache_folders(data_dir: str | Path) -> list[Path]:
+    """Returns the folders of data_dir that hold the rows of a task, or did."""
+    folders = [path for path in Path(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
+    kept = (manifest.NAME, "*.npy")
+    return sorted(f for f in folders if any(next(f.glob(name), None) for name in kept))
+
+
+def check_rows(prepared: Prepared) -> None:
+    """Reads every row; raises where one holds a token that its vocab does not have."""
+    sides = {"targets_BL": prepared.vocab, "inputs_BM": prepared.source_vocab}
+    for split, rows in prepared.splits.items():
+        for start in range(0, len(rows), _ROWS_A_CHUNK):
+            batch = rows.batch(np.arange(start, min(start + _ROWS_A_CHUNK, len(rows))))
+            for name, vocab in sides.items():
+                if vocab is not None and batch[name].max() >= vocab.size:
+                    raise UserError(
+                        f"rows {start:,} and following of {split!r} hold token "
+                        f"{batch[name].max():,} of a vocabulary of {vocab.size:,}: the file is "
+                        f"damaged.  {manifest.rebuild_hint()}"
+                    )
 
 
 def _open(folder: Path, task: Task, given: dict[str, Vocab | None]) -> Prepared:

@@ -17,6 +17,7 @@ WORK = {
     "gains": ("evaluation.flags:GainsFlags", "evaluation.gains:gains"),
     "report": ("training.flags:ReportFlags", "training.report:report"),
     "supervise": ("training.flags:SuperviseFlags", "training.supervise:supervise"),
+    "doctor": ("doctor.flags:DoctorFlags", "doctor.doctor:doctor"),
     "plan": ("planning.flags:PlanFlags", "planning.plan:plan"),
     "layouts": ("planning.flags:LayoutsFlags", "planning.layouts:search"),
 }

@@ -39,6 +39,17 @@ def on_any_process(value: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.array(value))))
 
 
+def gather_texts(text: str) -> list[str]:
+    """Returns the text of each process of the run, in the order of their indices."""
+    if jax.process_count() == 1:
+        return [text]
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(encoded))))
+    padded = np.pad(encoded, (0, int(sizes.max()) - len(encoded)))
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
 def _groups(mesh: Mesh) -> list[np.ndarray]:
     """Lists the devices that differ in some mesh axes only, for each choice of mesh axes."""
     sizes, groups = mesh.devices.shape, []

@@ -135,6 +135,14 @@ class Checkpoints:
         except DamagedCheckpoint as reason:
             raise self._unusable({step: str(reason)}) from reason
 
+    def damage(self, step: int) -> str | None:
+        """Says how a checkpoint is damaged; None where it is whole."""
+        try:
+            self._saved(step)
+        except DamagedCheckpoint as reason:
+            return str(reason)
+        return None
+
     def _path(self, step: int) -> epath.Path:
         return self.folder / str(step) / ITEM
 

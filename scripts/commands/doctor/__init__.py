@@ -1,0 +1,1 @@
+"""`meshloom doctor`: what is wrong with a machine, its data or a run."""

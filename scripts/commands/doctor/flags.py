@@ -1,0 +1,28 @@
+"""Flags of `meshloom doctor`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from scripts.commands.shared_flags import DATA_DIR, DataDir, JsonFile, SavedSettingsFlags
+from scripts.devices import ProcessFlags
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    """Checks the machine, the cached data and the checkpoints of a run.
+
+    Prints a line for each check: ok, warning or error, with the command that mends it.  Ends with
+    exit code 1 if there is an error.
+    """
+
+    EXAMPLES = (
+        "meshloom doctor --model_dir=runs/mine --data",
+        "srun meshloom doctor --model_dir=/shared/runs/mine",
+    )
+    data: Annotated[bool, Flag("Also reads and checks every row of the cached data.")] = False
+    data_dir: DataDir = DATA_DIR
+    json_file: JsonFile = None
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    # Not "devices": `doctor` starts them itself, so that what fails is one of its lines.
+    processes: ProcessFlags = field(default_factory=ProcessFlags)

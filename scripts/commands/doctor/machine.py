@@ -1,0 +1,154 @@
+"""Checks of the machine: its packages, devices, memory and clock."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from scripts.commands.doctor.findings import Finding
+from trainer import multihost
+
+SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
+INSTALL = "pip install -e .  in the folder of Meshloom."
+LEAST_MEMORY_BYTES = 2 << 30
+"""JAX, its compiler and the quickstart's model take about 1 GiB."""
+MAX_SKEW_S = 2.0
+"""Seconds between clocks from which on logs of several hosts are hard to read together."""
+GIB = 1 << 30
+
+
+def versions() -> Iterator[Finding]:
+    """Compares the installed packages with those that Meshloom requires."""
+    problems = list(filter(None, map(unmet, importlib.metadata.requires("meshloom") or ())))
+    for problem in problems:
+        yield Finding("versions", "error", problem, INSTALL)
+    jaxlib = importlib.metadata.version("jaxlib")
+    for plugin in PLUGINS:
+        version = installed(plugin)
+        if version is not None and version != jaxlib:
+            text = f"{plugin} is {version} and jaxlib is {jaxlib}: JAX does not load the plugin"
+            yield Finding("versions", "error", text, f'pip install -U "jax[{plugin[4:10]}]".')
+    if not problems:
+        packages = ", ".join(f"{name} {installed(name)}" for name in SHOWN)
+        text = f"Python {platform.python_version()}, {packages}"
+        yield Finding("versions", "ok", text, "Install the same versions on all hosts: pip install "
+                      "-r requirements.lock.", is_common=True)  # fmt: skip
+
+
+def unmet(requirement: str) -> str | None:
+    """Says how an installed package misses a requirement such as jax>=0.10.2; None if it does not.
+
+    >>> unmet("jax>=0.1"), unmet('absent>=1; extra == "dev"'), unmet("absent>=1")
+    (None, None, 'absent is not installed')
+    """
+    match = re.fullmatch(r"([\w.-]+)(?:>=([\d.]+))?", requirement)
+    if match is None:
+        return None  # of an extra
+    name, least = match.groups()
+    version = installed(name)
+    if version is None:
+        return f"{name} is not installed"
+    if least is not None and numbers(version) < numbers(least):
+        return f"{name} {version} is installed, >={least} is required"
+    return None
+
+
+def installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> list[int]:
+    """Returns the leading numbers of a version.
+
+    >>> numbers("0.10.2rc1")
+    [0, 10, 2]
+    """
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return [int(part) for part in match[0].split(".")] if match else []
+
+
+def devices() -> Iterator[Finding]:
+    """Computes a sum on each device of this process."""
+    local = jax.local_devices()
+    for device in local:
+        total = float(jax.device_put(np.arange(5, dtype=np.float32), device).sum())
+        if total != 10:
+            yield Finding("devices", "error", f"{device} computes 0 + 1 + 2 + 3 + 4 = {total:g}",
+                          "Replace this device.")  # fmt: skip
+    kinds = Counter(device.device_kind for device in local)
+    text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    limit = (local[0].memory_stats() or {}).get("bytes_limit")
+    if limit is not None:
+        text += f" of {limit / GIB:.1f} GiB"
+    extra = unused_accelerator() if local[0].platform == "cpu" else None
+    if extra is not None and not os.environ.get("JAX_PLATFORMS"):
+        yield Finding("devices", "warning", f"{text}, but the machine has an accelerator that JAX "
+                      "does not use", f'pip install -U "jax[{extra}]".')  # fmt: skip
+    else:
+        yield Finding("devices", "ok", text)
+
+
+def unused_accelerator() -> str | None:
+    """Returns the extra of JAX for an accelerator of this machine, by its device files."""
+    for pattern, extra in (("nvidia[0-9]*", "cuda12"), ("accel[0-9]*", "tpu")):
+        if next(Path("/dev").glob(pattern), None):
+            return extra
+    return None
+
+
+def memory() -> Iterator[Finding]:
+    """Checks the free memory of the host, or of this process's control group."""
+    available = available_memory()
+    if available is None:
+        yield Finding("memory", "warning", "this system does not say how much is free")
+        return
+    text = f"{available / GIB:.1f} GiB are free"
+    if available < LEAST_MEMORY_BYTES:
+        mend = "End other processes: ps aux --sort=-rss | head."
+        yield Finding("memory", "warning", text, mend)
+    else:
+        yield Finding("memory", "ok", text)
+
+
+def available_memory() -> int | None:
+    """Returns the bytes that this process can still allocate; None where the system has no say."""
+    try:
+        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return None
+    if match is None:
+        return None
+    available = int(match[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no group, or "max": no limit
+        return available
+
+
+def clocks() -> Iterator[Finding]:
+    """Compares the clocks of the processes.  Every process calls it."""
+    multihost.gather_texts("")  # all leave this one together
+    times = [float(text) for text in multihost.gather_texts(repr(time.time()))]
+    if len(times) == 1:
+        return
+    skew_s = max(times) - min(times)
+    text = f"those of the processes differ by {skew_s:.1f} s"
+    if skew_s > MAX_SKEW_S:
+        late = times.index(min(times))
+        mend = f"On the host of process {late}: chronyc makestep."
+        yield Finding("clock", "warning", text, mend)
+    else:
+        yield Finding("clock", "ok", text)

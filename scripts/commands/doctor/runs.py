@@ -1,0 +1,103 @@
+"""Checks of cached data and of the files of a run."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.load import Config
+from data import manifest
+from data.cache import cache_folders, check_rows, open_prepared
+from scripts.commands.common import task_of
+from scripts.commands.doctor.findings import Finding
+from scripts.commands.shared_flags import SavedSettingsFlags
+from trainer.checkpoints.manager import Checkpoints
+from trainer.metrics.jsonl import split_lines
+from trainer.model_dir import ModelDir
+
+
+def task_cache(
+    config: Config, settings: SavedSettingsFlags, data_dir: Path, reads_rows: bool
+) -> Iterator[Finding]:
+    """Opens the cache of the task that the settings name."""
+    task = task_of(config)
+    name = f"data of {task.name}"
+    command = prepare_command(settings, data_dir)
+    try:
+        prepared = open_prepared(task, data_dir)
+        if prepared is not None and reads_rows:
+            check_rows(prepared)
+    except ValueError as error:
+        text = str(error).rpartition("  ")[0] or str(error)
+        yield Finding(name, "error", text, f"{command} --rebuild")
+        return
+    if prepared is None:
+        text = f"not in {data_dir} yet: training prepares it first"
+        yield Finding(name, "warning", text, command)
+        return
+    read = ", all rows read" if reads_rows else ""
+    text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
+    yield Finding(name, "ok", text, "Copy one host's cache to the others, or mend their text: "
+                  f"{command} --rebuild", is_common=True)  # fmt: skip
+    model_dir = settings.model_dir
+    if model_dir is not None and ModelDir(model_dir).has_run():
+        if ModelDir(model_dir).vocabs(task).hashes() != prepared.vocabs.hashes():
+            text = f"the vocabulary of {model_dir} is not that of {data_dir}"
+            yield Finding("vocabulary", "error", text, "Give the --data_dir of the training.")
+        else:
+            yield Finding("vocabulary", "ok", "the run and its data have the same")
+
+
+def prepare_command(settings: SavedSettingsFlags, data_dir: Path) -> str:
+    """Writes the command that prepares the data of these settings."""
+    files = [*settings.gin_file]
+    if settings.model_dir is not None and ModelDir(settings.model_dir).has_run():
+        files.insert(0, str(ModelDir(settings.model_dir).config_file))
+    flags = [f"--data_dir={data_dir}", *(f"--gin_file={file}" for file in files),
+             *(f"--gin_param={param}" for param in settings.gin_param)]  # fmt: skip
+    return shlex.join(["meshloom", "prepare", *flags])
+
+
+def every_cache(data_dir: Path) -> Iterator[Finding]:
+    """Looks at each cache of a folder: whether its files are there and whole."""
+    folders = cache_folders(data_dir)
+    for folder in folders:
+        name = f"data of {folder.name}"
+        try:
+            content_hash = manifest.read(folder)["content_hash"]
+        except ValueError as error:
+            text, _, mend = str(error).rpartition("  ")
+            yield Finding(name, "error", text, mend)
+        else:
+            yield Finding(name, "ok", f"content hash {content_hash[:16]}")
+    if not folders:
+        yield Finding("data", "ok", f"nothing is prepared in {data_dir}")
+
+
+def run_files(model_dir: Path) -> Iterator[Finding]:
+    """Verifies each checkpoint of a run, and the lines of its metrics."""
+    with Checkpoints(model_dir) as checkpoints:
+        damages = {step: checkpoints.damage(step) for step in checkpoints.steps()}
+    whole = [step for step, damage in damages.items() if damage is None]
+    for step, damage in damages.items():
+        if damage is not None:
+            folder = checkpoints.folder / str(step)
+            text = f"step {step} is damaged: {damage}"
+            yield Finding("checkpoints", "error", text,
+                          shlex.join(["mv", str(folder), f"{folder}.set-aside"]))  # fmt: skip
+    if whole:
+        yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are whole")
+    elif not damages:
+        yield Finding("checkpoints", "warning", f"{model_dir} has none",
+                      f"meshloom train --model_dir={model_dir}")  # fmt: skip
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        damaged_lines = len(split_lines(model_dir / name)[1])
+        if damaged_lines:
+            text = f"{damaged_lines} lines of {model_dir / name} are damaged"
+            yield Finding("metrics", "warning", text, "The next `meshloom train` sets them aside.")
+
+
+def newest_checkpoint_bytes(model_dir: Path) -> int:
+    """Returns the size of the newest checkpoint; 0 where there is none."""
+    steps = Checkpoints(model_dir).steps()
+    folder = model_dir / "checkpoints" / str(max(steps, default=None))
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

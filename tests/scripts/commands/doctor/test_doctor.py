@@ -1,0 +1,127 @@
+"""`meshloom doctor` on what is really broken."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.commands.doctor import machine
+from tests.scripts.conftest import Meshloom, Place
+from tests.toys import ROOT
+
+Lines = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def broken(trained: Place, tmp_path: Path) -> Place:
+    """A copy of the trained model and its data, to break."""
+    shutil.copytree(trained.folder / "run", tmp_path / "run")
+    shutil.copytree(trained.folder / "data", tmp_path / "data")
+    return Place(tmp_path, trained.text)
+
+
+def examine(run: Meshloom, place: Place, *flags: str, code: int) -> Lines:
+    """The findings that are not ok, by check."""
+    file = place.folder / "doctor.json"
+    answer = run("doctor", place.model_dir, f"--data_dir={place.folder / 'data'}", "--data",
+                 f"--json={file}", *flags)  # fmt: skip
+    assert answer.code == code, answer
+    findings = json.loads(file.read_text())
+    assert len([text for text in answer.out.splitlines() if text[0] != " "]) == len(findings)
+    problems = {line["check"]: line for line in findings if line["status"] != "ok"}
+    assert all(line["mend"] in answer.out for line in problems.values())
+    return {check: line for check, line in problems.items()
+            if not check.startswith(("memory", "disk of --model"))}  # fmt: skip
+
+
+def test_nothing_is_wrong_and_nothing_is_left(run: Meshloom, broken: Place) -> None:
+    before = {path for path in broken.folder.rglob("*")}
+    assert examine(run, broken, code=0) == {}
+    assert {path for path in broken.folder.rglob("*")} - before == {broken.folder / "doctor.json"}
+
+
+def test_a_truncated_checkpoint(run: Meshloom, broken: Place) -> None:
+    [file, *_] = (broken.folder / "run/checkpoints/4").rglob("d/*")
+    file.write_bytes(file.read_bytes()[:-1])
+    problem = examine(run, broken, code=1)["checkpoints"]
+    assert problem["text"].startswith("step 4 is damaged: ")
+    subprocess.run(problem["mend"].split(), check=True)
+    assert examine(run, broken, code=0) == {}
+
+
+def test_a_deleted_file_of_the_cache_and_no_cache(run: Meshloom, broken: Place) -> None:
+    (broken.folder / "data/toy/train.targets.npy").unlink()
+    problem = examine(run, broken, code=1)["data of toy"]
+    assert problem["status"] == "error" and "train.targets.npy" in problem["text"]
+    meshloom, command, *flags = problem["mend"].split()
+    assert meshloom == "meshloom" and run(command, *flags).code == 0
+    assert examine(run, broken, code=0) == {}
+
+    shutil.rmtree(broken.folder / "data/toy")
+    assert examine(run, broken, code=0)["data of toy"]["status"] == "warning"
+
+
+def test_every_cache_of_a_folder_without_settings(run: Meshloom, broken: Place) -> None:
+    (broken.folder / "data/toy/manifest.json").unlink()
+    answer = run("doctor", f"--data_dir={broken.folder / 'data'}")
+    assert answer.code == 1 and "error    data of toy: " in answer.out
+
+
+def test_tokens_beyond_the_vocabulary(run: Meshloom, broken: Place) -> None:
+    rows = np.load(broken.folder / "data/toy/train.targets.npy", mmap_mode="r+")
+    rows[-1, 0] = 288
+    rows.flush()
+    assert "288" in examine(run, broken, code=1)["data of toy"]["text"]
+
+
+def test_a_vocabulary_of_another_run(run: Meshloom, broken: Place) -> None:
+    other = [f"--data_dir={broken.folder / 'other'}", "--gin_param=SentencePiece.size = 280"]
+    place = [*broken.flags()[1:], *other]
+    assert run("prepare", *place).code == 0
+    shutil.copy(broken.folder / "other/toy/vocab.model", broken.folder / "run/vocab.model")
+    assert examine(run, broken, code=1).keys() == {"vocabulary"}
+
+
+def test_settings_and_metrics_that_cannot_be_read(run: Meshloom, broken: Place) -> None:
+    with (broken.folder / "run/metrics.jsonl").open("a") as file:
+        file.write("\0\0\0\n")
+    assert examine(run, broken, code=0)["metrics"]["status"] == "warning"
+    (broken.folder / "run/config.gin").write_text("Run.steps = \n")
+    assert examine(run, broken, code=1)["settings"]["status"] == "error"
+
+
+def test_a_folder_that_cannot_be_written(run: Meshloom) -> None:
+    answer = run("doctor", "--data_dir=/proc/meshloom")  # refuses even root
+    assert answer.code == 1
+    assert "error    disk of --data_dir: /proc cannot be written" in answer.out
+
+
+def test_object_storage_is_refused(run: Meshloom) -> None:
+    answer = run("doctor", "--model_dir=gs://bucket/run")
+    assert answer.code and "gs:" in answer.out + answer.error
+    assert not Path("gs:").exists()
+
+
+def test_a_package_that_is_missing_or_too_old() -> None:
+    assert machine.unmet("jax>=0.10") is None
+    assert "is installed, >=999.1 is required" in str(machine.unmet("jax>=999.1"))
+    assert machine.unmet("no-such-package") == "no-such-package is not installed"
+
+
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.meshloom", "doctor", f"--data_dir={tmp_path}",
+             f"--coordinator_address={address}", "--process_count=2", "--process_index=0"],
+            cwd=ROOT, text=True, capture_output=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"error    processes: process 0 cannot listen at {address}" in done.stdout
+    assert "ok       devices" in done.stdout
