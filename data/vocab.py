@@ -94,10 +94,12 @@ class Vocab:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Vocab":
         try:
-            return cls(Path(path).read_bytes())
+            vocab = cls(Path(path).read_bytes())
+            vocab.pieces(range(vocab.size))  # those of a damaged one are not all text
+            return vocab
         except OSError as error:
             raise UserError(f"vocab {path}: cannot be read: {error.strerror}.") from None
-        except RuntimeError:
+        except (RuntimeError, UnicodeDecodeError):
             raise UserError(f"vocab {path}: is not a SentencePiece model.") from None
 
 

@@ -107,3 +107,11 @@ def test_an_error_of_the_corpus_is_not_one_of_sentencepiece(lines):
 def test_lines_that_training_leaves_out_are_counted(lines, caplog):
     make(SentencePiece(size=320), iter([*lines, "reader " * 150_000]))
     assert "without 1 lines of more than 1048576 bytes" in caplog.text
+
+
+def test_a_vocab_with_a_damaged_piece_is_refused(vocab, tmp_path):
+    piece = vocab.pieces([vocab.size - 1])[0].encode()
+    damaged = vocab.model.replace(piece, b"\xff" * len(piece))
+    (tmp_path / "vocab.model").write_bytes(damaged)
+    with pytest.raises(UserError, match="is not a SentencePiece model"):
+        Vocab.load(tmp_path / "vocab.model")

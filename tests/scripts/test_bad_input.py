@@ -209,9 +209,9 @@ def test_an_output_may_be_a_device(run: Meshloom) -> None:
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect checkpoint"])
 def test_a_checkpoint_that_is_not_there(run: Meshloom, trained: Place, command: str) -> None:
-    for wrong in ("3", "newest"):
+    for wrong in ("3", "newest", "9" * 5000):
         said = refused(run, *command.split(), trained.model_dir, f"--checkpoint={wrong}")
-        assert f"--checkpoint={wrong}" in said and "2, 4" in said
+        assert f"--checkpoint={wrong[:50]}" in said and "2, 4" in said
 
 
 def test_a_prompt_file_that_is_not_there(run: Meshloom, trained: Place) -> None:

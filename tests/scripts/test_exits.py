@@ -20,6 +20,8 @@ from scripts.exits import report
         (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device."),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 42252 bytes."), 2,
          "out of memory: 42,252 bytes more are needed.  Choose"),
+        (RuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes."),
+         2, "out of memory: 9 bytes more are needed"),
         (MemoryError(), 2, "out of memory.  Choose"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Restores trained models: their weights, under a layout that is chosen afresh."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import jax
@@ -51,7 +52,7 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
             )
         return [best]
     names = which.split(",")
-    if all(name.isdecimal() and int(name) in steps for name in names):
+    if all(re.fullmatch(r"[0-9]{1,18}", name) and int(name) in steps for name in names):
         return [int(name) for name in names]
     raise UserError(
         f"--checkpoint={which}: not there.  Legal: latest, best, all, or of these, one or several "
