@@ -1,6 +1,7 @@
 """Follows the values of a trace from their makers to their users."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from layouts.layout import Entry, mesh_axes
 VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")
 # JAX replicates the operands of these and reshards the result; every compiler removes both.
 FRAMED = ("gather", "scatter-add", "random_bits")
+KERNEL = "pallas_call"
 KEY_BYTES = 8  # of a random key, whose type has no size
 
 
@@ -96,6 +98,8 @@ def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
     inner = list(jaxprs_in_params(eqn.params))
     if eqn.primitive.name == "cond":
         inner = [max(inner, key=total_flops)]
+    if eqn.primitive.name == KERNEL:
+        return inner, math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
     trip_count = eqn.params["length"] if eqn.primitive.name == "scan" else 1
     return inner, trip_count
 
@@ -123,6 +127,25 @@ def total_flops(jaxpr: Jaxpr) -> int:
         for eqn, times in executed_equations(jaxpr)
         if eqn.primitive.name == "dot_general"
     )
+
+
+def kernel_flops(eqn: Any) -> int:
+    """Counts the FLOPs of a Pallas call: as its author estimates them, or of its whole grid."""
+    estimate = eqn.params["cost_estimate"]
+    if estimate is not None:
+        return estimate.flops
+    (body,), blocks = bodies(eqn)
+    return blocks * total_flops(body)
+
+
+def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
+    """Returns the FLOPs of one call of each kernel of a trace, of calls of a name the mean."""
+    flops, calls = Counter[str](), Counter[str]()
+    for eqn, times in executed_equations(jaxpr):
+        if eqn.primitive.name == KERNEL:
+            flops[eqn.params["name"]] += times * kernel_flops(eqn)
+            calls[eqn.params["name"]] += times
+    return {name: flops[name] / calls[name] for name in calls}
 
 
 def source_line(eqn: Any) -> str:

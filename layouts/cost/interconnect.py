@@ -102,7 +102,8 @@ class Slice:
         """Returns the seconds of one collective among these devices.
 
         Rings along every axis of the torus share gathers and reductions; an all-to-all must cross
-        the middle of the longest axis.  `places` are [x, y, ..] of each device's chip.
+        the middle of the longest axis.  `places` are [x, y, ..] of each device's chip; in a
+        permutation each sends to the next one.
         """
         chips = np.unique(places, axis=0)
         cores = len(places) / len(chips)  # of a chip that are in the group
@@ -110,6 +111,9 @@ class Slice:
         if len(chips) == 1:
             return RING.get(kind, 1) * size_bytes / self.chip.memory_bandwidth
         link, along = self.chip.link_bandwidth * LINK_UTILISATION, self.along(chips)
+        if kind == "collective-permute":  # the last sends to the first over links that are free
+            hops = np.abs(np.diff(places, axis=0)).sum(axis=1)
+            return groups * float(hops.max()) * size_bytes / link
         if kind in RING:
             links = sum((2 if axis.wraps else 1) / axis.stride for axis in along)
             sent_bytes = RING[kind] * size_bytes * (1 - 1 / len(chips))

@@ -14,9 +14,11 @@ from jax.extend.core import Jaxpr
 
 from layouts.cost.collectives import Collective
 from layouts.cost.dataflow import (
+    KERNEL,
     VIEWS,
     Flow,
     bodies,
+    kernel_flops,
     local_bytes,
     local_size,
     places,
@@ -137,6 +139,10 @@ class Counter:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
+            if name == KERNEL:
+                size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
+                self.ops.append(OpCost(kernel_flops(eqn), size, 0, times))
+                continue
             inner, trip_count = bodies(eqn)
             if name in MEMORY_OPS:
                 flops = self.flops_of(eqn) if name == "dot_general" else 0

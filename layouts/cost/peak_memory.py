@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
-from layouts.cost.dataflow import Flow, local_bytes
+from layouts.cost.dataflow import KERNEL, Flow, local_bytes
 
 
 def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
@@ -14,7 +14,8 @@ def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
     ends = last_uses(jaxpr, flow)
     sizes = {v: value_bytes(v, flow, mesh) for dying in ends.values() for v in dying}
     for i, eqn in enumerate(jaxpr.eqns):
-        inner = max((peak_bytes(body, mesh) for body in jaxprs_in_params(eqn.params)), default=0)
+        bodies = () if eqn.primitive.name == KERNEL else jaxprs_in_params(eqn.params)
+        inner = max((peak_bytes(body, mesh) for body in bodies), default=0)
         live += sum(sizes.get(v, 0) for v in eqn.outvars)
         peak = max(peak, live + inner)
         live -= sum(sizes[v] for v in ends.get(i, ()))

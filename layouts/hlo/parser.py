@@ -19,6 +19,8 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     rest: str
+    is_root: bool = False
+    """Whether this is the result of its computation."""
 
     @property
     def bytes(self) -> int:
@@ -30,8 +32,29 @@ class Instruction:
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else None
 
+    def number(self, name: str) -> int | None:
+        """Returns the value of an attribute such as `index`."""
+        match = re.search(rf"\b{name}=(\d+)", self.rest)
+        return int(match[1]) if match else None
+
 
 Computation = dict[str, Instruction]
+
+
+def joined_lines(text: str) -> Iterator[str]:
+    """Yields the lines of a program; an instruction with the metadata of a kernel has several.
+
+    >>> list(joined_lines("%f () -> f32[] {\\n  ROOT %k = f32[] g(), a={b={\\nc\\n}}\\n}"))
+    ['%f () -> f32[] {', '  ROOT %k = f32[] g(), a={b={c}}', '}']
+    """
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith(" ") and line.endswith("{"):
+            for more in lines:
+                line += more
+                if line.count("{") <= line.count("}"):
+                    break
+        yield line
 
 
 def parse_instruction(line: str) -> Instruction | None:
@@ -41,7 +64,7 @@ def parse_instruction(line: str) -> Instruction | None:
     >>> dot.opcode, dot.operands, dot.bytes, dot.attribute("to_apply")
     ('dot', ('a', 'b'), 12, 'add')
     """
-    head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
+    head = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
     if head is None:
         return None
     rest = line[head.end() :]
@@ -50,7 +73,7 @@ def parse_instruction(line: str) -> Instruction | None:
     opcode, _, rest = rest.partition("(")
     inside = rest[: closing("(" + rest) - 2]
     operands = tuple(re.findall(r"%([\w.\-]+)", inside))
-    return Instruction(head[1], shape, opcode, operands, rest)
+    return Instruction(head[2], shape, opcode, operands, rest, head[1] is not None)
 
 
 def closing(text: str) -> int:

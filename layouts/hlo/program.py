@@ -8,12 +8,21 @@ from typing import NamedTuple
 
 from layouts.cost.collectives import KINDS, Collective
 from layouts.hlo.flops import product_flops
-from layouts.hlo.parser import Computation, Instruction, frames, parse_instruction
+from layouts.hlo.parser import (
+    Computation,
+    Instruction,
+    frames,
+    joined_lines,
+    parse_instruction,
+)
 from layouts.hlo.replica_groups import group_axes
 
 FUSED_REDUCE_SCATTER = (
     "all-reduce-scatter"  # what the TPU compiler names a fused all-reduce and slice
 )
+# What the TPU compiler names fusions that start, continue or end one collective beside other work.
+ASYNC_FUSION = re.compile(r"async[-_]collective")
+KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 class ExecutedInstruction(NamedTuple):
@@ -23,6 +32,15 @@ class ExecutedInstruction(NamedTuple):
     times: int
     computation: Computation
     fused_in: Instruction | None = None
+
+
+class Kernel(NamedTuple):
+    """A kernel, which the compiler neither reads nor estimates."""
+
+    name: str
+    bytes: int
+    """Of operands and results."""
+    times: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +58,7 @@ class CompiledProgram:
         """Parses what `jax.stages.Compiled.as_text()` returns."""
         computations: dict[str, Computation] = {}
         entry, current = "", None
-        for line in text.splitlines():
+        for line in joined_lines(text):
             if line.endswith("{") and (head := re.match(r"(ENTRY )?%?([\w.\-]+) \(", line)):
                 current = computations.setdefault(head[2], {})
                 entry = head[2] if head[1] else entry
@@ -73,26 +91,44 @@ class CompiledProgram:
             yield ExecutedInstruction(instruction, times, computation, fused_in)
             inner_times, fusion = times, fused_in
             if instruction.opcode == "while":
-                inner_times *= self.trip_count(instruction)
+                inner_times *= self.trip_count(instruction, computation)
             elif instruction.opcode in ("fusion", "async-start"):
                 fusion = instruction
             for name in called(instruction):
                 yield from self._walk(self.computations[name], inner_times, fusion)
 
-    def trip_count(self, loop: Instruction) -> int:
-        """Returns how often a loop runs: from 0 to a constant, as JAX's scans make them."""
+    def trip_count(self, loop: Instruction, computation: Computation) -> int:
+        """Returns how often a loop runs: its counter goes up to a constant, by 1 in JAX's scans.
+
+        In loops that XLA makes of a product and the exchange of an operand or of the result
+        ("windowed einsum") it may go up by 2.
+        """
         if self.is_open(loop):
             return 1
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         condition = self.computations[loop.attribute("condition") or ""]
-        limits = [
-            int(number[1])
-            for instruction in condition.values()
-            if instruction.opcode == "constant"
-            and (number := re.match(r"(\d+)\)", instruction.rest))
-        ]
-        return max(limits, default=1)
+        limits = [number for name in condition if (number := constant(name, condition)) is not None]
+        if not limits:
+            return 1
+        first, increment = self._counter(loop, computation)
+        return -(-(max(limits) - first) // increment)
+
+    def _counter(self, loop: Instruction, computation: Computation) -> tuple[int, int]:
+        """Returns where the counter of a loop starts, and by how much it grows."""
+        condition = self.computations[loop.attribute("condition") or ""]
+        body = self.computations[loop.attribute("body") or ""]
+        reads = [read for read in condition.values() if read.opcode == "get-tuple-element"]
+        index = reads[0].number("index") if len(reads) == 1 else None
+        if index is None:
+            return 0, 1
+        start = copied(loop.operands[0], computation)
+        first = constant(start.operands[index], computation) if start.opcode == "tuple" else None
+        result = next(instruction for instruction in body.values() if instruction.is_root)
+        update = copied(result.operands[index], body) if result.opcode == "tuple" else result
+        added = [constant(name, body) for name in update.operands] if update.opcode == "add" else []
+        increment = next((number for number in added if number), 1)
+        return first or 0, increment
 
     @functools.cached_property
     def flops(self) -> int:
@@ -111,6 +147,20 @@ class CompiledProgram:
             cycles[kind] += executed.times * int(estimate[1])
         return cycles
 
+    @functools.cached_property
+    def kernels(self) -> list[Kernel]:
+        """Lists the kernels that a step runs: Pallas calls."""
+        return [
+            Kernel(
+                kernel_name(instruction),
+                instruction.bytes
+                + sum(executed.computation[o].bytes for o in instruction.operands),
+                executed.times,
+            )
+            for executed in self.executed
+            if KERNEL in (instruction := executed.instruction).rest
+        ]
+
     def _has_product(self, instruction: Instruction) -> bool:
         if instruction.opcode in ("dot", "convolution"):
             return True
@@ -120,8 +170,12 @@ class CompiledProgram:
         )
 
     def collectives(self, mesh: Mapping[str, int]) -> list[Collective]:
-        """Returns every collective of a step; `mesh` is what the program was compiled for."""
+        """Returns every collective of a step; `mesh` is what the program was compiled for.
+
+        A collective that several fusions share, each beside work of its own, counts once.
+        """
         collectives = []
+        channels = set[int | None]()
         for executed in self.executed:
             instruction, fusion = executed.instruction, executed.fused_in
             kind = instruction.opcode.removesuffix("-start")
@@ -136,6 +190,12 @@ class CompiledProgram:
             origin = instruction
             if fusion is not None:
                 overlaps |= fusion.opcode == "async-start"
+                if is_async(fusion):
+                    channel = instruction.number("channel_id")
+                    if channel in channels:
+                        continue
+                    channels.add(channel)
+                    overlaps = True
                 if FUSED_REDUCE_SCATTER in (fusion.attribute("calls") or ""):
                     kind, origin = "reduce-scatter", fusion
             source = self.source(origin)
@@ -152,6 +212,33 @@ class CompiledProgram:
         name = equation(op_name[1]) if op_name else instruction.name
         backward = " (backward)" if op_name and "transpose(" in op_name[1] else ""
         return f"{line} {name}".strip() + backward
+
+
+def is_async(fusion: Instruction) -> bool:
+    """Returns whether a fusion holds a part of a collective that runs beside other work."""
+    names = (fusion.name, fusion.attribute("calls") or "")
+    return any(ASYNC_FUSION.match(name) for name in names)
+
+
+def copied(name: str, computation: Computation) -> Instruction:
+    """Returns an instruction, or what it is a copy of."""
+    instruction = computation[name]
+    while instruction.opcode in ("copy", "bitcast"):
+        instruction = computation[instruction.operands[0]]
+    return instruction
+
+
+def constant(name: str, computation: Computation) -> int | None:
+    """Returns the value of a whole number; None if it is no constant."""
+    instruction = copied(name, computation)
+    number = re.match(r"(\d+)\)", instruction.rest)
+    return int(number[1]) if instruction.opcode == "constant" and number else None
+
+
+def kernel_name(instruction: Instruction) -> str:
+    """Returns the name that a kernel has in JAX: what stands before the name of the operation."""
+    op_name = re.search(r'op_name="([^"]*)"', instruction.rest)
+    return op_name[1].split("/")[-2] if op_name and "/" in op_name[1] else instruction.name
 
 
 def equation(op_name: str) -> str:

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.cost.collectives import Collective
+from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
 from layouts.cost.step_time import (
@@ -32,6 +33,7 @@ from trainer.run import Run
 
 GIB = 2**30
 TEMPORARIES = "activations and temporaries"
+MAX_EXCESS_FLOPS = 0.05  # of those of the trace
 READABLE = ("CPU", "TPU")  # platforms whose compiled text is understood
 Item = TypeVar("Item", bound=Hashable)
 
@@ -47,6 +49,8 @@ class WorkCounts(NamedTuple):
     """Cycles of products and of other work, as the TPU compiler estimates them."""
     read_bytes: int = 0
     """Bytes that must be read at least: weights, and for a token the cache."""
+    kernels: tuple[OpCost, ...] = ()
+    """Pallas calls, which have no cycles: FLOPs from the trace, the rest as compiled."""
 
     def without(self, part: "WorkCounts") -> "WorkCounts":
         """Subtracts a part; what is read stays."""
@@ -58,6 +62,7 @@ class WorkCounts(NamedTuple):
             collectives=subtract(self.collectives, part.collectives),
             ops=subtract(self.ops, part.ops),
             cycles=cycles,
+            kernels=subtract(self.kernels, part.kernels),
         )
 
 
@@ -151,6 +156,16 @@ class Compilation(NamedTuple):
         return MemoryUse(bytes_by_cause, needed_bytes, self.compiled_for, self.compile_s)
 
 
+def excess_flops(executed: float, traced: float) -> str | None:
+    """Describes the FLOPs that a compiled program executes beyond its trace; None if few."""
+    if executed <= (1 + MAX_EXCESS_FLOPS) * traced:
+        return None
+    return (
+        f"executes {executed / traced:.3g} times the FLOPs of its trace ({executed:.3g} instead of "
+        f"{traced:.3g}): the compiler computes something twice, or on several devices alike"
+    )
+
+
 def platform_of(mesh: Mesh | AbstractMesh) -> str | None:
     """Returns CPU, TPU or GPU; None for a mesh without devices."""
     return mesh.devices.flat[0].platform.upper() if isinstance(mesh, Mesh) else None
@@ -174,10 +189,16 @@ def compile_for(program: Any, mesh: Mesh | AbstractMesh) -> Compilation:
 
 def count_compiled(step: TracedProgram, text: CompiledProgram, read_bytes: int = 0) -> WorkCounts:
     """Counts the work in a compiled program's text."""
+    flops = flops_by_kernel(step.program.jaxpr.jaxpr)
+    kernels = tuple(
+        OpCost(round(flops.get(kernel.name, 0)), kernel.bytes, 0, kernel.times)
+        for kernel in text.kernels
+    )
     return WorkCounts(
-        flops=text.flops,
+        flops=text.flops + sum(kernel.times * kernel.flops for kernel in kernels),
         collectives=tuple(text.collectives(step.sizes)),
         cycles=text.cycles if step.platform == "TPU" else None,
+        kernels=kernels,
         read_bytes=read_bytes,
     )
 
@@ -192,6 +213,8 @@ def time_on_slice(
     memory_s = 0.0
     if counts.cycles is not None:
         products_s, other_s = cycles_s(slice.chip, counts.cycles)
+        kernels_s = compute_s(slice.chip, counts.kernels)
+        products_s, other_s = products_s + kernels_s[0], other_s + kernels_s[1]
     elif counts.ops:
         products_s, other_s = compute_s(slice.chip, counts.ops)
     else:

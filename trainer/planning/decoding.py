@@ -234,6 +234,11 @@ class DecodePlan(ProgramPlan):
         return self.devices * self.step.output_flops(self.work)
 
     @property
+    def traced_flops(self) -> int:
+        """Counts the same by the trace."""
+        return self.devices * self.step.output_flops(self.step.work)
+
+    @property
     def token_s(self) -> float | None:
         return None if self.timings is None else self.timings.token.step_s
 

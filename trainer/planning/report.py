@@ -8,7 +8,7 @@ from layouts.cost.step_time import seconds
 from layouts.layout import Layout
 from layouts.lint.report import table
 from models.decoding.sampling import Sampling
-from trainer.planning.counts import ProgramPlan
+from trainer.planning.counts import ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
 from trainer.planning.training import StepPlan
 
@@ -80,6 +80,7 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
         "parameters": plan.parameters,
         "model_flops": plan.model_flops,
         "executed_flops": plan.executed_flops,
+        "excess_flops": excess_flops(plan.executed_flops, plan.traced_flops),
         "unexpected_collectives": [str(unexpected) for unexpected in plan.unexpected_collectives],
     }
 

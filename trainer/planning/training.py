@@ -80,6 +80,8 @@ class StepPlan(ProgramPlan):
     """FLOPs of a step on all devices that the model needs, nothing computed twice."""
     executed_flops: float
     """The same with what is recomputed, or computed on several devices alike."""
+    traced_flops: float
+    """The same by the trace."""
     work: WorkCounts
     unexpected_collectives: tuple[UnexpectedTraffic, ...]
     """Traffic that the compiler makes more or less of than the layout implies."""
@@ -170,6 +172,7 @@ def plan_step(
         weights=record_loss(step.run).weights,
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
+        traced_flops=float(step.cost.flops * devices),
         work=counts.work,
         unexpected_collectives=tuple(
             unexpected_traffic(counts.work.collectives, expected, step.sizes)

@@ -50,6 +50,7 @@ def compare(flags: PlanFlags) -> None:
         figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
     names = sorted(figures, key=lambda name: sort_key(figures[name]))
     print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
+    tell_excess(figures)
     write_json(flags.json_file, {name: figures[name] for name in names})
 
 
@@ -75,12 +76,20 @@ def search(flags: LayoutsFlags) -> None:
     figures = {ranked.name: figures_of(ranked) for ranked in ranking}
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
     print_table(["layout", "by", *COLUMNS], rows)
+    tell_excess(figures)
     write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
     if flags.output is not None:
         with open_output(flags.output) as file:
             head = f"The fastest of {len(ranking)} layouts on {devices_text(slice)}, {basis}"
             file.write(as_gin(best[0].layout, [f"{head}:", *comments(best)]))
         tell(f"Wrote {flags.output}.")
+
+
+def tell_excess(figures: dict[str, Any]) -> None:
+    """Warns of layouts whose compiled program does much that their trace does not."""
+    for name, plan in figures.items():
+        if plan["excess_flops"] is not None:
+            tell(f"warning: {name}: the compiled program {plan['excess_flops']}.")
 
 
 def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:

@@ -45,9 +45,10 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
         for c in figures["collectives"]
     ]
     parts += ["<h2>Collectives</h2>", table(lists)]
-    if figures["unexpected_collectives"]:
-        items = "".join(f"<li>{html.escape(text)}" for text in figures["unexpected_collectives"])
-        parts.append(f"<h2>Where the compiled program differs from the layout</h2><ul>{items}</ul>")
+    unexpected = [*filter(None, [figures["excess_flops"]]), *figures["unexpected_collectives"]]
+    if unexpected:
+        items = "".join(f"<li>{html.escape(text)}" for text in unexpected)
+        parts.append(f"<h2>Where the compiled program differs from the trace</h2><ul>{items}</ul>")
     if "weights" in figures:
         parts += ["<h2>Largest weights</h2>", table(figures["weights"])]
     with open_output(file) as page:

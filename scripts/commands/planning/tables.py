@@ -45,6 +45,9 @@ def print_times(what: str, timing: Timing) -> None:
 
 
 def print_unexpected(figures: dict[str, Any]) -> None:
+    """Prints what the compiled program does beyond the trace: FLOPs, then traffic."""
+    if figures["excess_flops"] is not None:
+        print(f"The compiled program {figures['excess_flops']}.")
     for text in figures["unexpected_collectives"]:
         print(f"The compiled program differs from the layout: {text}.")
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from layouts.cost.collectives import Collective
 from layouts.cost.hardware import LINK_UTILISATION
 from layouts.cost.interconnect import Along, Slice
 from layouts.cost.jaxpr_cost import OpCost
-from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates
+from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates, seconds
 
 POD = Slice.named("v3:32x32")
 
@@ -116,3 +117,18 @@ def devices(kind: str) -> np.ndarray:
 def test_devices_at_hand_are_a_slice_of_their_kind() -> None:
     assert Slice.of(devices("TPU v3")) == Slice.named("v3:4x2")
     assert Slice.of(devices("NVIDIA H200")) is None
+
+
+def test_a_permutation_sends_all_bytes_to_the_next_chip() -> None:
+    slice, size = Slice.named("v5e:4x4"), 1e9
+    alone_s = size / (slice.chip.link_bandwidth * LINK_UTILISATION)
+    near, far = row(4, cores=1), row(2, cores=1, stride=2)  # two far groups share their links
+    assert slice.seconds("collective-permute", size, near) == pytest.approx(alone_s)
+    assert slice.seconds("collective-permute", size, far) == pytest.approx(2 * alone_s)
+
+
+def test_a_permutation_leaves_a_chip_though_its_first_pair_does_not() -> None:
+    slice, mesh, size = Slice.named("v3:2x2"), {"y": 8}, 10**9
+    permute = Collective("collective-permute", ("y",), 2, size, 1, "")
+    alone_s = size / (slice.chip.link_bandwidth * LINK_UTILISATION)
+    assert seconds(slice, coordinates(slice, mesh, None), mesh, permute) >= alone_s

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas
 from jax.sharding import NamedSharding
 
-from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, cost_of
+from layouts.cost.dataflow import flops_by_kernel, total_flops
+from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, Cost, OpCost, cost_of
 from layouts.mesh import abstract_mesh
 
 SIZES = {"x": 4, "y": 2}
@@ -150,3 +152,25 @@ def test_memory_is_what_lives_at_once() -> None:
 
     result = cost(chain, ((B, D), jax.P("x", None)))
     assert result.peak_bytes == 2 * B * D * 4 // 4
+
+
+def test_a_kernel_counts_each_block_of_its_grid() -> None:
+    def double(x_ref, out_ref):
+        out_ref[...] = jnp.dot(x_ref[...], 2 * jnp.eye(8))
+
+    block = pallas.BlockSpec((4, 8), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((12, 8), jnp.float32)
+
+    def function(x):
+        kernel = pallas.pallas_call(
+            double, grid=(3,), in_specs=[block], out_specs=block, out_shape=shape, name="double"
+        )
+        return jax.lax.scan(lambda x, _: (kernel(x), None), x, None, length=5)[0]
+
+    jaxpr = jax.make_jaxpr(function)(shape).jaxpr
+    flops, array_bytes = 2 * 12 * 8 * 8, 4 * 12 * 8
+    cost = cost_of(jaxpr, {})
+    assert cost.flops == total_flops(jaxpr) == 5 * flops
+    assert OpCost(flops, 2 * array_bytes, 0, 5) in cost.ops
+    assert cost.peak_bytes <= 2 * array_bytes
+    assert flops_by_kernel(jaxpr) == {"double": flops}

@@ -1,5 +1,7 @@
 """What is read off the text of programs that were really compiled, for eight virtual devices."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledProgram, Kernel
+from tests.layouts.hlo.programs import sizes as programs
 
 SIZES = {"x": 4, "y": 2}
 ITERATIONS, ROWS, INNER, OUTER = 5, 8, 12, 20
@@ -115,3 +118,34 @@ def test_a_loop_without_a_known_end_is_counted_by_the_iteration() -> None:
     text = jax.jit(search).lower(*map(jnp.ones, shapes)).compile().as_text()
     program, one = CompiledProgram.read(text, "search"), 2 * ROWS * INNER * INNER
     assert (program.flops, program.iteration.flops) == (3 * one, one)
+
+
+def program(name: str) -> CompiledProgram:
+    """A program that the TPU compiler made, kept in `programs/`."""
+    return CompiledProgram.read((Path(__file__).parent / "programs" / f"{name}.txt").read_text())
+
+
+def test_a_counter_that_goes_up_by_two_halves_the_trip_count() -> None:
+    """The compiler makes loops of a product and the exchange of its operand or result."""
+    windowed, devices = program("windowed_product"), 8
+    assert windowed.flops == 2 * (2 * programs.B * programs.D * programs.F) // devices
+    permutes = windowed.collectives({"y": devices})
+    whole = 2 * programs.B * programs.D  # bytes of what is gathered, and of what is scattered
+    received_bytes = sum(permute.received_bytes for permute in permutes)
+    # Round the ring both ways; the last step of each way sends what is there already.
+    assert received_bytes == 2 * whole * (devices + 1) / devices
+    assert all(permute.overlaps for permute in permutes)
+
+
+def test_a_gather_that_several_fusions_share_counts_once_and_overlaps() -> None:
+    gathers = program("gathered_weights").collectives({"y": 16})
+    whole = 2 * programs.D * programs.F
+    assert [(gather.bytes, gather.times) for gather in gathers] == [(whole, programs.N)] * 2
+    assert [gather.overlaps for gather in gathers] == [False, True]
+
+
+def test_a_program_goes_on_behind_the_metadata_of_a_kernel() -> None:
+    read = program("gathered_weights")
+    assert read.flops == programs.N * 2 * (2 * programs.B * programs.D * programs.F)
+    array = 2 * programs.B * programs.D
+    assert read.kernels == [Kernel("double", 2 * array, programs.N)]

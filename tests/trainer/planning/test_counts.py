@@ -7,7 +7,7 @@ from layouts.cost.collectives import Collective
 from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION
-from trainer.planning.counts import WorkCounts, time_on_slice
+from trainer.planning.counts import WorkCounts, excess_flops, time_on_slice
 
 SLICE = Slice.named("v3:1x1")
 COORDS = np.zeros((2, 2), int)  # both cores of one chip
@@ -36,3 +36,18 @@ def test_products_of_a_trace_wait_for_reads() -> None:
     timing = time_on_slice(SLICE, COORDS, {"x": 2}, counts)
     assert timing.products_s == pytest.approx(1 / PRODUCT_UTILISATION)
     assert timing.step_s == timing.memory_s == pytest.approx(5)
+
+
+def test_kernels_take_the_time_of_their_flops_or_bytes() -> None:
+    """The compiler estimates no cycles of them."""
+    chip = SLICE.chip
+    multiplies = OpCost(round(2 * chip.peak_flops * PRODUCT_UTILISATION), 1, 0, 3)
+    reads = OpCost(0, round(5 * chip.memory_bandwidth), 0, 1)
+    counts = WorkCounts(1, (), cycles={"products": 0, "other": 0}, kernels=(multiplies, reads))
+    timing = time_on_slice(SLICE, COORDS, {"x": 2}, counts)
+    assert (timing.products_s, timing.other_s) == pytest.approx((6, 5))
+
+
+def test_flops_beyond_those_of_the_trace_are_reported() -> None:
+    assert excess_flops(1.04e9, 1e9) is None
+    assert "1.54 times" in (excess_flops(1.54e9, 1e9) or "")
