@@ -42,10 +42,11 @@ class ReportFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SuperviseFlags:
-    """Runs COMMAND, and starts it again when it fails or stalls (exit codes 1 and 75).
+    """Runs COMMAND, and starts it again when it fails (exit code 1), stalls (75) or is killed.
 
     It waits longer after each failure, and gives up after the third one from the same checkpoint of
-    the --model_dir that COMMAND names.  It ends with the last exit code of COMMAND.
+    the --model_dir that COMMAND names.  A command that SIGTERM, SIGHUP or Ctrl-C stops is not
+    started again.  The exit code is the last one of COMMAND.
     """
 
     EXAMPLES = ("meshloom supervise -- meshloom train --model_dir=runs/mine",)

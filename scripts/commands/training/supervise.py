@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from types import FrameType
 
 from etils import epath
 
@@ -14,6 +15,7 @@ from scripts.commands.training.flags import SuperviseFlags
 from scripts.terminal import tell
 from trainer.processes.ending import FAILED, STALLED
 
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 RESTARTED = (FAILED, STALLED)
 FAILURES = 3
 """Failures from one checkpoint after which another start would fail as well."""
@@ -26,8 +28,10 @@ def supervise(flags: SuperviseFlags) -> None:
         raise UserError("supervise what?  Give a command: meshloom supervise -- meshloom train …")
     failures, last_step = 0, None
     while True:
-        code = run(flags.command)
-        if code not in RESTARTED:
+        code, is_stopped = run(flags.command)
+        is_killed = code < 0 and -code not in STOPS  # as where memory is short
+        code = 128 - code if code < 0 else code  # as a shell says it
+        if is_stopped or not (code in RESTARTED or is_killed):
             sys.exit(code)
         step = newest_step(flags.command)
         failures, last_step = (failures + 1 if step == last_step else 1), step
@@ -40,23 +44,26 @@ def supervise(flags: SuperviseFlags) -> None:
         time.sleep(wait_s)
 
 
-def run(command: Sequence[str]) -> int:
-    """Runs the command, hands signals on to it, and returns its exit code as a shell does."""
+def run(command: Sequence[str]) -> tuple[int, bool]:
+    """Runs the command and hands signals on to it; returns its exit code, and whether one came."""
     try:
         # In a group of its own, or it would get Ctrl-C twice: the second one saves nothing.
         process = subprocess.Popen(command, process_group=0)
     except OSError as error:
         raise UserError(f"{command[0]}: {error.strerror}.") from None
-    before = {
-        number: signal.signal(number, lambda number, _: process.send_signal(number))
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    }
+    received: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in STOPS}
     try:
         code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 128 - code if code < 0 else code
+    return code, bool(received)
 
 
 def newest_step(command: Sequence[str]) -> int | None:

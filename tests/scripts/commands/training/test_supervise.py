@@ -12,7 +12,7 @@ from tests.toys import ROOT
 
 # Each start ends with the next of the codes; one with a "+" saves a checkpoint before.
 PROGRAM = """
-import pathlib, sys
+import os, pathlib, sys
 folder, codes = pathlib.Path(sys.argv[1].partition("=")[2]), sys.argv[2:]
 starts = folder / "starts"
 number = len(starts.read_text()) if starts.exists() else 0
@@ -20,6 +20,8 @@ starts.write_text("x" * (number + 1))
 code = codes[number]
 if code.startswith("+"):
     (folder / "checkpoints" / str(10 * (number + 1))).mkdir(parents=True)
+if int(code) < 0:
+    os.kill(os.getpid(), -int(code))
 sys.exit(int(code))
 """
 
@@ -36,7 +38,8 @@ def supervised(folder: Path, *command: str) -> "subprocess.Popen[str]":
     [
         (["1", "75", "0"], 3, 0, "Exit code 75 before the first checkpoint; starting again in"),
         (["2", "0"], 1, 2, ""),
-        (["130", "0"], 1, 130, ""),
+        (["-15", "0"], 1, 143, ""),
+        (["-9", "0"], 2, 0, "Exit code 137 before the first checkpoint; starting again in"),
         (["1", "1", "1", "0"], 3, 1, "Failed 3 times before the first checkpoint: not started ag"),
         (["1", "1", "+75", "1", "1", "0"], 5, 1, "Failed 3 times after checkpoint 30: not starte"),
         (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after checkpoint 30; starting again in"),
@@ -56,7 +59,7 @@ def test_failures_and_stalls_are_restarted(
 def test_a_signal_goes_to_the_command_which_is_not_restarted(tmp_path: Path) -> None:
     program = """
 import pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 pathlib.Path(sys.argv[1]).touch()
 time.sleep(60)
 """
@@ -65,7 +68,7 @@ time.sleep(60)
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == 1
 
 
 def test_nothing_to_supervise(tmp_path: Path) -> None:
