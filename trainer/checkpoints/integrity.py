@@ -1,21 +1,37 @@
-"""Tells whole checkpoints from damaged ones by a list of their files, which is written last."""
+"""Tells whole checkpoints from damaged ones.
+
+A manifest, written last, lists the files: the small ones with checksums.  The chunks of the arrays
+in the large ones carry checksums of their own, which are verified wherever they are read.
+"""
 
 import dataclasses
+import functools
 import json
+import logging
+import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
+from orbax.checkpoint._src.serialization import tensorstore_utils
+from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic.dataclasses import dataclass
+
+from data import storage
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
+CHECKSUM = "crc32"
 CHECKSUM_UP_TO_BYTES = 1 << 24
-"""Larger files are known by size alone, so that a look at a huge checkpoint stays cheap."""
+"""Larger files hold arrays alone; here their size is enough, so that a look stays cheap."""
+
+logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpoint(Exception):
@@ -37,14 +53,43 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
-        names = [parent / name for parent, _, files in directory.walk() for name in files]
-        files = {str(name.relative_to(directory)): fingerprint(name) for name in names}
-        manifest = {
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
-            "files": files,
-        }
-        (directory / MANIFEST).write_text(json.dumps(manifest))
+        files, folders = {}, []
+        for folder, _, names in directory.walk():
+            folders.append(folder)
+            for name in names:
+                files[str((folder / name).relative_to(directory))] = fingerprint(folder / name)
+                _sync(folder / name)
+        manifest = Manifest(self.metric, self.higher_is_better, files)
+        (directory / MANIFEST).write_text(manifest.dump())
+        for path in (directory / MANIFEST, *folders):
+            _sync(path)
+
+
+@functools.cache
+def checksum_chunks() -> None:
+    """Makes Orbax write a CRC-32C behind each chunk of an array.
+
+    TensorStore, which reads the chunks, verifies it.  Orbax has no setting for the codecs of zarr3.
+    """
+    build = getattr(tensorstore_utils, "_build_zarr3_metadata", None)
+    if build is None:
+        logger.warning("this version of Orbax saves arrays without checksums")
+        return
+
+    @functools.wraps(build)
+    def build_with_checksums(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        metadata: dict[str, Any] = build(*args, **kwargs)
+        (shards,) = metadata["codecs"]
+        shards["configuration"]["codecs"].append({"name": "crc32c"})
+        return metadata
+
+    tensorstore_utils._build_zarr3_metadata = build_with_checksums
+
+
+def _sync(path: epath.Path) -> None:
+    """Waits until a local file is on the disk; remote ones are when their write has ended."""
+    if "://" not in str(path):
+        storage.sync(Path(path))
 
 
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
@@ -62,21 +107,52 @@ def fingerprint(file: epath.Path) -> list[int]:
     return [size] if size > CHECKSUM_UP_TO_BYTES else [size, zlib.crc32(file.read_bytes())]
 
 
-def read_manifest(folder: epath.Path) -> dict[str, Any]:
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Manifest:
+    """Lists the files of a checkpoint, each with its fingerprint, and its metric."""
+
+    metric: FiniteFloat | None
+    higher_is_better: bool | None
+    """None where an older version wrote it."""
+    files: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1, max_length=2)]]
+
+    def dump(self) -> str:
+        """Returns JSON that ends with a checksum of what stands before it."""
+        fields = dataclasses.asdict(self)
+        return json.dumps({**fields, CHECKSUM: _checksum(fields)})
+
+    @classmethod
+    def parse(cls, text: str) -> "Manifest":
+        """Raises ValueError or TypeError where the text is not what `dump` wrote."""
+        fields = json.loads(text)
+        if isinstance(fields, dict) and CHECKSUM in fields:  # older versions wrote none
+            saved = fields.pop(CHECKSUM)
+            if saved != _checksum(fields):
+                raise ValueError("its checksum differs")
+        return cls(**{"higher_is_better": None, **fields})
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields).encode())
+
+
+def read_manifest(folder: epath.Path) -> Manifest:
     """Returns the list of a checkpoint's files, by name, and its metric."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+        return Manifest.parse((folder / MANIFEST).read_text())
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} is missing or unreadable") from error
-    return manifest
 
 
 def verify(folder: epath.Path) -> None:
-    """Raises `DamagedCheckpoint` unless every file is there as it was saved."""
-    for name, saved in read_manifest(folder)["files"].items():
+    """Raises `DamagedCheckpoint` unless every file is there as it was saved.
+
+    Of large files it knows the size; their arrays are verified as they are read.
+    """
+    for name, saved in read_manifest(folder).files.items():
         try:
             present = fingerprint(folder / name)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a null byte in the name
             raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
         if present[0] != saved[0]:
             raise DamagedCheckpoint(f"{name} has {present[0]:,} of {saved[0]:,} bytes")
@@ -91,7 +167,8 @@ def read(call: Callable[[], T]) -> T:
     except (MemoryError, TypeError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # Orbax raises Exception itself for an array that ends too early
-        raise DamagedCheckpoint(one_line(error)) from error
+        _hide_abandoned_reads()
+        raise DamagedCheckpoint(one_line(_first_cause(error))) from error
 
 
 def on_all_processes(call: Callable[[], T]) -> T:
@@ -109,6 +186,26 @@ def on_all_processes(call: Callable[[], T]) -> T:
     if damage is not None:
         raise damage
     return results[0]
+
+
+@functools.cache
+def _hide_abandoned_reads() -> None:
+    """Keeps Python from printing a page for each read that Orbax abandons once another failed."""
+    show = sys.unraisablehook
+
+    def show_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        is_read = "_read_array_index_and_device_put" in repr(unraisable.object)
+        if not is_read and str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = show_others
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Returns TensorStore's error, which Orbax wraps into one that prints all its settings."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def one_line(error: BaseException) -> str:

@@ -36,6 +36,7 @@ from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,
     Save,
+    checksum_chunks,
     on_all_processes,
     one_line,
     read,
@@ -153,7 +154,7 @@ class Checkpoints:
                 manifest = read_manifest(self._path(step))
             except DamagedCheckpoint:
                 return None
-            metric, higher = manifest["metric"], manifest.get("higher_is_better")
+            metric, higher = manifest.metric, manifest.higher_is_better
             if metric is not None and higher is None:
                 higher = self._run_prefers_higher
             self._scores[step] = signed(metric, higher_is_better=higher)
@@ -212,6 +213,7 @@ class Checkpoints:
             self.wait()
 
     def _open(self) -> ocp.CheckpointManager:
+        checksum_chunks()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
             cleanup_tmp_directories=True,

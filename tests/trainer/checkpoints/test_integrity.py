@@ -7,7 +7,14 @@ import pytest
 from etils import epath
 
 from trainer.checkpoints import integrity
-from trainer.checkpoints.integrity import DamagedCheckpoint, fingerprint, read, verify
+from trainer.checkpoints.integrity import (
+    DamagedCheckpoint,
+    Manifest,
+    fingerprint,
+    read,
+    read_manifest,
+    verify,
+)
 
 
 def write(folder: Path, **contents: str) -> epath.Path:
@@ -16,7 +23,7 @@ def write(folder: Path, **contents: str) -> epath.Path:
     for name, text in contents.items():
         (folder / name).write_text(text)
         files[name] = fingerprint(epath.Path(folder / name))
-    (folder / integrity.MANIFEST).write_text(json.dumps({"metric": None, "files": files}))
+    (folder / integrity.MANIFEST).write_text(Manifest(1.5, False, files).dump())
     return epath.Path(folder)
 
 
@@ -35,6 +42,50 @@ def test_each_kind_of_damage_is_named(tmp_path: Path) -> None:
     (tmp_path / integrity.MANIFEST).write_text("{")
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing or unreadable"):
         verify(folder)
+
+
+def test_every_changed_bit_of_the_manifest_is_noticed(tmp_path: Path) -> None:
+    contents = Manifest(1.5, False, {"a": [5, 123]}).dump().encode()
+    for bit in range(8 * len(contents)):
+        changed = bytearray(contents)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / integrity.MANIFEST).write_bytes(changed)
+        with pytest.raises(DamagedCheckpoint):
+            read_manifest(epath.Path(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "3",
+        "null",
+        "[" * 100_000,
+        "{}",
+        '{"metric": null}',
+        '{"metric": "low", "files": {}}',
+        '{"metric": NaN, "files": {}}',
+        '{"metric": null, "files": ["a"]}',
+        '{"metric": null, "files": {"a": 5}}',
+        '{"metric": null, "files": {"a": []}}',
+        '{"metric": null, "files": {"a": [5, "x"]}}',
+        '{"metric": null, "files": {"a\\u0000": [5]}}',
+        '{"metric": null, "files": {"..": [5]}}',
+        '{"metric": null, "files": {}, "crc32": 0}',
+    ],
+)
+def test_a_manifest_of_another_shape_is_damage(tmp_path: Path, text: str) -> None:
+    (tmp_path / integrity.MANIFEST).write_text(text)
+    with pytest.raises(DamagedCheckpoint):
+        verify(epath.Path(tmp_path))
+
+
+def test_a_manifest_of_an_older_version_is_read(tmp_path: Path) -> None:
+    folder = write(tmp_path, a="12345")
+    older = {"metric": 2.5, "files": {"a": fingerprint(folder / "a")}}
+    (tmp_path / integrity.MANIFEST).write_text(json.dumps(older))
+    assert (read_manifest(folder).metric, read_manifest(folder).higher_is_better) == (2.5, None)
+    verify(folder)
 
 
 def test_large_files_are_known_by_their_size(

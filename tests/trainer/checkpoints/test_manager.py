@@ -24,9 +24,10 @@ import optax
 import pytest
 import tensorstore
 from jax.sharding import AxisType, Mesh, NamedSharding
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from configs.errors import RunError, UserError
-from trainer.checkpoints import manager
+from trainer.checkpoints import integrity, manager
 from trainer.checkpoints.manager import Checkpoints, Saved
 
 Tree = Any
@@ -76,6 +77,11 @@ def assert_same(found: Tree, expected: Tree) -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), found, expected
     )
+
+
+def is_same(found: Tree, expected: Tree) -> bool:
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
 @pytest.fixture
@@ -229,7 +235,7 @@ def test_an_old_directory_without_settings_takes_the_lowest(
             checkpoints.save(step, make_state(make_mesh(1)), loss)
     for file in tmp_path.glob("checkpoints/*/state/manifest.json"):
         manifest = json.loads(file.read_text())
-        del manifest["higher_is_better"]
+        del manifest["higher_is_better"], manifest["crc32"]
         file.write_text(json.dumps(manifest))
     assert Checkpoints(tmp_path).best == 1
     (line,) = log_lines
@@ -321,16 +327,41 @@ def test_the_damaged_file_is_named(three: Checkpoints, log_lines: list[str], dam
         three.restore_params(abstract(make_state(make_mesh(1))["params"]), 30)
 
 
-def test_without_checksums_a_flipped_bit_would_be_loaded(
-    three: Checkpoints, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_flipped_bit_of_a_large_file_is_noticed_by_the_chunk(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    checksums: bool,
 ) -> None:
-    """The broken variant: Orbax itself does not see it, so it is our list that does."""
-    flip(data_file(three, 30))
-    monkeypatch.setattr(manager, "verify", lambda folder: None)
-    state, step = three.restore(abstract(make_state(make_mesh(1))))
-    assert step == 30
-    with pytest.raises(AssertionError):
-        assert_same(state, make_state(make_mesh(1), seed=30, step=30))
+    """The broken variant: without a checksum of each chunk, Orbax restores a changed weight."""
+    if not checksums:
+        plain = inspect.unwrap(tensorstore_utils._build_zarr3_metadata)
+        monkeypatch.setattr(tensorstore_utils, "_build_zarr3_metadata", plain)
+        monkeypatch.setattr(manager, "checksum_chunks", lambda: None)
+    monkeypatch.setattr(integrity, "CHECKSUM_UP_TO_BYTES", 50_000)
+    mesh = make_mesh(1)
+    states = {step: make_state(mesh, width=512, seed=step) for step in (1, 2)}
+    with Checkpoints(tmp_path) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, state)
+    with Checkpoints(tmp_path) as checkpoints:
+        file = data_file(checkpoints, 2)
+        assert file.stat().st_size > 50_000
+        contents = file.read_bytes()
+        undamaged = checkpoints.restore(abstract(states[2]))
+        wrong = 0
+        for place in np.linspace(0, 8 * len(contents) - 1, 12, dtype=int):
+            changed = bytearray(contents)
+            changed[place // 8] ^= 1 << place % 8
+            file.write_bytes(changed)
+            state, step = checkpoints.restore(abstract(states[2]))
+            if step == 2:
+                wrong += not is_same(state, undamaged[0])
+            else:
+                assert is_same(state, states[1])
+    gc.collect()  # prints what Orbax left, if anything
+    assert ((wrong == 0), capsys.readouterr().err) == (checksums, "")
 
 
 def test_orbax_bookkeeping_may_be_lost(three: Checkpoints, log_lines: list[str]) -> None:
