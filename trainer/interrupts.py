@@ -15,6 +15,14 @@ from trainer.processes import peers
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
+class NotFinite(RunError):
+    """Reports a loss or gradient that is NaN or infinite, and the step that it belongs to."""
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+
 class StopRequested(Exception):
     """Leaves an evaluation, as the run is to stop."""
 
@@ -99,10 +107,9 @@ def check_finite(
         return
     what = "loss" if not math.isfinite(numbers["loss"]) else "grad_norm"
     good = last_good()
-    raise RunError(
+    raise NotFinite(
         f"The {NAMES[what]} of step {step} is {numbers[what]}.\n"
         f"  Rows of that batch: {', '.join(map(str, row_ids))}.\n"
-        f"  Last good checkpoint: {'none was saved yet' if good is None else f'step {good}'}.\n"
-        "  Start again from it with a lower learning rate (the optimizer's schedule), or"
-        " clip gradients (clip_global_norm); `meshloom inspect data --rows=…` shows the rows."
+        f"  Last good checkpoint: {'none was saved yet' if good is None else f'step {good}'}.",
+        step,
     )

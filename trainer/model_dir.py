@@ -1,26 +1,27 @@
 """A model directory: what training leaves there for every later command.
 
 config.gin         model, task and all settings of the run, self-contained; never a layout
+layout.gin         the layout given last, for the next command line; never read by itself
+history.jsonl      a line for each start of training: from which step, on which data, what changed
 vocab.model        the vocabulary
 source_vocab.model that of the source, where it has its own
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import UserError
 from configs.load import Config, load
-from configs.write import diff
+from configs.write import dump
+from data.cache import Prepared
 from data.storage import atomic_write
 from data.task import Task
 from data.vocabs import Vocabs
+from layouts.layout import Layout
+from trainer.history import Start, starts
 from trainer.run import Run
-
-# What may differ between a saved run and the one that continues it.
-FREE = ("Run.steps", "Run.checkpoint_every", "Run.keep_", "Run.evaluate_", "Run.log_every",
-        "Run.stall_minutes", "Run.microbatches", "Transformer.scan",
-        "Transformer.remat")  # fmt: skip
 
 
 class ModelDir:
@@ -29,11 +30,12 @@ class ModelDir:
     def __init__(self, model_dir: Path):
         self.model_dir = model_dir
         self.config_file = model_dir / "config.gin"
+        self.layout_file = model_dir / "layout.gin"
 
     def has_run(self) -> bool:
         return self.config_file.exists()
 
-    def load(self, gin_files: tuple[str, ...], gin_params: tuple[str, ...]) -> Config:
+    def load(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
         """Loads the saved settings under the given ones.  The layout is only ever a given one."""
         if not self.has_run():
             raise UserError(
@@ -43,9 +45,7 @@ class ModelDir:
         return load([str(self.config_file), *gin_files], gin_params)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs) -> None:
-        """Keeps settings and vocabularies; refuses to continue a run of another model or task."""
-        if self.has_run():
-            self._check_same(run)
+        """Keeps settings and vocabularies."""
         self.model_dir.mkdir(parents=True, exist_ok=True)
         atomic_write(self.config_file, config.dump([run]))
         for name, model in vocabs.files().items():
@@ -54,12 +54,33 @@ class ModelDir:
     def vocabs(self, task: Task) -> Vocabs:
         return Vocabs.load(self.model_dir, task.source_vocab_file)
 
-    def _check_same(self, run: Run) -> None:
-        saved = load([str(self.config_file)]).make(Run)
-        changed = [row for row in diff(saved, run) if not row[0].startswith(FREE)]
-        if changed:
-            rows = "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in changed)
+    def check_data(self, prepared: Prepared, task: Task) -> None:
+        """Refuses to continue a run on other text, or with a vocabulary of other pieces."""
+        before, content_hash = self.last_start, prepared.manifest["content_hash"]
+        if before is not None and before.content_hash not in (None, content_hash):
             raise UserError(
-                f"{self.model_dir} holds a run with other settings:\n{rows}\n"
-                "  Choose another --model_dir, or the same settings to continue that run."
+                f"{self.model_dir} was trained on other text of task {task.name} (content hash "
+                f"{before.content_hash}, now {content_hash}).  Give the --data_dir of "
+                "that text, or choose another --model_dir."
             )
+        if self.vocabs(task).hashes() != prepared.vocabs.hashes():
+            raise UserError(
+                f"{self.model_dir} was trained with another vocabulary than {task.name} has now.  "
+                "Give the --data_dir of that training, or choose another --model_dir."
+            )
+
+    @property
+    def last_start(self) -> Start | None:
+        """Returns the newest line of the history."""
+        return next(reversed(starts(self.model_dir)), None)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Returns the layout that was given last."""
+        if not self.layout_file.exists():
+            return None
+        return load([str(self.layout_file)]).make(Layout)
+
+    def save_layout(self, layout: Layout) -> None:
+        """Keeps a layout, for those who want to give it again."""
+        atomic_write(self.layout_file, dump([layout]))

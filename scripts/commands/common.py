@@ -23,6 +23,7 @@ from scripts.terminal import tell
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 
+DATA_DIR = Path("~/.cache/meshloom")
 # What gin files may name without an import, beside what these are made of.
 BUILT_IN = (Run, Layout, Transformer)
 
@@ -36,6 +37,19 @@ def settings(model_dir: Path | None, gin_file: Strings, gin_param: Strings) -> C
             "no settings.  Give --gin_file=configs/runs/quickstart.gin or another file."
         )
     return load(gin_file, gin_param)
+
+
+def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
+    """Returns the directory of tokenized tasks: the given one, the run's, or that of all runs."""
+    if given is not None:
+        return given
+    last = None if model_dir is None else ModelDir(model_dir).last_start
+    if last is None or last.data_dir is None:
+        return DATA_DIR
+    if not Path(last.data_dir).exists():
+        tell(f"--data_dir of the run, {last.data_dir}, is not there: {DATA_DIR} is used.")
+        return DATA_DIR
+    return Path(last.data_dir)
 
 
 def settings_of(flags: SavedSettingsFlags) -> Config:

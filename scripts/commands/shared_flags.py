@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from scripts.flag import Flag
 
-DATA_DIR = Path("~/.cache/meshloom")
 Strings = tuple[str, ...]
 
 ModelDir = Annotated[Path, Flag("The run's directory.")]
-DataDir = Annotated[Path, Flag("Directory of the tokenized tasks.")]
+DataDir = Annotated[
+    Path | None,
+    Flag("Directory of the tokenized tasks. Default: that of the run, or ~/.cache/meshloom."),
+]
 JsonFile = Annotated[
     str | None,
     Flag("Also writes the result to FILE as JSON.", metavar="FILE", name="json", names_output=True),

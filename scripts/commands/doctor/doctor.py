@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from configs.errors import RunError, UserError
 from configs.load import Config
 from scripts import devices
-from scripts.commands.common import settings, write_json
+from scripts.commands.common import data_dir_of, settings, write_json
 from scripts.commands.doctor import disk, machine, runs
 from scripts.commands.doctor.findings import (
     Check,
@@ -70,7 +70,8 @@ def config_of(given: SavedSettingsFlags) -> tuple[Config | None, list[Finding]]:
 
 def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
     """Returns the checks that a process makes by itself."""
-    given, data_dir = flags.settings, flags.data_dir.expanduser()
+    given = flags.settings
+    data_dir = data_dir_of(flags.data_dir, given.model_dir).expanduser()
     folders = {"--data_dir": data_dir}
     every: dict[str, Check] = {
         "versions": machine.versions,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scripts.commands.shared_flags import DATA_DIR, DataDir, JsonFile, SavedSettingsFlags
+from scripts.commands.shared_flags import DataDir, JsonFile, SavedSettingsFlags
 from scripts.devices import ProcessFlags
 from scripts.flag import Flag
 
@@ -21,7 +21,7 @@ class DoctorFlags:
         "srun meshloom doctor --model_dir=/shared/runs/mine",
     )
     data: Annotated[bool, Flag("Also reads and checks every row of the cached data.")] = False
-    data_dir: DataDir = DATA_DIR
+    data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
     # Not "devices": `doctor` starts them itself, so that what fails is one of its lines.

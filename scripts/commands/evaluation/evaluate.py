@@ -15,7 +15,7 @@ from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
-from scripts.commands.common import open_output, short, write_json
+from scripts.commands.common import data_dir_of, open_output, short, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.shared_flags import SearchFlags
@@ -88,7 +88,8 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         task, drops_tokens = models.run.task, models.run.model.drops_tokens
         check_text(flags.text, task)
         given = given_text(flags.text, task) if task.has_source else None
-        rows, train_pairs = evaluation_rows(models, flags.data_dir, flags.text, given)
+        data_dir = data_dir_of(flags.data_dir, flags.model.model_dir)
+        rows, train_pairs = evaluation_rows(models, data_dir, flags.text, given)
         to_translate = translation_parts(models, flags.text, given, flags.sentences)
         lines = []
         for step in steps:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands.shared_flags import (
-    DATA_DIR,
     BatchSequences,
     BeamFlags,
     CheckpointFlags,
@@ -49,7 +48,7 @@ class EvaluateFlags:
         "meshloom evaluate --model_dir=runs/mine --checkpoint=all --json=losses.json",
         "meshloom evaluate --model_dir=runs/mine --test_set=wmt14/full --languages=en-de",
     )
-    data_dir: DataDir = DATA_DIR
+    data_dir: DataDir = None
     batch_sequences: BatchSequences = None
     logit_scale: Annotated[float, Flag("Factor of every logit.")] = 1.0
     drop_tokens: Annotated[

@@ -1,5 +1,7 @@
 """`meshloom inspect checkpoint`: shows the arrays of a checkpoint."""
 
+import dataclasses
+
 from configs.errors import UserError
 from scripts.commands.common import write_json
 from scripts.commands.inspect.flags import InspectCheckpointFlags
@@ -7,10 +9,11 @@ from scripts.commands.trained import only
 from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
+from trainer.history import starts
 
 
 def checkpoint(flags: InspectCheckpointFlags) -> None:
-    """Prints every array of a checkpoint."""
+    """Prints every array of a checkpoint, and what changed in the run until then."""
     with Checkpoints(flags.model_dir) as checkpoints:
         steps = checkpoints.steps()
         if not steps:
@@ -20,13 +23,19 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
     rows = [
         (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()
     ]
+    history = starts(flags.model_dir)
     print_table(["path", "shape", "type", "bytes"], rows)
+    for start in history:
+        for change in start.changes if start.step <= step else ():
+            print(f"after step {start.step}: {change['name']} = {change['new']}, "
+                  f"it was {change['old']} ({start.time})")  # fmt: skip
     print(f"step {step} of {steps}; {sum(row[3] for row in rows):,} bytes")
     write_json(
         flags.json_file,
         {
             "step": step,
             "steps": steps,
+            "history": [dataclasses.asdict(start) for start in history],
             "arrays": [
                 dict(zip(("path", "shape", "dtype", "bytes"), row, strict=True)) for row in rows
             ],

@@ -8,7 +8,7 @@ from configs.errors import UserError
 from data.cache import Prepared, prepare
 from data.order import rows_of_step
 from data.packing.rows import Rows
-from scripts.commands.common import settings_of, task_of, write_json
+from scripts.commands.common import data_dir_of, settings_of, task_of, write_json
 from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.terminal import print_table
 from trainer.run import Run
@@ -17,7 +17,7 @@ from trainer.run import Run
 def data(flags: InspectDataFlags) -> None:
     """Prints packed rows, decoded."""
     config = settings_of(flags.settings)
-    prepared = prepare(task_of(config), flags.data_dir)
+    prepared = prepare(task_of(config), data_dir_of(flags.data_dir, flags.settings.model_dir))
     if flags.split not in prepared.splits:
         raise UserError(f"--split={flags.split}: not there.  Legal: {', '.join(prepared.splits)}.")
     rows = prepared.splits[flags.split]

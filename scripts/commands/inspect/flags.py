@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from scripts.commands.shared_flags import (
-    DATA_DIR,
     DataDir,
     JsonFile,
     ModelDir,
@@ -31,7 +30,7 @@ class InspectDataFlags:
         "meshloom inspect data --gin_file=configs/runs/quickstart.gin --rows=0,7,12",
         "meshloom inspect data --model_dir=runs/mine --step=100",
     )
-    data_dir: DataDir = DATA_DIR
+    data_dir: DataDir = None
     split: Annotated[str, Flag("Split of the task.")] = "train"
     rows: Annotated[str, Flag("Ids of the packed rows to show.", metavar="ID,ID…")] = "0"
     step: Annotated[

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scripts.commands.shared_flags import DATA_DIR, DataDir, ModelDir, SettingsFlags, Strings
+from scripts.commands.shared_flags import DataDir, ModelDir, SettingsFlags, Strings
 from scripts.devices import ProcessFlags
 from scripts.flag import Flag
 
@@ -15,9 +15,17 @@ class TrainFlags:
     EXAMPLES = (
         "meshloom train --model_dir=runs/mine --gin_file=configs/runs/quickstart.gin",
         "meshloom train --model_dir=runs/mine --gin_param=Run.steps=2000",
+        "meshloom train --model_dir=runs/mine --override --gin_param=Constant.peak=0.0005",
     )
     model_dir: ModelDir
-    data_dir: DataDir = DATA_DIR
+    data_dir: DataDir = None
+    override: Annotated[
+        bool,
+        Flag(
+            "Lets a run go on with another optimizer setting, learning rate, batch size or "
+            "criterion. Its history keeps what changed; `inspect checkpoint` shows it."
+        ),
+    ] = False
     settings: SettingsFlags = field(default_factory=SettingsFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
@@ -27,7 +35,7 @@ class PrepareFlags:
     """Trains the tokenizer, tokenizes and packs a task, without training a model."""
 
     EXAMPLES = ("meshloom prepare --gin_file=configs/runs/quickstart.gin",)
-    data_dir: DataDir = DATA_DIR
+    data_dir: DataDir = None
     rebuild: Annotated[bool, Flag("Replaces a cache that other settings built.")] = False
     settings: SettingsFlags = field(default_factory=SettingsFlags)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from data.cache import prepare
 from data.packing.rows import Rows
-from scripts.commands.common import settings, task_of
+from scripts.commands.common import data_dir_of, settings, task_of
 from scripts.commands.training.flags import PrepareFlags
 from scripts.terminal import print_table, tell
 
@@ -12,7 +12,7 @@ from scripts.terminal import print_table, tell
 def prepare_task(flags: PrepareFlags) -> None:
     """Prepares a task and prints what its splits hold."""
     task = task_of(settings(None, flags.settings.gin_file, flags.settings.gin_param))
-    prepared = prepare(task, flags.data_dir, rebuild=flags.rebuild)
+    prepared = prepare(task, data_dir_of(flags.data_dir), rebuild=flags.rebuild)
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)

@@ -5,25 +5,34 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
-from configs.load import Config
-from data.cache import prepare
+from configs.errors import RunError
+from data.cache import Prepared
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import rows_of_group, setting_origins, settings, warn_unused
+from scripts.commands.common import rows_of_group, setting_origins, warn_unused
 from scripts.commands.trained import decode_program
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.progress import ProgressBar
+from scripts.commands.training.start import (
+    changes_since,
+    continue_command,
+    prepared_data,
+    remedy,
+    save_start,
+    settings_to_train,
+)
 from scripts.terminal import tell
+from trainer.checkpoints.manager import Checkpoints
 from trainer.checks import (
     Program,
     check_layout,
     check_run,
-    check_vocabs,
     explained_errors,
     step_flops,
 )
+from trainer.interrupts import NotFinite
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.metrics.router_warnings import RouterWarnings
@@ -40,11 +49,12 @@ from trainer.translation.bleu import bleu_observers
 
 def train(flags: TrainFlags) -> None:
     """Trains the run of these settings, under the observers that a person wants."""
-    model_dir, gin_file = flags.model_dir, flags.settings.gin_file
-    saved = None if gin_file else model_dir  # a run goes on without being told its files again
-    config = settings(saved, gin_file, flags.settings.gin_param)
+    with Checkpoints(flags.model_dir) as checkpoints:
+        step = checkpoints.latest
+    config = settings_to_train(flags, step)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
+    changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
     mesh = make_mesh(layout)
     check_run(run)
     for warning in check_layout(run, layout, dict(mesh.shape), setting_origins(config)):
@@ -54,15 +64,14 @@ def train(flags: TrainFlags) -> None:
         # JAX keeps the traces for the calls that follow.
         for program in programs:
             program(run, layout, mesh)
-        train_run(flags, config, run, layout, mesh)
+        prepared = prepared_data(flags, run, is_continued=step is not None)
+        save_start(flags, config, run, layout, prepared, step or 0, changes)
+        train_run(flags, run, layout, mesh, prepared)
 
 
-def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh: Mesh) -> None:
-    """Prepares the data and trains."""
+def train_run(flags: TrainFlags, run: Run, layout: Layout, mesh: Mesh, prepared: Prepared) -> None:
+    """Trains, and says how the run ended and how it is continued."""
     model_dir = flags.model_dir
-    prepared = prepare(run.task, flags.data_dir)
-    check_vocabs(run, prepared.vocabs)
-    ModelDir(model_dir).save(config, run, prepared.vocabs)
     metrics = MetricsWriter(model_dir, step_flops(run), peak_flops(mesh.devices.flat))
     observers = [
         ProgressBar(),
@@ -72,12 +81,15 @@ def train_run(flags: TrainFlags, config: Config, run: Run, layout: Layout, mesh:
         RouterWarnings(),
         Watchdog(),
     ]
-    outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
+    try:
+        outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
+    except NotFinite as error:
+        raise RunError(f"{error}\n{remedy(flags, run, layout, error.step)}") from error
     how = "Stopped" if outcome.stopped else "Finished"
     tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data "
          f"{outcome.data_stall_fraction:.1%} of the time.")  # fmt: skip
     if outcome.stopped:
-        tell(f"Continue with: meshloom train --model_dir={model_dir}")
+        tell(f"Continue with: {continue_command(flags, layout)}")
     if outcome.by_ctrl_c:
         leave()  # where it came to one process alone, the others end well
         raise KeyboardInterrupt

@@ -1,0 +1,124 @@
+"""Starts a run, or the next part of one: its settings, what changed, and how to continue."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+import jax
+
+from configs.load import Config, load
+from data.cache import Prepared, prepare
+from layouts.layout import Layout
+from scripts.commands.common import data_dir_of, settings
+from scripts.commands.training.flags import TrainFlags
+from scripts.terminal import tell
+from trainer.changes import check_changes
+from trainer.checks import check_vocabs
+from trainer.history import Change, record_start
+from trainer.model_dir import ModelDir
+from trainer.run import Run
+
+WHOLE_RUN = {"Run.model", "Run.task"}
+
+
+def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
+    """Returns the given settings, over those of the model directory where it has a run.
+
+    A run without a checkpoint has trained nothing: settings of another whole run replace it.
+    """
+    given = flags.settings.gin_file, flags.settings.gin_param
+    if flags.settings.gin_file and step is None:
+        config = load(*given)
+        if {binding.name for binding in config.bindings()} >= WHOLE_RUN:
+            return config
+    has_run = ModelDir(flags.model_dir).has_run()
+    return settings(flags.model_dir if has_run or not flags.settings.gin_file else None, *given)
+
+
+def changes_since(
+    directory: ModelDir, run: Run, *, override: bool, step: int | None
+) -> list[Change]:
+    """Returns the settings that changed since the last start; raises those that may not."""
+    if step is None or not directory.has_run():
+        return []
+    saved = directory.load().make(Run)
+    title = f"{directory.model_dir} holds a run with other settings"
+    return check_changes(title, saved, run, override=override)
+
+
+def tell_changes(changes: Sequence[Change], step: int) -> None:
+    """Says what changes, and which rows that concerns."""
+    for name, old, new in changes:
+        tell(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
+        if name == "Run.batch_sequences":  # with the step it decides the place in the data
+            first, end = sorted((step * old, step * new))
+            what = "left out" if new > old else "read again"
+            tell(f"Of the rows in their order, {first:,} to {end - 1:,} are {what}.")
+
+
+def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
+    """Prepares the task; refuses other text or another vocabulary than the run has read so far."""
+    directory = ModelDir(flags.model_dir)
+    prepared = prepare(run.task, data_dir_of(flags.data_dir, flags.model_dir))
+    check_vocabs(run, prepared.vocabs)
+    if is_continued and directory.has_run():
+        directory.check_data(prepared, run.task)
+    return prepared
+
+
+def save_start(
+    flags: TrainFlags,
+    config: Config,
+    run: Run,
+    layout: Layout,
+    prepared: Prepared,
+    step: int,
+    changes: Sequence[Change],
+) -> None:
+    """Writes down what this part of the run is made of, for those that continue it."""
+    directory = ModelDir(flags.model_dir)
+    data_dir = data_dir_of(flags.data_dir, flags.model_dir).expanduser().absolute()
+    content_hash = prepared.manifest["content_hash"]
+    tell_changes(changes, step)
+    if jax.process_index() == 0:
+        record_start(flags.model_dir, step, data_dir, content_hash, changes)
+        if is_layout_given(config):
+            directory.save_layout(layout)
+    directory.save(config, run, prepared.vocabs)
+    if not is_layout_given(config) and directory.layout not in (None, layout):
+        tell(
+            f"This run was last given the layout of {directory.layout_file}.  To continue under "
+            f"it, add --gin_file={shlex.quote(str(directory.layout_file))}."
+        )
+
+
+def is_layout_given(config: Config) -> bool:
+    return any(binding.name.startswith("Layout.") for binding in config.bindings())
+
+
+def continue_command(flags: TrainFlags, layout: Layout) -> str:
+    """Returns the command line that continues the run as it ran: what it remembers is left out."""
+    directory = ModelDir(flags.model_dir)
+    named: list[tuple[str, object]] = [("model_dir", flags.model_dir)]
+    if directory.layout == layout:
+        named.append(("gin_file", directory.layout_file))
+    named += [("gin_import_path", folder) for folder in flags.settings.gin_import_path]
+    for field in dataclasses.fields(flags.devices):
+        value = getattr(flags.devices, field.name)
+        if value != field.default:
+            named.append((field.name, value))
+    return shlex.join(["meshloom", "train", *(f"--{name}={value}" for name, value in named)])
+
+
+def remedy(flags: TrainFlags, run: Run, layout: Layout, step: int) -> str:
+    """Says how to go on after a loss that is NaN or infinite."""
+    schedule, optimizer = type(run.optimizer.schedule).__name__, type(run.optimizer).__name__
+    peak = getattr(run.optimizer.schedule, "peak", None)
+    lower = "…" if peak is None else f"{schedule}.peak={peak / 2:g}"
+    command = f"{continue_command(flags, layout)} --override {shlex.quote(f'--gin_param={lower}')}"
+    return (
+        f"  Continue with a lower learning rate, or with {optimizer}.clip_global_norm set lower:\n"
+        f"    {command}\n"
+        f"  Look at the rows: meshloom inspect data --model_dir={shlex.quote(str(flags.model_dir))}"
+        f" --step={step}"
+    )

@@ -1,0 +1,114 @@
+"""A run that goes on: what it remembers, what may change, and what is refused."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.conftest import Answer, Meshloom, Place
+from trainer.metrics.jsonl import read_lines
+
+
+@pytest.fixture
+def copy(trained: Place, tmp_path: Path) -> Place:
+    """A copy of a run of four steps, with the data where it was."""
+    shutil.copytree(trained.folder / "run", tmp_path / "run")
+    return Place(tmp_path, trained.text)
+
+
+def losses(place: Place) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in read_lines(place.folder / "run/metrics.jsonl")}
+
+
+def history(run: Meshloom, place: Place) -> list[dict[str, object]]:
+    file = place.folder / "checkpoint.json"
+    assert run("inspect", "checkpoint", place.model_dir, f"--json={file}").code == 0
+    starts = json.loads(file.read_text())["history"]
+    assert isinstance(starts, list)
+    return starts
+
+
+def refused(answer: Answer) -> str:
+    assert answer.code == 2 and "Traceback" not in answer.error
+    return answer.error
+
+
+def test_a_layout_goes_over_the_saved_settings(run: Meshloom, copy: Place) -> None:
+    """The run remembers its data; the layout is a hint for those who want it again."""
+    directory = copy.folder / "run"
+    before = losses(copy)
+    answer = run("train", copy.model_dir, "--gin_file=layouts/fsdp.gin", "--gin_param=Run.steps=5")
+    assert answer.code == 0, answer.error
+    assert list(losses(copy)) == [1, 2, 3, 4, 5] and before.items() <= losses(copy).items()
+    assert "Layout" not in (directory / "config.gin").read_text()
+    answer = run("train", copy.model_dir)
+    assert answer.code == 0 and f"--gin_file={directory / 'layout.gin'}" in answer.error
+    answer = run("train", copy.model_dir, f"--gin_file={directory / 'layout.gin'}")
+    assert answer.code == 0 and "layout.gin" not in answer.error
+
+
+def test_evaluation_reads_the_data_that_the_run_remembers(run: Meshloom, trained: Place) -> None:
+    answer = run("evaluate", trained.model_dir)
+    assert answer.code == 0 and "vocab of" not in answer.error  # nothing is built anew
+    assert run("inspect", "data", trained.model_dir, "--step=1").code == 0
+
+
+def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy: Place) -> None:
+    before = {file: file.read_bytes() for file in copy.folder.rglob("*") if file.is_file()}
+    rate, batch = "--gin_param=Constant.peak=0.001", "--gin_param=Run.batch_sequences=16"
+    said = refused(run("train", copy.model_dir, rate, batch))
+    assert "Constant.peak: 0.002 there, 0.001 now: legal with --override." in said
+    assert "Run.batch_sequences: 8 there, 16 now: legal with --override." in said
+    said = refused(
+        run("train", copy.model_dir, rate, "--override", "--gin_param=Transformer.d_ff=48")
+    )
+    assert "Transformer.d_ff: 40 there, 48 now" in said and "Constant.peak" not in said
+    assert {file: file.read_bytes() for file in copy.folder.rglob("*") if file.is_file()} == before
+
+    answer = run("train", copy.model_dir, rate, batch, "--override", "--gin_param=Run.steps=6")
+    assert answer.code == 0, answer.error
+    assert "Of the rows in their order, 32 to 63 are left out." in answer.error
+    rates = [line["learning_rate"] for line in read_lines(copy.folder / "run/metrics.jsonl")]
+    assert rates[4:] == pytest.approx([0.0005, 0.0006])  # of a warmup of ten steps
+    first, last = history(run, copy)
+    assert first["step"] == 0 and first["changes"] == [] and last["step"] == 4
+    assert {"name": "Constant.peak", "old": "0.002", "new": "0.001"} in last["changes"]
+    assert "Constant.peak" in run("inspect", "checkpoint", copy.model_dir).out
+    assert run("train", copy.model_dir).code == 0  # the override is saved
+    assert history(run, copy)[-1]["changes"] == []
+
+
+def test_the_advice_after_a_loss_that_is_no_number_can_be_followed(
+    run: Meshloom, copy: Place
+) -> None:
+    absurd = ["--gin_param=Constant.peak=1e38", "--gin_param=Run.steps=7"]
+    answer = run("train", copy.model_dir, "--override", *absurd)
+    assert answer.code == 1 and "Last good checkpoint: step 4." in answer.error
+    commands = [line.partition("meshloom ")[2] for line in answer.error.split("\n")[1:]]
+    train, inspect = (shlex.split(line) for line in commands if line)
+    assert train[0] == "train" and train[-1] == "--gin_param=Constant.peak=5e+37"
+    assert run(*inspect).code == 0
+    assert run(*train[:-1], "--gin_param=Constant.peak=0.001").code == 0
+    assert list(losses(copy)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_other_text_is_refused(run: Meshloom, place: Place) -> None:
+    flags = place.flags("Run.steps = 1")
+    assert run("train", place.model_dir, *flags).code == 0
+    place.text.write_text(place.text.read_text() + "one more line\n")
+    elsewhere = f"--data_dir={place.folder / 'elsewhere'}"
+    said = refused(run("train", place.model_dir, elsewhere, "--gin_param=Run.steps=2"))
+    assert "other text of task toy" in said and "--data_dir" in said
+
+
+def test_a_run_without_a_checkpoint_is_replaced_by_another(run: Meshloom, place: Place) -> None:
+    """A run that failed before its first checkpoint neither binds nor colours the next one."""
+    directory = place.folder / "run"
+    absurd = ["Constant.peak = 1e38", "Constant.warmup_steps = 1", "Run.label_smoothing = 0.1"]
+    assert run("train", place.model_dir, *place.flags(*absurd)).code == 1
+    assert not list(directory.glob("checkpoints/*")) and (directory / "config.gin").exists()
+    assert run("train", place.model_dir, *place.flags("Transformer.d_ff = 44")).code == 0
+    saved = (directory / "config.gin").read_text()
+    assert "label_smoothing = 0.0" in saved and "d_ff = 44" in saved

@@ -1,0 +1,63 @@
+"""Which settings of a run may change when it continues."""
+
+import dataclasses
+
+import pytest
+
+from configs.errors import UserError
+from tests.toys import TOY
+from tests.trainer.planning.runs import TASK
+from trainer.changes import check_changes
+from trainer.optimizers.adafactor import Adafactor
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.schedules import Constant, Cosine
+from trainer.run import Run
+
+MODEL = dataclasses.replace(TOY, layers=1)
+RUN = Run(model=MODEL, task=TASK, steps=5, batch_sequences=4, optimizer=AdamW(schedule=Cosine()))
+REPLACED = {
+    "speed": dataclasses.replace(RUN, steps=9, model=dataclasses.replace(MODEL, remat="full")),
+    "evaluation": dataclasses.replace(RUN, evaluate_every=2, microbatches=2),
+    "schedule": dataclasses.replace(RUN, optimizer=AdamW(schedule=Constant(peak=0.5))),
+    "scalars": dataclasses.replace(RUN, optimizer=AdamW(beta1=0.8, clip_global_norm=None)),
+    "batch": dataclasses.replace(RUN, batch_sequences=6, z_loss=0.1),
+    "opt_state": dataclasses.replace(RUN, optimizer=AdamW(weight_decay=0.0)),
+    "optimizer": dataclasses.replace(RUN, optimizer=Adafactor()),
+    "seed": dataclasses.replace(RUN, seed=3),
+    "model": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, activation="gelu")),
+    "task": dataclasses.replace(RUN, task=dataclasses.replace(TASK, packs=False)),
+}
+
+
+def names(kind: str, *, override: bool) -> list[str]:
+    changes = check_changes("There", RUN, REPLACED[kind], override=override)
+    return [change.name for change in changes]
+
+
+@pytest.mark.parametrize("kind", ["speed", "evaluation"])
+def test_what_changes_no_weight_may_always_change(kind: str) -> None:
+    assert len(names(kind, override=False)) == 2
+
+
+@pytest.mark.parametrize("kind", ["schedule", "scalars", "batch"])
+def test_what_changes_how_weights_develop_needs_an_override(kind: str) -> None:
+    with pytest.raises(UserError, match="legal with --override") as error:
+        names(kind, override=False)
+    for name in names(kind, override=True):
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("opt_state", "AdamW.weight_decay"),
+        ("optimizer", "Run.optimizer"),
+        ("seed", "Run.seed"),
+        ("model", "Transformer.activation"),
+        ("task", "Task.packs"),
+    ],
+)
+def test_another_model_or_order_of_data_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(UserError) as error:
+        names(kind, override=True)
+    assert f"{name}: " in str(error.value) and "--override" not in str(error.value)

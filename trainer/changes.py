@@ -1,0 +1,73 @@
+"""Judges the settings that differ between a saved run and the one that continues it."""
+
+from typing import Any
+
+import jax
+
+from configs.errors import UserError, listed
+from configs.spec import SPECS
+from configs.write import diff
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from trainer.history import Change
+from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.schedules import ScheduleSpec
+from trainer.run import Run
+from trainer.step import train_step_spec
+
+# Prefixes of settings that may change at any time: how long, how often, how fast.
+FREE = ("Run.steps", "Run.checkpoint_every", "Run.keep_", "Run.evaluate_", "Run.log_every",
+        "Run.stall_minutes", "Run.microbatches", "Transformer.scan", "Transformer.remat",
+        "Transformer.attention_chunks", "Transformer.loss_chunks", "Transformer.combined_qkv",
+        "Moe.dispatch")  # fmt: skip
+# Settings that change how the weights develop, and neither what they are nor the order of the data.
+OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.best_by",
+               "Run.bleu_sentences")  # fmt: skip
+
+
+def changes_of(saved: Run, run: Run) -> list[Change]:
+    """Lists the settings in which two runs differ."""
+    return [Change(*row) for row in diff(saved, run)]
+
+
+def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[Change]:
+    """Returns the settings that change; raises those that may not, by their names."""
+    changes = changes_of(saved, run)
+    refused = [change for change in changes if not _may_change(change)]
+    if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
+        refused = [change for change in changes if _reshapes_opt_state(change)]
+    waiting = [] if override else [c for c in changes if _needs_override(c) and c not in refused]
+    if not refused and not waiting:
+        return changes
+    problems = [f"{change}: no longer the same model, opt_state or data." for change in refused]
+    problems += [f"{change}: legal with --override." for change in waiting]
+    raise UserError(
+        f"{listed(title, problems)}\n"
+        "  Leave these settings as they are, or choose another --model_dir."
+    )
+
+
+def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each array that the optimizer keeps, by its path in a checkpoint."""
+    layout = Layout()
+    with jax.set_mesh(make_mesh(layout)):
+        state = jax.eval_shape(train_step_spec(run, layout).fresh)["opt_state"]
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
+
+
+def _may_change(change: Change) -> bool:
+    return change.name.startswith(FREE) or _needs_override(change)
+
+
+def _needs_override(change: Change) -> bool:
+    return change.name in OVERRIDABLE or issubclass(_spec_of(change), OptimizerSpec | ScheduleSpec)
+
+
+def _reshapes_opt_state(change: Change) -> bool:
+    is_schedule = isinstance(change.new, ScheduleSpec)
+    return issubclass(_spec_of(change), OptimizerSpec) and not is_schedule
+
+
+def _spec_of(change: Change) -> type[Any]:
+    return SPECS[change.name.partition(".")[0]]
