@@ -364,7 +364,8 @@ def translations(random: Random, inputs: Inputs, folder: Path) -> Case:
         name.write_bytes(mutate_bytes(random, lines) if random.randint(0, 1) else lines)
     flags = [f"--references={names[0]}", f"--resamples={random.choice(('0', '2'))}"]
     tokenize = random.choice(("13a", "char", random.choice(ODD)))
-    return Case(["compare", *flags, as_argument(f"--tokenize={tokenize}"), str(names[1])])
+    flags += [f"--system={names[1]}", as_argument(f"--tokenize={tokenize}")]
+    return Case(["compare", *flags])
 
 
 KINDS: dict[Kind, int] = {

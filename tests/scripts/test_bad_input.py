@@ -61,6 +61,8 @@ def files(folder: Path) -> set[str]:
         ),
         (["Transformer.vocab = 256"], "whole", ["Transformer.vocab = 256", "288"]),
         (["SentencePiece.size = 60"], "whole", ["SentencePiece.size = 60"]),
+        (["Transformer.d_ff = 1000000000"], "whole", ["does not fit", "bytes of weights"]),
+        (["Run.batch_sequences = 8000000000"], "data_parallel", ["does not fit", "of the batch"]),
         (["Run.seed = -1"], "whole", ["Run.seed = -1", "at least 0"]),
         ([f"Run.seed = {2**63}"], "whole", ["Run.seed = 9223372036854775808", "below 2147483648"]),
         (["Moe.router = @Router()"], "whole", ["@Router()", "abstract", "@Top2() or @TopK()"]),

@@ -35,6 +35,7 @@ from trainer.checks import (
 from trainer.interrupts import NotFinite
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
+from trainer.memory import check_memory
 from trainer.metrics.router_warnings import RouterWarnings
 from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
@@ -61,6 +62,7 @@ def train(flags: TrainFlags) -> None:
         tell(warning)
     programs = training_programs(run, layout, dict(mesh.shape))
     with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
+        check_memory(run, layout, mesh)
         # JAX keeps the traces for the calls that follow.
         for program in programs:
             program(run, layout, mesh)

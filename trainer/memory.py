@@ -1,0 +1,37 @@
+"""Refuses a run that the memory of its devices cannot hold, before anything is prepared for it."""
+
+import os
+
+import jax
+from jax.sharding import Mesh
+
+from configs.errors import UserError
+from layouts.layout import Layout
+from trainer.feed import abstract_batch, placement
+from trainer.planning.counts import shard_bytes
+from trainer.run import Run
+from trainer.step import abstract_state, train_step_spec
+
+
+def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
+    """Raises where weights, optimizer state and batch alone take more than there is."""
+    state_bytes = shard_bytes(abstract_state(train_step_spec(run, layout), mesh))
+    shardings = placement(layout, mesh, run.microbatches)
+    lengths, batch = run.task.array_lengths, run.batch_sequences
+    batch_bytes = shard_bytes(abstract_batch(lengths, shardings, batch, run.microbatches))
+    memory_bytes = device_memory_bytes(mesh)
+    if memory_bytes is not None and state_bytes + batch_bytes > memory_bytes:
+        raise UserError(
+            f"the run does not fit: {state_bytes:,} bytes of weights and optimizer state and "
+            f"{batch_bytes:,} of the batch on each device, which has {memory_bytes:,}.  Choose "
+            "smaller sizes, more devices, or a layout that splits more (meshloom plan)."
+        )
+
+
+def device_memory_bytes(mesh: Mesh) -> int | None:
+    """Returns the memory of a device; virtual devices of a CPU share that of the machine."""
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    limit = (local[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None and local[0].platform == "cpu":
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(local)
+    return limit
