@@ -61,6 +61,8 @@ def _build_split(folder: Path, split: str, task: Task, vocabs: Vocabs) -> dict[s
             parts.append({"name": part.name, "dropped": dict(part.dropped)} | part_counts.written())
     if not counts.lines:
         raise UserError(_no_lines(task, repr(split), counts, dropped))
+    for name in columns:
+        storage.verify_written(folder / f"{split}.{name}.npy")
     logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
     entry = {**counts.written(), **task.fills(counts), "content_hash": digest.hexdigest()}
     return entry | task.part_entries(dropped, parts)

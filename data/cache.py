@@ -126,7 +126,7 @@ def _check_text(folder: Path, stored: dict[str, Any], task: Task) -> dict[str, A
 
 
 def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task) -> Rows:
-    def array(name: str) -> np.ndarray:
-        return np.load(folder / f"{split}.{name}.npy", mmap_mode="r")
+    def array(name: str) -> storage.CheckedArray:
+        return storage.CheckedArray(folder / f"{split}.{name}.npy", manifest.rebuild_hint())
 
     return task.cached_rows(split, entry, array)

@@ -1,5 +1,6 @@
 """Writes files and folders that appear whole or not at all, and .npy files that grow."""
 
+import array
 import contextlib
 import errno
 import fcntl
@@ -10,6 +11,7 @@ import stat
 import sys
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TextIO
@@ -18,6 +20,8 @@ import numpy as np
 
 from configs.errors import RunError, UserError
 
+_CHUNK_BYTES = 1 << 16
+"""Rows that share a checksum take at most as much: part of the format of a cache."""
 _STREAMS = {"/dev/stdin": "/dev/fd/0", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
 
 
@@ -171,6 +175,9 @@ class GrowingArray:
         self._dtype = np.dtype(dtype)
         self._columns = columns
         self._rows = 0
+        self._sums_path = checksums_path(path)
+        self._sums = array.array("I")
+        self._rows_a_chunk = _rows_a_chunk(columns, self._dtype)
         self._file = path.open("xb")
         _write_header(self._file, (0, columns), self._dtype)
         self._start = self._file.tell()
@@ -178,7 +185,13 @@ class GrowingArray:
     def append(self, rows: np.ndarray) -> None:
         assert rows.shape[1:] == (self._columns,) and rows.dtype == self._dtype
         self._file.write(rows.tobytes())
-        self._rows += len(rows)
+        while len(rows):
+            in_chunk = self._rows % self._rows_a_chunk
+            if not in_chunk:
+                self._sums.append(0)
+            part, rows = np.split(rows, [self._rows_a_chunk - in_chunk])
+            self._sums[-1] = zlib.crc32(np.ascontiguousarray(part), self._sums[-1])
+            self._rows += len(part)
 
     def __enter__(self) -> Self:
         return self
@@ -192,6 +205,65 @@ class GrowingArray:
             self._file.seek(0)
             _write_header(self._file, (self._rows, self._columns), self._dtype)
             assert self._file.tell() == self._start, "numpy leaves room in the header for the rows"
+        with self._sums_path.open("xb") as file:
+            np.save(file, np.array(self._sums, np.uint32))
+
+
+class CheckedArray:
+    """Reads rows of a .npy file; each chunk is compared with its checksum when first read."""
+
+    def __init__(self, path: Path, remedy: str):
+        """Opens a file that `GrowingArray` wrote; those of older versions have no checksums."""
+        self._path, self._remedy = path, remedy
+        self._rows = np.load(path, mmap_mode="r")
+        self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
+        self._rows_a_chunk = _rows_a_chunk(self.shape[1], self.dtype)
+        sums_path = checksums_path(path)
+        self._sums = np.load(sums_path) if sums_path.exists() else None
+        chunks = -(-len(self) // self._rows_a_chunk)
+        self._is_verified = np.full(chunks, self._sums is None)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, row_ids: np.ndarray | int) -> np.ndarray:
+        self.verify(np.unique(np.asarray(row_ids) // self._rows_a_chunk))
+        return np.asarray(self._rows[row_ids])
+
+    def verify_all(self) -> None:
+        """Reads every chunk and raises `UserError` where one is damaged."""
+        self.verify(np.arange(len(self._is_verified)))
+
+    def verify(self, chunks: np.ndarray) -> None:
+        """Reads chunks that were not read yet; raises `UserError` where one is damaged."""
+        for chunk in chunks[~self._is_verified[chunks]]:
+            start = int(chunk) * self._rows_a_chunk
+            rows = self._rows[start : start + self._rows_a_chunk]
+            assert self._sums is not None
+            if zlib.crc32(rows.data) != self._sums[chunk]:
+                raise UserError(
+                    f"{self._path}: rows {start:,} to {start + len(rows) - 1:,} are damaged.  "
+                    f"{self._remedy}"
+                )
+            self._is_verified[chunk] = True
+
+
+def verify_written(path: Path) -> None:
+    """Reads back the rows of a file, from the disk where the system allows it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    CheckedArray(path, "The disk or the memory is faulty.  Build it again elsewhere.").verify_all()
+
+
+def checksums_path(path: Path) -> Path:
+    """Names the file that holds a CRC-32 for each chunk of an array's rows."""
+    return path.with_suffix(".crc32.npy")
+
+
+def _rows_a_chunk(columns: int, dtype: np.dtype) -> int:
+    return max(1, _CHUNK_BYTES // (columns * dtype.itemsize))
 
 
 def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: np.dtype) -> None:

@@ -30,6 +30,7 @@ from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
+from data.storage import CheckedArray
 from data.vocab import UNK_WORD, SentencePiece, Vocab, make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
@@ -167,7 +168,7 @@ class Task:
         return {}
 
     def cached_rows(
-        self, split: str, entry: Mapping[str, Any], array: Callable[[str], np.ndarray]
+        self, split: str, entry: Mapping[str, Any], array: Callable[[str], CheckedArray]
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
         return Rows(array("targets"), array("segments"), Counts.read(entry))
@@ -310,7 +311,7 @@ class Translation(Task):
         return {"dropped": dict(dropped), "parts": list(parts)}
 
     def cached_rows(
-        self, split: str, entry: Mapping[str, Any], array: Callable[[str], np.ndarray]
+        self, split: str, entry: Mapping[str, Any], array: Callable[[str], CheckedArray]
     ) -> PairRows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
         parts = list(_rows_of_parts(entry["parts"]))

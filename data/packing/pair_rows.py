@@ -7,7 +7,7 @@ import numpy as np
 
 from data.mixture import MixtureOrder
 from data.packing import pack
-from data.packing.rows import Counts, Rows, RowsOfPart, chunks, read_rows
+from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, chunks, read_rows
 from data.sources.pairs import Pair, tagged
 from data.vocab import Vocab
 
@@ -19,10 +19,10 @@ class PairRows(Rows):
 
     def __init__(
         self,
-        targets_BL: np.ndarray,
-        segments_BL: np.ndarray,
-        sources_BM: np.ndarray,
-        source_segments_BM: np.ndarray,
+        targets_BL: RowArray,
+        segments_BL: RowArray,
+        sources_BM: RowArray,
+        source_segments_BM: RowArray,
         counts: Counts,
         pieces: np.ndarray | None = None,
         mix: MixtureOrder | None = None,

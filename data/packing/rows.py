@@ -12,6 +12,7 @@ import numpy as np
 from data.mixture import MixtureOrder
 from data.packing import pack
 from data.sources.text_files import read_lines, without_carriage_return
+from data.storage import CheckedArray
 from data.vocab import UNK_WORD, Vocab
 
 NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation
@@ -19,6 +20,7 @@ _LINES_A_CHUNK = 16_384
 _NOT_SPACE = re.compile(r"\S+")
 
 T = TypeVar("T")
+RowArray = np.ndarray | CheckedArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,8 @@ class Rows:
 
     def __init__(
         self,
-        targets_BL: np.ndarray,
-        segments_BL: np.ndarray,
+        targets_BL: RowArray,
+        segments_BL: RowArray,
         counts: Counts,
         pieces: np.ndarray | None = None,
         mix: MixtureOrder | None = None,
@@ -155,7 +157,7 @@ class Rows:
         return cls(joined.targets_BL, joined.segments_BL, counts, joined.pieces)
 
 
-def read_rows(row_ids: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
     """Copies rows of some arrays; NO_ROW gives a row of zeros."""
     empty = np.asarray(row_ids) == NO_ROW
     rows = [array[np.where(empty, 0, row_ids)] for array in arrays]

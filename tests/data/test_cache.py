@@ -20,7 +20,13 @@ from data.task import Task, Translation
 from data.vocab import SentencePiece, make
 
 TEXT = [f"the row number {i} of this text has words and a number {i * i % 97}" for i in range(400)]
-FILES = ["manifest.json", "train.segments.npy", "train.targets.npy", "validation.segments.npy"]
+FILES = [
+    "manifest.json",
+    "train.segments.npy",
+    "train.targets.crc32.npy",
+    "train.targets.npy",
+    "validation.segments.npy",
+]
 
 
 @pytest.fixture
@@ -68,7 +74,7 @@ def test_a_second_call_reads_no_text_and_writes_nothing(text, data_dir, log_line
     assert log_lines == []
     assert {p.name: p.stat().st_mtime_ns for p in (data_dir / "mine").iterdir()} == stamps
     assert second.vocab.hash == first.vocab.hash
-    assert (second.splits["train"].targets_BL == first.splits["train"].targets_BL).all()
+    assert decoded(second, "train") == decoded(first, "train")
 
 
 def test_building_twice_gives_the_same_bytes(text, data_dir):
@@ -139,6 +145,28 @@ def test_a_truncated_file_is_named(text, data_dir, name):
     ):
         prepare(task_of(text), data_dir)
     prepare(task_of(text), data_dir, rebuild=True)
+
+
+def test_a_changed_row_is_found_when_it_is_read(text, data_dir):
+    rows = prepare(task_of(text), data_dir).splits["train"]
+    path = data_dir / "mine" / "train.targets.npy"
+    contents = bytearray(path.read_bytes())
+    contents[-3] ^= 1
+    path.write_bytes(contents)
+    rows = prepare(task_of(text), data_dir).splits["train"]
+    with pytest.raises(UserError, match=r"train.targets.npy: rows .*--rebuild"):
+        rows.batch(np.array([len(rows) - 1]))
+
+
+def test_a_cache_of_an_older_version_is_read(text, data_dir):
+    before = decoded(prepare(task_of(text), data_dir), "train")
+    file = data_dir / "mine" / "manifest.json"
+    stored = json.loads(file.read_text())
+    for path in file.parent.glob("*.crc32.npy"):
+        del stored["file_bytes"][path.name]
+        path.unlink()
+    file.write_text(json.dumps(stored))
+    assert decoded(prepare(task_of(text), data_dir), "train") == before
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -289,7 +317,8 @@ def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(pairs, others,
     first = prepare(translation_of(*parts), data_dir).splits["train"]
     for rates in ({"rates": (1, 3)}, {"temperature": 5}):
         changed = prepare(translation_of(Mixture(parts=parts, **rates)), data_dir).splits["train"]
-        assert (changed.targets_BL == first.targets_BL).all()
+        ids = np.arange(len(first))
+        assert (changed.targets_BL[ids] == first.targets_BL[ids]).all()
         assert changed.mix.rates != first.mix.rates
     parts[1] = Tsv(train=str(others), validation=str(others), tag="2de")
     parts[0] = Tsv(train=str(pairs), tag="2en")

@@ -151,3 +151,44 @@ def test_a_full_disk_and_a_forbidden_place_are_different_errors(tmp_path):
     with forbidden, storage.lock(tmp_path / "file" / "x"):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def written(path: Path, rows: int) -> np.ndarray:
+    """Writes rows in uneven parts; a chunk is 5 of them."""
+    content = np.arange(rows * 3, dtype=np.uint16).reshape(rows, 3)
+    with storage.GrowingArray(path, 3, np.uint16) as array:
+        for part in np.split(content, [1, 3, 3, 9]):
+            array.append(part)
+    return content
+
+
+@pytest.mark.parametrize("rows", [0, 10, 23])
+def test_each_chunk_is_verified_when_first_read(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(storage, "_CHUNK_BYTES", 5 * 6)
+    path = tmp_path / "x.npy"
+    content = written(path, rows)
+    array = storage.CheckedArray(path, "Again.")
+    assert (array.shape, array.size, len(array)) == ((rows, 3), 3 * rows, rows)
+    array.verify_all()
+    ids = np.arange(rows)[::-2]
+    np.testing.assert_array_equal(array[ids], content[ids])
+
+
+def test_every_changed_bit_of_a_row_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_CHUNK_BYTES", 5 * 6)
+    path = tmp_path / "x.npy"
+    content = written(path, 23)
+    whole = path.read_bytes()
+    start = len(whole) - content.nbytes
+    for bit in range(8 * start, 8 * len(whole), 7):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        array, damaged = storage.CheckedArray(path, "Again."), (bit // 8 - start) // 6 // 5
+        for chunk in range(5):
+            if chunk != damaged:
+                array[np.array([chunk * 5])]
+        with pytest.raises(UserError, match=rf"x.npy: rows {damaged * 5} to .* damaged.  Again"):
+            array[np.array([damaged * 5, 1])]
+    with pytest.raises(UserError, match="damaged"):
+        storage.verify_written(path)
