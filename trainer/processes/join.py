@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from configs.errors import RunError, UserError
 from trainer.processes import peers
+from trainer.processes.meeting import meet
 from trainer.processes.native_log import hide_lost_processes
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def cluster_place(timeout_s: float) -> Place | None:
         address, count, index, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(timeout_s)
         )
-    except (KeyError, ValueError, RuntimeError, OSError) as error:
+    except Exception as error:  # each kind of cluster has errors of its kind
         raise UserError(
             f"--distributed=auto: the cluster does not say how to join its processes: {error}  "
             f"Give {EXAMPLE}, or --distributed=off to run alone."
@@ -98,7 +99,7 @@ def join(place: Place, timeout_s: float) -> None:
     import jax
 
     hide_lost_processes()
-    links = peers.meet(*place, timeout_s, logger.info)
+    links = meet(*place, timeout_s, logger.info)
     peers.set_current(peers.Peers(place.process_index, links))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:

@@ -1,242 +1,25 @@
-"""Links between the processes of a run: who is there, who is lost, and at which step all stop.
+"""The other processes of a run: which are lost, and at which step all stop.
 
 Process 0 is the hub: each other process keeps one TCP connection to it, from before JAX starts to
 the end.  The kernel closes the connections of a process that dies, so that the others learn of it
 at once, even while their main threads wait in a collective or in the compiler.  A thread of each
 process reads its links; it never waits for the main thread.
-
-A message is a JSON list on a line: its kind, then its values.
 """
 
-import contextlib
-import json
 import selectors
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.errors import RunError, UserError
 from trainer.processes.ending import FAILED, RESTART, STALLED, dump_stacks, end_process
+from trainer.processes.link import Link, Message, names
 
-Message = list[Any]
-Say = Callable[[str], None]
-
-GREETING = "meshloom 1"
 POLL_S = 0.2
-SAY_EVERY_S = 10.0
-CONNECT_EVERY_S = 0.5
 GRACE_S = 10.0
 """How long a process may take to end by itself after another has failed."""
 REPORT_S = 5.0
 """How long processes may take to report their step after one has stalled."""
-# A host that vanishes closes nothing: the kernel asks for it from time to time, and gives up after
-# 10 + 4 * 5 s.
-KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
-
-
-class Link:
-    """One connection, and what was received of a message that is not complete."""
-
-    def __init__(self, connection: socket.socket):
-        self.connection = connection
-        self.host = connection.getpeername()[0]
-        self._rest = b""
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEP_ALIVE.items():
-            if hasattr(socket, name):  # not all systems have all of them
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-    def send(self, message: Message) -> None:
-        """Sends a message; that the other side is gone is noticed where it is read."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[Message] | None:
-        """Returns the complete messages that are there; None where the connection is closed."""
-        try:
-            data = self.connection.recv(1 << 16)
-        except OSError:
-            return None
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def receive_open(self) -> list[Message]:
-        """Returns the complete messages that are there; raises where the connection is closed."""
-        messages = self.receive()
-        if messages is None:
-            raise EOFError
-        return messages
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-def names(processes: Iterable[int]) -> str:
-    """Lists processes in words.
-
-    >>> names([2]), names([3, 1, 2])
-    ('process 2', 'processes 1, 2, 3')
-    """
-    indices = sorted(processes)
-    word = "process" if len(indices) == 1 else "processes"
-    return f"{word} {', '.join(map(str, indices))}"
-
-
-# Meeting
-
-
-def meet(address: str, count: int, index: int, timeout_s: float, say: Say) -> dict[int, Link]:
-    """Returns the links of this process, once all processes of the run are there."""
-    if index == 0:
-        return Hub(address, count, timeout_s, say).wait_for_all()
-    return {0: reach_hub(address, count, index, timeout_s, say)}
-
-
-class Hub:
-    """Waits at the address of process 0 for all others."""
-
-    def __init__(self, address: str, count: int, timeout_s: float, say: Say):
-        self._address, self._count, self._timeout_s, self._say = address, count, timeout_s, say
-        self._links: dict[int, Link] = {}
-        self._names: dict[int, str] = {}
-
-    def wait_for_all(self) -> dict[int, Link]:
-        start = said = time.monotonic()
-        with self._listen() as server, selectors.DefaultSelector() as selector:
-            selector.register(server, selectors.EVENT_READ)
-            while self._missing:
-                for key, _ in selector.select(POLL_S):
-                    if key.fileobj is server:
-                        link = Link(server.accept()[0])
-                        selector.register(link.connection, selectors.EVENT_READ, link)
-                    elif not self._greet(key.data):
-                        selector.unregister(key.fileobj)
-                now = time.monotonic()
-                if now - start > self._timeout_s:
-                    raise RunError(self._send_all("end", self._who_is_missing()))
-                if now - said > SAY_EVERY_S:
-                    self._say(self._send_all("waiting", f"Waiting for {names(self._missing)} of "
-                              f"{self._count} at {self._address}."))  # fmt: skip
-                    said = now
-        for link in self._links.values():
-            link.send(["ready", socket.gethostname()])
-        return self._links
-
-    def _listen(self) -> socket.socket:
-        port = int(self._address.rpartition(":")[2])
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        try:
-            return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
-        except OSError as error:
-            raise RunError(
-                f"process 0 cannot listen at {self._address}: {error.strerror}.  "
-                "Choose another port in --coordinator_address, for all processes."
-            ) from None
-
-    @property
-    def _missing(self) -> set[int]:
-        return set(range(1, self._count)) - set(self._links)
-
-    def _greet(self, link: Link) -> bool:
-        """Lets a process in that says who it is; returns whether to go on listening to it."""
-        try:
-            greetings = [_greeting(*message) for message in link.receive_open()]
-        except (ValueError, TypeError, EOFError):  # it left, or is no process of a run
-            for index in [index for index, other in self._links.items() if other is link]:
-                del self._links[index]
-                self._say(f"Process {index} left before the run started.")
-            link.close()
-            return False
-        for index, count, link.host in greetings:
-            if count != self._count:
-                self._refuse(link, f"process {index} on {link.host} was started with "
-                             f"--process_count={count}, process 0 with {self._count}.")  # fmt: skip
-            if index in self._links:
-                self._refuse(link, f"--process_index={index} was given to two processes, on "
-                             f"{self._links[index].host} and on {link.host}.")  # fmt: skip
-            self._links[index] = link
-        return True
-
-    def _refuse(self, link: Link, line: str) -> None:
-        link.send(["refused", line])
-        raise UserError(self._send_all("refused", line))
-
-    def _send_all(self, kind: str, line: str) -> str:
-        for link in self._links.values():
-            link.send([kind, line])
-        return line
-
-    def _who_is_missing(self) -> str:
-        there = ", ".join(
-            ["0 (this host)", *(f"{i} ({self._links[i].host})" for i in sorted(self._links))]
-        )
-        return (
-            f"{names(self._missing)} of {self._count} did not come to {self._address} within "
-            f"{self._timeout_s:g} s.  There are: {there}.  Look at the logs of those missing; "
-            "--start_timeout_s waits longer."
-        )
-
-
-def _greeting(greeting: str, index: int, count: int, host: str) -> tuple[int, int, str]:
-    if greeting != GREETING:
-        raise ValueError(greeting)
-    return index, count, host
-
-
-def reach_hub(address: str, count: int, index: int, timeout_s: float, say: Say) -> Link:
-    """Connects to process 0, says who this is and waits until all are there."""
-    host, _, port = address.rpartition(":")
-    start = said = time.monotonic()
-    reason = "no answer"
-    while (left := start + timeout_s - time.monotonic()) > 0:
-        try:
-            peer = (host.strip("[]"), int(port))
-            link = Link(socket.create_connection(peer, timeout=min(left, SAY_EVERY_S)))
-            link.send([GREETING, index, count, socket.gethostname()])
-            if _wait_until_ready(link, start + timeout_s + SAY_EVERY_S, say):
-                return link
-            reason = "it closed the connection"
-        except OSError as error:
-            reason = error.strerror or str(error)
-        if time.monotonic() - said > SAY_EVERY_S:
-            say(f"Waiting for process 0 at {address} ({reason}).")
-            said = time.monotonic()
-        time.sleep(CONNECT_EVERY_S)
-    raise RunError(
-        f"process 0 did not come to {address} within {timeout_s:g} s ({reason}).  Look at its "
-        "log, and at --coordinator_address; --start_timeout_s waits longer."
-    )
-
-
-def _wait_until_ready(link: Link, until: float, say: Say) -> bool:
-    """Returns whether all processes came; raises what process 0 says against it."""
-    while (left := until - time.monotonic()) > 0:
-        link.connection.settimeout(left)
-        messages = link.receive()
-        if messages is None:
-            break
-        for kind, *values in messages:
-            if kind == "ready":
-                link.connection.settimeout(None)
-                link.host = values[0]
-                return True
-            if kind == "waiting":
-                say(values[0])
-            elif kind == "refused":
-                raise UserError(values[0])
-            elif kind == "end":
-                raise RunError(values[0])
-    link.close()
-    return False
-
-
-# Running
 
 
 class Peers:

@@ -1,4 +1,4 @@
-"""Links between real processes: meeting, losses, failures, stalls and stopping together.
+"""Links between real processes: losses, failures, stalls and stopping together.
 
 All groups of processes start together, as most of their time is waiting.
 """
@@ -7,26 +7,24 @@ import dataclasses
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from scripts.launch_local import free_port
 from tests.toys import ROOT
-from trainer.processes import peers
 
 WAIT_S = 60
 PROGRAM = """
 import sys, time
 from configs.errors import RunError, UserError
 from trainer.processes import peers
+from trainer.processes.meeting import meet
 address, count, index, timeout_s, what = sys.argv[1:]
 try:
-    links = peers.meet(address, int(count), int(index), float(timeout_s), print)
+    links = meet(address, int(count), int(index), float(timeout_s), print)
 except (UserError, RunError) as error:
     sys.exit(f"{type(error).__name__}: {error}")
 others = peers.Peers(int(index), links)
@@ -94,8 +92,6 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "other lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "failed": lambda: Group.start({0: SLEEP, 1: FAIL, 2: FAIL}),
     "stalled": lambda: Group.start({0: STALL, 1: f"others.should_stop(3); {SLEEP}"}),
-    "missing": lambda: Group.start(dict.fromkeys((0, 2), SLEEP), count=4, timeout_s=2),
-    "no hub": lambda: Group.start({1: SLEEP}, count=2, timeout_s=1),
 }
 
 
@@ -140,51 +136,3 @@ def test_a_stall_shows_all_stacks_and_who_is_behind(groups: dict[str, Group]) ->
         assert code == 75
         assert error.lower().count("thread 0x") == 2
         assert error.endswith("process 1 is behind, at step 3; the others are at 4.\n")
-
-
-def test_who_does_not_come_is_named(groups: dict[str, Group]) -> None:
-    group = groups["missing"]
-    for code, _, error in group.ends().values():
-        assert code == 1
-        assert f"RunError: processes 1, 3 of 4 did not come to {group.address} within 2 s." in error
-        assert "There are: 0 (this host), 2 (" in error
-    [(code, _, error)] = groups["no hub"].ends().values()
-    assert code == 1
-    assert f"RunError: process 0 did not come to {groups['no hub'].address} within 1 s" in error
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ((2, 3), "was started with --process_count=3, process 0 with 2."),
-        ((3, 3, 3), "--process_index=1 was given to two processes, on"),
-    ],
-)
-def test_processes_that_contradict_each_other_are_refused(
-    counts: tuple[int, ...], message: str
-) -> None:
-    address = f"localhost:{free_port()}"
-    processes = [start(address, n, min(i, 1), 20, SLEEP) for i, n in enumerate(counts)]
-    for process in processes:
-        _, error = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 1 and "UserError: " in error and message in error
-
-
-def test_what_is_no_process_of_the_run_is_let_go() -> None:
-    group = Group.start({0: "others.leave()"}, count=2)
-    host, port = group.address.split(":")
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'"joined"\n', b""):
-        until = time.monotonic() + WAIT_S
-        while time.monotonic() < until:
-            try:
-                with socket.create_connection((host, int(port)), timeout=WAIT_S) as stranger:
-                    stranger.sendall(text)
-                break
-            except ConnectionRefusedError:  # it has not begun to listen
-                time.sleep(0.05)
-    group.processes[1] = start(group.address, 2, 1, 20, "others.leave()")
-    assert [code for code, _, _ in group.ends().values()] == [0, 0]
-
-
-def test_lists_of_processes() -> None:
-    assert peers.names({3, 1}) == "processes 1, 3"
