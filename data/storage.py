@@ -190,7 +190,7 @@ class GrowingArray:
             if not in_chunk:
                 self._sums.append(0)
             part, rows = np.split(rows, [self._rows_a_chunk - in_chunk])
-            self._sums[-1] = zlib.crc32(np.ascontiguousarray(part), self._sums[-1])
+            self._sums[-1] = zlib.crc32(part.tobytes(), self._sums[-1])
             self._rows += len(part)
 
     def __enter__(self) -> Self:
