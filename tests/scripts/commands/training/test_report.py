@@ -70,10 +70,11 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
         "memory_bytes": 100,
         "step_time_parts_s": {HOSTILE: 1.0},
         "collectives": [{"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE}],
+        "excess_flops": HOSTILE,
         "unexpected_collectives": [HOSTILE],
         "weights": [{"path": HOSTILE, HOSTILE: 1}],
     }
     write_page(str(tmp_path / "plan.html"), HOSTILE, figures)
     # Title and heading; parts of memory and of time, each twice in a bar and once in a table; two
-    # cells of a collective, a surprise, a head and a cell of the weights.
-    check(tmp_path / "plan.html", 2 + 6 + 2 + 1 + 2)
+    # cells of a collective, two surprises, a head and a cell of the weights.
+    check(tmp_path / "plan.html", 2 + 6 + 2 + 2 + 2)
