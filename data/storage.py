@@ -151,6 +151,21 @@ def lock(target: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def open_alone(path: Path) -> TextIO:
+    """Opens a file to append to; refuses it while another process has it open so."""
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(
+            f"{path}: another process is writing it.  Wait for that, or give another --output."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return file
+
+
 @contextlib.contextmanager
 def write_errors(target: Path, remedy: str = "give another --data_dir") -> Iterator[None]:
     """Says what a failed write means: a full disk, or a place that cannot be written."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import UserError
-from data.storage import atomic_open, atomic_write
+from data.storage import atomic_open, atomic_write, open_alone, write_errors
 
 Hypotheses = list[list[Any]]
 
@@ -47,18 +47,19 @@ class Journal:
 
     def open(self) -> dict[int, Hypotheses]:
         """Returns the lines that are done; from here on `add` keeps more."""
+        if header := _read(self.journal_file)[:1]:
+            self._compare(self.journal_file, header)
+        with write_errors(self.output, "give another --output"):
+            self._file = open_alone(self.journal_file)
         entries = _read(self.journal_file)
-        if entries:
-            self._compare(self.journal_file, entries[:1])
-        done = {entry["line"]: entry["hypotheses"] for entry in entries[1:]}
         # What a crash left half-written at the end is not taken over.
-        kept = map(_line, entries or [{"settings": self.settings}])
-        try:
-            atomic_write(self.journal_file, "".join(kept))
-            self._file = self.journal_file.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{self.output}: cannot be written: {error.strerror}.") from None
-        return done
+        kept = "".join(map(_line, entries or [{"settings": self.settings}]))
+        if self.journal_file.read_bytes().startswith(kept.encode()):
+            self._file.truncate(len(kept.encode()))
+        else:
+            self._file.truncate(0)
+            self._file.write(kept)
+        return {entry["line"]: entry["hypotheses"] for entry in entries[1:]}
 
     def __enter__(self) -> "Journal":
         return self
@@ -78,11 +79,11 @@ class Journal:
     def finish(self, write: Callable[[TextIO], None]) -> None:
         """Writes the output under its name, in one go, and takes the journal away."""
         assert self._file is not None
-        self._file.close()
         with atomic_open(self.output) as file:
             write(file)
             atomic_write(self.settings_file, _line({"settings": self.settings}))
         self.journal_file.unlink()
+        self._file.close()
 
     def _compare(self, path: Path, header: list[dict[str, Any]]) -> None:
         before = header[0].get("settings", {}) if header else {}

@@ -35,5 +35,19 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         other.open()
 
 
+def test_a_second_decoding_of_one_output_is_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.txt", SETTINGS) as first:
+        first.open()
+        first.add([(0, TEXTS)])
+        with (
+            pytest.raises(UserError, match=r"out\.txt\.part: another process is writing it"),
+            Journal(tmp_path / "out.txt", SETTINGS) as second,
+        ):
+            second.open()
+        first.add([(1, TEXTS)])
+    with Journal(tmp_path / "out.txt", SETTINGS) as third:
+        assert third.open() == {0: TEXTS, 1: TEXTS}
+
+
 def test_a_fingerprint_is_of_lines() -> None:
     assert fingerprint(["a", "b"]) != fingerprint(["ab"]) != fingerprint(["a\nb"])
