@@ -126,6 +126,11 @@ class Task:
         """Names the file of the source's vocab, the target's where one vocab serves both sides."""
         return None
 
+    @property
+    def vocab_settings(self) -> dict[str, SentencePiece]:
+        """Returns the settings of each vocab by the name of its file."""
+        return {TARGET_FILE: self.vocab}
+
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""
         words = [] if self.word_list is None else [UNK_WORD]
@@ -237,6 +242,12 @@ class Translation(Task):
     def source_vocab_file(self) -> str:
         """Names the file of the source's vocab, the target's where one vocab serves both sides."""
         return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
+
+    @property
+    def vocab_settings(self) -> dict[str, SentencePiece]:
+        """Returns the settings of each vocab by the name of its file."""
+        own = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
+        return {**super().vocab_settings, **own}
 
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""

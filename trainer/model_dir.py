@@ -18,9 +18,10 @@ from configs.write import dump
 from data.cache import Prepared
 from data.storage import atomic_write
 from data.task import Task
-from data.vocabs import Vocabs
+from data.vocab import Vocab
+from data.vocabs import SOURCE_FILE, Vocabs
 from layouts.layout import Layout
-from trainer.history import Start, starts
+from trainer.resume.history import Start, starts
 from trainer.run import Run
 
 
@@ -54,19 +55,18 @@ class ModelDir:
     def vocabs(self, task: Task) -> Vocabs:
         return Vocabs.load(self.model_dir, task.source_vocab_file)
 
-    def check_data(self, prepared: Prepared, task: Task) -> None:
-        """Refuses to continue a run on other text, or with a vocabulary of other pieces."""
+    def has_source_vocab(self) -> bool:
+        """Tells whether the source has a vocabulary of its own."""
+        return (self.model_dir / SOURCE_FILE).exists()
+
+    def check_text(self, prepared: Prepared, task: Task) -> None:
+        """Refuses to continue a run on other text."""
         before, content_hash = self.last_start, prepared.manifest["content_hash"]
         if before is not None and before.content_hash not in (None, content_hash):
             raise UserError(
                 f"{self.model_dir} was trained on other text of task {task.name} (content hash "
                 f"{before.content_hash}, now {content_hash}).  Give the --data_dir of "
                 "that text, or choose another --model_dir."
-            )
-        if self.vocabs(task).hashes() != prepared.vocabs.hashes():
-            raise UserError(
-                f"{self.model_dir} was trained with another vocabulary than {task.name} has now.  "
-                "Give the --data_dir of that training, or choose another --model_dir."
             )
 
     @property
@@ -84,3 +84,28 @@ class ModelDir:
     def save_layout(self, layout: Layout) -> None:
         """Keeps a layout, for those who want to give it again."""
         atomic_write(self.layout_file, dump([layout]))
+
+
+def starting_vocabs(folder: str, task: Task) -> Vocabs:
+    """Returns the vocabularies of another run, whose weights mean its ids, for this task."""
+    directory = ModelDir(Path(folder))
+    if not directory.has_run():
+        raise UserError(
+            f"Run.start_from = {folder!r}: no trained model there (config.gin is missing).  "
+            "Legal: the model directory of a run that has saved a checkpoint."
+        )
+    source_file = task.source_vocab_file
+    if source_file is not None and (source_file == SOURCE_FILE) != directory.has_source_vocab():
+        raise UserError(
+            f"Run.start_from = {folder!r}: task {task.name} has one vocabulary for both sides and "
+            "that run two, or the other way round.  Set source_vocab of the task alike."
+        )
+    for name, settings in task.vocab_settings.items():
+        model = settings.model_file
+        if model is not None and Vocab.load(model).hash != Vocab.load(Path(folder) / name).hash:
+            raise UserError(
+                f"Run.start_from = {folder!r}: its weights belong to the vocabulary {name} there, "
+                f"and task {task.name} asks for SentencePiece.model_file = {model!r}.  Leave "
+                "model_file away: the run then takes that vocabulary."
+            )
+    return directory.vocabs(task)

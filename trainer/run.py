@@ -34,8 +34,9 @@ class Run:
     seed: Seed = 0
     """Seed of the initial weights, of dropout and of the order of rows."""
     start_from: str | None = None
-    """The model directory of another run whose newest weights this one starts from.  Where this
-    model has experts and that one has none, each expert starts as a copy of the dense layer."""
+    """The model directory of another run whose newest weights and vocabularies this one starts
+    from.  Where this model has experts and that one has none, each expert starts as a copy of the
+    dense layer."""
     label_smoothing: Fraction = 0.0
     """Share of each target's probability that is spread evenly over the vocabulary."""
     z_loss: NotNegative = 0.0

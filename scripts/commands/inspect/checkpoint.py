@@ -9,7 +9,7 @@ from scripts.commands.trained import only
 from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
-from trainer.history import starts
+from trainer.resume.history import starts
 
 
 def checkpoint(flags: InspectCheckpointFlags) -> None:

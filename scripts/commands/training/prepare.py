@@ -2,21 +2,37 @@
 
 from collections.abc import Mapping
 
+from configs.load import Config
 from data.cache import prepare
 from data.packing.rows import Rows
+from data.task import Task
+from data.vocabs import Vocabs
 from scripts.commands.common import data_dir_of, settings, task_of
 from scripts.commands.training.flags import PrepareFlags
 from scripts.terminal import print_table, tell
+from trainer.model_dir import starting_vocabs
 
 
 def prepare_task(flags: PrepareFlags) -> None:
     """Prepares a task and prints what its splits hold."""
-    task = task_of(settings(None, flags.settings.gin_file, flags.settings.gin_param))
-    prepared = prepare(task, data_dir_of(flags.data_dir), rebuild=flags.rebuild)
+    config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
+    task, data_dir = task_of(config), data_dir_of(flags.data_dir)
+    target, source = vocabs_to_start_from(config, task) or (None, None)
+    prepared = prepare(task, data_dir, vocab=target, source_vocab=source, rebuild=flags.rebuild)
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
     tell(f"content hash {prepared.manifest['content_hash']}")
+
+
+def vocabs_to_start_from(config: Config, task: Task) -> Vocabs | None:
+    """Returns the vocabularies of the run that the settings start from; None where there is none.
+
+    A run's other settings may be missing.
+    """
+    bound = {binding.name: binding.value for binding in config.bindings()}
+    folder = bound.get("Run.start_from")
+    return starting_vocabs(folder, task) if isinstance(folder, str) else None
 
 
 def print_parts(splits: Mapping[str, Rows]) -> None:

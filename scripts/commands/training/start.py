@@ -12,10 +12,10 @@ from layouts.layout import Layout
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.terminal import tell
-from trainer.changes import check_changes
 from trainer.checks import check_vocabs
-from trainer.history import Change, record_start
-from trainer.model_dir import ModelDir
+from trainer.model_dir import ModelDir, starting_vocabs
+from trainer.resume.changes import check_changes
+from trainer.resume.history import Change, record_start
 from trainer.run import Run
 
 WHOLE_RUN = {"Run.model", "Run.task"}
@@ -46,7 +46,7 @@ def changes_since(
     return check_changes(title, saved, run, override=override)
 
 
-def tell_changes(changes: Sequence[Change], step: int) -> None:
+def print_changes(changes: Sequence[Change], step: int) -> None:
     """Says what changes, and which rows that concerns."""
     for name, old, new in changes:
         tell(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
@@ -57,12 +57,19 @@ def tell_changes(changes: Sequence[Change], step: int) -> None:
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
-    """Prepares the task; refuses other text or another vocabulary than the run has read so far."""
-    directory = ModelDir(flags.model_dir)
-    prepared = prepare(run.task, data_dir_of(flags.data_dir, flags.model_dir))
+    """Prepares the task, with the vocabularies that the weights belong to where there are any."""
+    directory, vocabs = ModelDir(flags.model_dir), None
+    is_continued = is_continued and directory.has_run()
+    if is_continued:
+        vocabs = directory.vocabs(run.task)
+    elif run.start_from is not None:
+        vocabs = starting_vocabs(run.start_from, run.task)
+    target, source = (None, None) if vocabs is None else vocabs
+    data_dir = data_dir_of(flags.data_dir, flags.model_dir)
+    prepared = prepare(run.task, data_dir, vocab=target, source_vocab=source)
     check_vocabs(run, prepared.vocabs)
-    if is_continued and directory.has_run():
-        directory.check_data(prepared, run.task)
+    if is_continued:
+        directory.check_text(prepared, run.task)
     return prepared
 
 
@@ -79,7 +86,7 @@ def save_start(
     directory = ModelDir(flags.model_dir)
     data_dir = data_dir_of(flags.data_dir, flags.model_dir).expanduser().absolute()
     content_hash = prepared.manifest["content_hash"]
-    tell_changes(changes, step)
+    print_changes(changes, step)
     if jax.process_index() == 0:
         record_start(flags.model_dir, step, data_dir, content_hash, changes)
         if is_layout_given(config):

@@ -112,3 +112,44 @@ def test_a_run_without_a_checkpoint_is_replaced_by_another(run: Meshloom, place:
     assert run("train", place.model_dir, *place.flags("Transformer.d_ff = 44")).code == 0
     saved = (directory / "config.gin").read_text()
     assert "label_smoothing = 0.0" in saved and "d_ff = 44" in saved
+
+
+@pytest.fixture
+def other_text(tmp_path: Path, trained: Place) -> Place:
+    """A text of other words, with a run to start from."""
+    text = tmp_path / "other.txt"
+    text.write_text(trained.text.read_text().replace("a", "yes ").replace("o", "oh"))
+    return Place(tmp_path, text)
+
+
+def test_fine_tuning_takes_the_vocabulary_of_the_weights(
+    run: Meshloom, trained: Place, other_text: Place
+) -> None:
+    """Another task from the weights of a run, as docs/resuming.md says."""
+    base = trained.folder / "run"
+    flags = other_text.flags("Task.name = 'other'", f"Run.start_from = '{base}'", "Run.steps = 1")
+    answer = run("train", other_text.model_dir, *flags)
+    assert answer.code == 0 and f"Weights of {base}, step 4." in answer.error
+    vocab = other_text.folder / "run/vocab.model"
+    assert vocab.read_bytes() == (base / "vocab.model").read_bytes()
+    assert run("train", other_text.model_dir, "--gin_param=Run.steps=2").code == 0
+    assert run("prepare", "--rebuild", *flags).code == 0
+    cached = other_text.folder / "data/other/vocab.model"
+    assert cached.read_bytes() == (base / "vocab.model").read_bytes()
+
+
+def test_weights_of_another_vocabulary_are_refused(
+    run: Meshloom, trained: Place, other_text: Place
+) -> None:
+    flags = other_text.flags("Task.name = 'other'")
+    start = f"--gin_param=Run.start_from='{trained.folder / 'run'}'"
+    assert run("prepare", *flags).code == 0
+    said = refused(run("train", other_text.model_dir, *flags, start))
+    assert "data/other: the cache was built with other settings" in said and "vocab" in said
+    model = other_text.folder / "data/other/vocab.model"
+    file = f"--gin_param=SentencePiece.model_file='{model}'"
+    said = refused(run("train", other_text.model_dir, *flags, start, file))
+    assert "belong to the vocabulary vocab.model there" in said
+    assert not (other_text.folder / "run").exists()
+    nowhere = f"--gin_param=Run.start_from='{other_text.folder}'"
+    assert "no trained model there" in refused(run("train", other_text.model_dir, *flags, nowhere))

@@ -9,9 +9,9 @@ from configs.spec import SPECS
 from configs.write import diff
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from trainer.history import Change
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import ScheduleSpec
+from trainer.resume.history import Change
 from trainer.run import Run
 from trainer.step import train_step_spec
 

@@ -7,10 +7,10 @@ import pytest
 from configs.errors import UserError
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
-from trainer.changes import check_changes
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant, Cosine
+from trainer.resume.changes import check_changes
 from trainer.run import Run
 
 MODEL = dataclasses.replace(TOY, layers=1)
