@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from configs.errors import UserError
+from configs.errors import UserError, brief
 from configs.load import Config, load
 from configs.write import dump
 from data.sources.pair_kinds import Phrases
@@ -107,7 +107,7 @@ def read_json(folder: Path, name: str) -> dict:
     path = existing(folder, name)
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is no JSON: {error}.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}.  Legal: an object.")
@@ -121,6 +121,12 @@ def read_folder(folder: Path) -> huggingface.Tensors:
     parts = read_json(folder, INDEX).get("weight_map")
     if not isinstance(parts, dict):
         raise UserError(f"{folder / INDEX}: weight_map is missing.  Save the model again.")
+    odd = [name for name in parts.values() if not isinstance(name, str) or Path(name).name != name]
+    if odd:
+        raise UserError(
+            f"{folder / INDEX}: weight_map names {brief(repr(odd[0]))}.  "
+            "Legal: files of this folder."
+        )
     tensors: huggingface.Tensors = {}
     for name in sorted(set(parts.values())):
         tensors |= read_tensors(existing(folder, name))
