@@ -118,6 +118,7 @@ class Attention(nnx.Module):
         biased = spec.positions == "relative" and not spec.shares_bias and self.is_self_attention
         self.bias = RelativeBias(spec, layout, weights) if biased else None
 
+    @jax.named_scope("attention")
     def __call__(
         self,
         x_BLD: Array,
@@ -214,6 +215,7 @@ class CrossAttention(Attention):
 
     is_self_attention = False
 
+    @jax.named_scope("source_attention")
     def __call__(
         self,
         x_BLD: Array,

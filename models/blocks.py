@@ -27,6 +27,7 @@ class Norm(nnx.Module):
         self.layout = layout
         self.scale_D = weights.ones("D")
 
+    @jax.named_scope("norm")
     def __call__(self, x_BLD: Array) -> Array:
         wide_BLD = x_BLD.astype(jnp.float32)
         power_BL1 = jnp.mean(jnp.square(wide_BLD), axis=-1, keepdims=True)

@@ -29,6 +29,7 @@ class Mlp(nnx.Module):
             self.wg_DF = weights.normal("DF", fan_in="D")
         self.wo_FD = weights.normal("FD", fan_in="F")
 
+    @jax.named_scope("mlp")
     def __call__(
         self,
         x_BLD: Array,

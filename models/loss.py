@@ -138,6 +138,7 @@ class Gradients(NamedTuple):
 Total = tuple[LossSums, Array | None]  # and the gradient by the softmax weights
 
 
+@jax.named_scope("softmax_loss")
 def _in_slices(
     layout: Layout,
     criterion: Criterion,

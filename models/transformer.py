@@ -61,6 +61,7 @@ class Network(nnx.Module):
         x_BLD, loads["decoder"] = self.decoder(x_BLD, context, source, key)
         return x_BLD, loads
 
+    @jax.named_scope("encoder")
     def encode(
         self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
     ) -> tuple[Array, Loads]:
@@ -81,6 +82,7 @@ class Network(nnx.Module):
         x_BLD, loads = self.encoder(x_BLD, context, key=key)
         return self.layout.reshard(x_BLD, "BMD"), loads
 
+    @jax.named_scope("embed")
     def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
         """Embeds tokens and positions, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
         take, spec = self.layout.take, self.spec

@@ -55,7 +55,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
     Without observers it trains, validates and saves, and tells only its loggers.
     """
-    run, timer, watch = job.run, StepTimer(), Observers(observers)
+    run, watch = job.run, Observers(observers)
     connect(job.mesh)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(job.mesh))
@@ -71,17 +71,22 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             compiled = compile_train_step(job, state)
             watch.on_compiled(compiled)
             batches = batches_from(job, step)
+        timer = StepTimer()
         if (
             step
             and run.at_interval(step, run.evaluate_every)
             and checkpoints.best_of([step]) is None
         ):
-            _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
+            with timer.spending("evaluation"):
+                _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
 
         while step < run.steps and not stopped:
-            with timer.waiting():
-                row_ids, batch = next(batches)
-            state, metrics = compiled.program(state, batch)
+            watch.before_step(step + 1)
+            with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+                with timer.spending("data"):
+                    row_ids, batch = next(batches)
+                with timer.spending("device"):
+                    state, metrics = compiled.program(state, batch)
             if previous is not None:  # it is read while the devices work on this one
                 watch.on_step(fetch_finite(previous, timer, checkpoints))
             step += 1
@@ -95,8 +100,12 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 previous = None
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
-                    metric, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
-                checkpoints.save(step, padding.unpad(state), metric)
+                    with timer.spending("evaluation"):
+                        metric, stopped = validate_unless_stopped(
+                            job, step, state, watch, interrupts
+                        )
+                with timer.spending("checkpoints"):
+                    checkpoints.save(step, padding.unpad(state), metric)
                 timer.restart()
 
         interrupts.last_save()
@@ -165,7 +174,8 @@ def fetch_finite(
     dispatched: DispatchedStep, timer: StepTimer, checkpoints: Checkpoints
 ) -> StepResult:
     """Waits for a step's metrics; raises where they are not finite, or where a save failed."""
-    metrics = jax.device_get(dispatched.metrics)
+    with timer.spending("device"):
+        metrics = jax.device_get(dispatched.metrics)
     loads = metrics.pop("loads", {})
     numbers = {name: float(x) for name, x in metrics.items()}
     check_finite(numbers, dispatched.step, dispatched.row_ids, checkpoints.wait_for_latest)

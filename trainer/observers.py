@@ -66,6 +66,9 @@ class Observer:
     def on_compiled(self, compiled: CompiledStep) -> None:
         """Is called when the step is compiled, and none has run."""
 
+    def before_step(self, step: int) -> None:
+        """Is called before a step is dispatched; the devices may still work on the last one."""
+
     def on_step(self, result: StepResult) -> None:
         """Is called when the loss of a step was seen to be finite."""
 
@@ -102,6 +105,10 @@ class Observers(Observer):
     def on_compiled(self, compiled: CompiledStep) -> None:
         for observer in self._observers:
             observer.on_compiled(compiled)
+
+    def before_step(self, step: int) -> None:
+        for observer in self._observers:
+            observer.before_step(step)
 
     def on_step(self, result: StepResult) -> None:
         for observer in self._observers:

@@ -64,6 +64,7 @@ class TrainStepSpec:
             "step": jnp.zeros((), jnp.int32),
         }
 
+    @jax.named_scope("optimizer")
     def update(self, state: State, gradients: Params) -> State:
         """Returns the state after one update by these gradients."""
         updates, opt_state = self.transform().update(gradients, state["opt_state"], state["params"])

@@ -35,6 +35,7 @@ class MoeLayer(nnx.Module):
             self.wg_EDF = weights.normal("EDF", fan_in="D")
         self.wo_EFD = weights.normal("EFD", fan_in="F")
 
+    @jax.named_scope("experts")
     def __call__(
         self,
         x_BLD: Array,

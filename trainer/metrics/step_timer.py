@@ -1,48 +1,66 @@
-"""Times training steps, and how long they wait for data."""
+"""Times training steps, and what the loop spends its time on."""
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from typing import Literal, get_args
+
+import jax
+
+Activity = Literal["data", "device", "checkpoints", "evaluation"]
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 
 @dataclasses.dataclass
 class StepTimer:
-    """Seconds between steps, and seconds spent waiting for data.
+    """Seconds between steps, and seconds by activity.
 
-    The first step compiles; it is in no total.
+    The first step is in no mean; the totals by activity hold all since the loop began.
     """
 
     steps: int = 0
     total_s: float = 0.0
-    waited_s: float = 0.0
+    first_wait_s: float = 0.0
+    began: float = dataclasses.field(default_factory=time.perf_counter)
     last: float = dataclasses.field(default_factory=time.perf_counter)
+    spent_s: dict[Activity, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0)
+    )
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time within as waiting for data."""
+    def spending(self, activity: Activity) -> Iterator[None]:
+        """Counts the time within; a profile shows it under this name."""
         before = time.perf_counter()
-        yield
-        self.waited_s += time.perf_counter() - before
+        with jax.profiler.TraceAnnotation(activity):
+            yield
+        self.spent_s[activity] += time.perf_counter() - before
 
     def restart(self) -> None:
         """Leaves the time since the last step out."""
         self.last = time.perf_counter()
 
     def rates(self, tokens: float) -> dict[str, float | None]:
-        """Returns the rates of the step that ends now."""
+        """Returns the rates of the step that ends now, and the totals up to now."""
         now = time.perf_counter()
         step_s, self.last = now - self.last, now
         if self.steps:
             self.total_s += step_s
         else:
-            self.waited_s = 0.0
+            self.first_wait_s = self.spent_s["data"]
         self.steps += 1
         return {
             "tokens_per_s": tokens / step_s,
             "step_s": step_s,
             "data_stall_fraction": self.data_stall_fraction,
+            **self.totals(now),
         }
+
+    def totals(self, now: float) -> dict[str, float]:
+        """Returns the seconds since the loop began, by activity; the host has the rest of them."""
+        host_s = now - self.began - sum(self.spent_s.values())
+        totals = {f"{activity}_total_s": seconds for activity, seconds in self.spent_s.items()}
+        return {"host_total_s": host_s, **totals}
 
     @property
     def step_s(self) -> float | None:
@@ -52,4 +70,5 @@ class StepTimer:
     @property
     def data_stall_fraction(self) -> float:
         """Returns the share of the time that was spent waiting for data."""
-        return self.waited_s / self.total_s if self.total_s else 0.0
+        waited_s = self.spent_s["data"] - self.first_wait_s
+        return waited_s / self.total_s if self.total_s else 0.0

@@ -26,6 +26,10 @@ class TrainFlags:
             "criterion. Its history keeps what changed; `inspect checkpoint` shows it."
         ),
     ] = False
+    profile_steps: Annotated[
+        str | None,
+        Flag("Profiles these steps into the run's directory, as in 10:13.", metavar="FIRST:LAST"),
+    ] = None
     settings: SettingsFlags = field(default_factory=SettingsFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 

@@ -1,7 +1,7 @@
 """Trains a model, or continues a run."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
@@ -36,10 +36,11 @@ from trainer.interrupts import NotFinite
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
 from trainer.memory import check_memory
+from trainer.metrics.profile import Profile, ProfileSteps
 from trainer.metrics.router_warnings import RouterWarnings
 from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
-from trainer.observers import on_first_process
+from trainer.observers import Observer, on_first_process
 from trainer.planning.prediction import CostPrediction
 from trainer.processes.join import leave
 from trainer.processes.watchdog import Watchdog
@@ -58,6 +59,7 @@ def train(flags: TrainFlags) -> None:
     changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
     mesh = make_mesh(layout)
     check_run(run)
+    profile = profile_observers(flags, run, step or 0)
     for warning in check_layout(run, layout, dict(mesh.shape), setting_origins(config)):
         tell(warning)
     programs = training_programs(run, layout, dict(mesh.shape))
@@ -68,10 +70,25 @@ def train(flags: TrainFlags) -> None:
             program(run, layout, mesh)
         prepared = prepared_data(flags, run, is_continued=step is not None)
         save_start(flags, config, run, layout, prepared, step or 0, changes)
-        train_run(flags, run, layout, mesh, prepared)
+        train_run(flags, run, layout, mesh, prepared, profile)
 
 
-def train_run(flags: TrainFlags, run: Run, layout: Layout, mesh: Mesh, prepared: Prepared) -> None:
+def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
+    """Returns what --profile_steps asks for; raises where these are no steps to come."""
+    if flags.profile_steps is None:
+        return []
+    steps = ProfileSteps.parse(flags.profile_steps, first_step, run.steps)
+    return [Profile(flags.model_dir, steps)]
+
+
+def train_run(
+    flags: TrainFlags,
+    run: Run,
+    layout: Layout,
+    mesh: Mesh,
+    prepared: Prepared,
+    more_observers: Sequence[Observer],
+) -> None:
     """Trains, and says how the run ended and how it is continued."""
     model_dir = flags.model_dir
     metrics = MetricsWriter(model_dir, step_flops(run), peak_flops(mesh.devices.flat))
@@ -81,6 +98,7 @@ def train_run(flags: TrainFlags, run: Run, layout: Layout, mesh: Mesh, prepared:
         *bleu_observers(run, layout, mesh, prepared.vocabs),
         *on_first_process(metrics, LossPlot(model_dir)),
         RouterWarnings(),
+        *more_observers,
         Watchdog(),
     ]
     try:

@@ -1,0 +1,63 @@
+"""Writes a profile of some training steps into the model directory."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from configs.errors import UserError, brief
+from trainer.observers import Observer, StepResult
+
+FOLDER = "profile"  # in the model directory
+
+
+class ProfileSteps(NamedTuple):
+    """The first and the last step of a profile; both belong to it."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str, first_step: int, steps: int) -> "ProfileSteps":
+        """Reads the range in a run of so many steps, of which the first few are made already.
+
+        >>> ProfileSteps.parse("10:13", first_step=0, steps=100)
+        ProfileSteps(first=10, last=13)
+        """
+        found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+        chosen = cls(int(found[1]), int(found[2])) if found else None
+        if chosen is None or not first_step < chosen.first <= chosen.last <= steps:
+            raise UserError(
+                f"--profile_steps={brief(text)}: no range of steps to come.  Legal: the first and "
+                f"the last step with a colon between them, as in 10:13, from {first_step + 1} to "
+                f"{steps} (Run.steps)."
+            )
+        return chosen
+
+
+class Profile(Observer):
+    """Profiles a range of steps with `jax.profiler`, in the first process.
+
+    The range begins where its first step is dispatched, while the one before may still run, and
+    ends with the metrics of its last step, or with the run.
+    """
+
+    def __init__(self, model_dir: Path, steps: ProfileSteps):
+        self._folder = model_dir / FOLDER
+        self._steps = steps
+        self._is_running = False
+
+    def before_step(self, step: int) -> None:
+        if step == self._steps.first and jax.process_index() == 0:
+            jax.profiler.start_trace(str(self._folder))
+            self._is_running = True
+
+    def on_step(self, result: StepResult) -> None:
+        if result.step == self._steps.last:
+            self.close()
+
+    def close(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            jax.profiler.stop_trace()
