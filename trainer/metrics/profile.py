@@ -19,18 +19,18 @@ class ProfileSteps(NamedTuple):
     last: int
 
     @classmethod
-    def parse(cls, text: str, first_step: int, steps: int) -> "ProfileSteps":
-        """Reads the range in a run of so many steps, of which the first few are made already.
+    def parse(cls, text: str, steps: int) -> "ProfileSteps":
+        """Reads the range in a run of so many steps.
 
-        >>> ProfileSteps.parse("10:13", first_step=0, steps=100)
+        >>> ProfileSteps.parse("10:13", steps=100)
         ProfileSteps(first=10, last=13)
         """
-        found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-        chosen = cls(int(found[1]), int(found[2])) if found else None
-        if chosen is None or not first_step < chosen.first <= chosen.last <= steps:
+        match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+        chosen = cls(int(match[1]), int(match[2])) if match else None
+        if chosen is None or not 1 <= chosen.first <= chosen.last <= steps:
             raise UserError(
-                f"--profile_steps={brief(text)}: no range of steps to come.  Legal: the first and "
-                f"the last step with a colon between them, as in 10:13, from {first_step + 1} to "
+                f"--profile_steps={brief(text)}: no range of steps of this run.  Legal: the first "
+                "and the last step with a colon between them, as in 10:13, from 1 to "
                 f"{steps} (Run.steps)."
             )
         return chosen

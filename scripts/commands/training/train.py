@@ -74,10 +74,13 @@ def train(flags: TrainFlags) -> None:
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
-    """Returns what --profile_steps asks for; raises where these are no steps to come."""
+    """Returns what --profile_steps asks for; a run that was started again may be past it."""
     if flags.profile_steps is None:
         return []
-    steps = ProfileSteps.parse(flags.profile_steps, first_step, run.steps)
+    steps = ProfileSteps.parse(flags.profile_steps, run.steps)
+    if steps.first <= first_step:
+        tell(f"warning: no profile: the run goes on after step {first_step}.")
+        return []
     return [Profile(flags.model_dir, steps)]
 
 

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.commands.training.flags import TrainFlags
+from scripts.commands.training.train import profile_observers
 from tests.scripts.conftest import Meshloom
 from tests.trainer.command import settings
+from tests.trainer.test_loop import RUN
 
 
 @pytest.mark.parametrize("steps", ["0:2", "12", "5:4", "10:1000"])
@@ -18,3 +21,13 @@ def test_no_range_of_steps_ends_before_anything_is_written(
     answer = run("train", f"--model_dir={model_dir}", *given, f"--profile_steps={steps}")
     assert answer.code == 2 and "as in 10:13, from 1 to 160 (Run.steps)." in answer.error
     assert not model_dir.exists()
+
+
+def test_a_run_that_was_started_again_profiles_steps_to_come_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = TrainFlags(model_dir=tmp_path, profile_steps="3:4")
+    assert len(profile_observers(flags, RUN, first_step=2)) == 1
+    assert not capsys.readouterr().err
+    assert profile_observers(flags, RUN, first_step=3) == []
+    assert "no profile: the run goes on after step 3" in capsys.readouterr().err
