@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, note, settings
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
+from models.spec import Moe
 from tests import layout_search
 from tests.layout_search import Failure, Result, Verdict, judge, simplest
 from tests.random_layouts import LAYOUTS_A_RUN, Case, cases, chosen_case, numbered_case
@@ -40,7 +41,11 @@ def test_a_run_under_a_random_layout_is_that_of_one_device(number: int) -> None:
 
 
 # Settings that the search once failed with.
-FOUND = {"layers split under scan": ("x:2", "layers:x", {"layers": 2, "scan": True})}
+DROPLESS = Moe(experts=8, dispatch="dropless")
+FOUND = {
+    "layers split under scan": ("x:2", "layers:x", {"layers": 2, "scan": True}),
+    "groups give way to d_ff": ("x:2", "groups:x?;d_ff:x", {"pattern": ("moe",), "moe": DROPLESS}),
+}
 
 
 @pytest.mark.parametrize("name", FOUND)

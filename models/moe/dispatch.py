@@ -143,7 +143,7 @@ def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: b
         y_Gsd = run_shard(experts, routed, draw, dict(zip(weights, shards, strict=True)))
         return jax.lax.psum(y_Gsd, weight_axes)
 
-    tokens = [f"({e})G{axes}" for axes in ("sd", "si", "si", "si")]
+    tokens = [f"({e})G(F){axes}" for axes in ("sd", "si", "si", "si")]
     weight_terms = [f"{e}(G)" + name[-2:].replace("D", "d") for name in weights]
     mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *weight_terms])}->{tokens[0]}")
     arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *weights.values())
