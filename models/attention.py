@@ -36,8 +36,8 @@ class AttentionContext:
     """The encoder's output, for cross-attention."""
     cache_index: Array | None = None
     """Slot of the cache where new keys and values are written."""
-    is_token_BL: Array | None = None
-    """False at padding; None where every position holds a token, as in decoding."""
+    segments_BL: Array | None = None
+    """0 at padding; None where each row is a segment without padding, as in decoding."""
     drop_tokens: bool = True
     """Whether experts drop the tokens beyond their capacity."""
 
@@ -62,7 +62,7 @@ def packed_context(
         causal,
         positions_BL,
         relative_LM,
-        is_token_BL=segments_BL > 0,
+        segments_BL=segments_BL,
         drop_tokens=drop_tokens,
     )
 

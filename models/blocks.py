@@ -41,7 +41,7 @@ class FeedForward(Protocol):
     def __call__(
         self,
         x_BLD: Array,
-        is_token_BL: Array | None,
+        segments_BL: Array | None,
         key: Array | None = None,
         *,
         drop_tokens: bool = True,
@@ -110,7 +110,7 @@ class Block(nnx.Module):
             )
             x_BLD = x_BLD + self.drop(y_BLD, source_keys[1])
         y_BLD, load = self.mlp(
-            self.mlp_norm(x_BLD), context.is_token_BL, keys[2], drop_tokens=context.drop_tokens
+            self.mlp_norm(x_BLD), context.segments_BL, keys[2], drop_tokens=context.drop_tokens
         )
         return x_BLD + self.drop(y_BLD, keys[3]), cache, load
 

@@ -33,7 +33,7 @@ class Mlp(nnx.Module):
     def __call__(
         self,
         x_BLD: Array,
-        is_token_BL: Array | None = None,
+        segments_BL: Array | None = None,
         key: Array | None = None,
         *,
         drop_tokens: bool = True,

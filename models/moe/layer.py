@@ -39,14 +39,14 @@ class MoeLayer(nnx.Module):
     def __call__(
         self,
         x_BLD: Array,
-        is_token_BL: Array | None,
+        segments_BL: Array | None,
         key: Array | None = None,
         *,
         drop_tokens: bool = True,
     ) -> tuple[Array, Load]:
         """Runs each token through its experts; returns also the load of the experts.
 
-        Without dropped tokens, as in decoding, no token depends on another.
+        Without dropped tokens, as in decoding, no token depends on another segment.
         """
         layout = self.layout
         route_key, jitter_key, dropout_key = (
@@ -54,17 +54,17 @@ class MoeLayer(nnx.Module):
         )
         groups, tokens = self.grouping(x_BLD.shape, drops=drop_tokens)
         x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
-        if is_token_BL is None:
-            is_token_Gs = layout.iota("Gs", (groups, tokens), "G") >= 0
+        if segments_BL is None:
+            segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
         else:
-            is_token_Gs = self.regrouped(is_token_BL, (groups, tokens), "Bl", "Gs")
+            segments_Gs = self.regrouped(segments_BL, (groups, tokens), "Bl", "Gs")
         logits_Gse = self.logits(x_GsD, jitter_key)
         gates_Gse = jax.nn.softmax(logits_Gse, axis=-1)
         capacity = None
         if drop_tokens and self.moe.dispatch != "dropless":
             training = key is not None
             capacity = self.moe.router.capacity(tokens, self.moe.experts, training=training)
-        routing = self.moe.router.route(layout, gates_Gse, is_token_Gs, capacity, route_key)
+        routing = self.moe.router.route(layout, gates_Gse, segments_Gs, capacity, route_key)
         experts = Experts(self, dropout_key)
         if capacity is None:
             y_GsD = in_blocks(experts, x_GsD, routing, at_experts=not drop_tokens)
@@ -72,7 +72,7 @@ class MoeLayer(nnx.Module):
             y_GsD = WITH_CAPACITY[self.moe.dispatch](experts, x_GsD, routing, capacity)
         y_BlD = self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD")
         return layout.reshard(y_BlD, "BLD"), load_of(
-            layout, logits_Gse, gates_Gse, routing, is_token_Gs
+            layout, logits_Gse, gates_Gse, routing, segments_Gs > 0
         )
 
     def grouping(self, shape: tuple[int, ...], *, drops: bool) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Routers: which experts get a token, with which weight, at which place of their buffers."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -81,13 +82,14 @@ class Router:
         self,
         layout: Layout,
         gates_Gse: Array,
-        is_token_Gs: Array,
+        segments_Gs: Array,
         capacity: int | None,
         key: Array | None,
     ) -> Routing:
         """Chooses the experts of each token but padding.  With a key, a router may be random.
 
-        Without a capacity, nothing is dropped.
+        Without a capacity, nothing is dropped, and the experts of a token depend on no other
+        segment.
         """
         raise NotImplementedError
 
@@ -110,16 +112,16 @@ class Top2(Router):
         self,
         layout: Layout,
         gates_Gse: Array,
-        is_token_Gs: Array,
+        segments_Gs: Array,
         capacity: int | None,
         key: Array | None,
     ) -> Routing:
         gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, 2, "Gse")
         gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
-        chosen_Gsi = jnp.broadcast_to(is_token_Gs[:, :, None], gate_Gsi.shape)
+        chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
         place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
         if key is not None and self.random_second:
-            drawn_Gs = layout.random(jax.random.uniform, key, "Gs", is_token_Gs.shape)
+            drawn_Gs = layout.random(jax.random.uniform, key, "Gs", segments_Gs.shape)
             sent_Gs = 2 * gate_Gsi[:, :, 1] > drawn_Gs
             # One that is not sent keeps its place (algorithm 1, line 22).
             first_Gsi = layout.iota("Gsi", gate_Gsi.shape, "i") == 0
@@ -144,14 +146,14 @@ class TopK(Router):
         self,
         layout: Layout,
         gates_Gse: Array,
-        is_token_Gs: Array,
+        segments_Gs: Array,
         capacity: int | None,
         key: Array | None,
     ) -> Routing:
         gate_Gsi, expert_Gsi = layout.top_k(gates_Gse, self.k, "Gse")
         if self.normalises:
             gate_Gsi /= jnp.sum(gate_Gsi, axis=-1, keepdims=True)
-        chosen_Gsi = jnp.broadcast_to(is_token_Gs[:, :, None], gate_Gsi.shape)
+        chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
         place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
         return drop_overflow(expert_Gsi, gate_Gsi, place_Gsi, chosen_Gsi, capacity)
 
@@ -161,7 +163,7 @@ class ExpertChoice(Router):
     """Each expert takes the tokens with the largest gates.  Zhou et al. 2022, section 3.2.
 
     All experts are full, and a token has none to all of them.  It sees the whole group, later
-    tokens included: not for decoders.
+    tokens included: not for decoders.  Decoding and scoring choose in each source alone.
     """
 
     mean_choices: Count = 2
@@ -179,22 +181,44 @@ class ExpertChoice(Router):
         self,
         layout: Layout,
         gates_Gse: Array,
-        is_token_Gs: Array,
+        segments_Gs: Array,
         capacity: int | None,
         key: Array | None,
     ) -> Routing:
-        is_token_Gs1 = is_token_Gs[:, :, None]
-        gates_Ges = layout.einsum("Gse->Ges", jnp.where(is_token_Gs1, gates_Gse, -1.0))
-        taken = is_token_Gs.shape[1] if capacity is None else capacity
-        _, token_Gec = layout.top_k(gates_Ges, taken, "Ges")
-        shape = (*token_Gec.shape, gates_Gse.shape[1])
-        here_Gecs = layout.iota("Gecs", shape, "s") == token_Gec[..., None]
-        taken_Gse = layout.einsum("Ges->Gse", jnp.any(here_Gecs, axis=2))
-        place_Gecs = jnp.where(here_Gecs, layout.iota("Gecs", shape, "c"), 0)
-        place_Gse = layout.einsum("Ges->Gse", jnp.sum(place_Gecs, axis=2))
-        expert_Gse = layout.iota("Gse", gates_Gse.shape, "e")
+        experts, is_token_Gs = gates_Gse.shape[-1], segments_Gs > 0
+        if capacity is None:
+            share = functools.partial(self.shares, experts=experts, training=key is not None)
+            limit_Gs = layout.shard_map(share, "Gs->Gs")(segments_Gs)
+        else:
+            segments_Gs = is_token_Gs.astype(jnp.int32)
+            limit_Gs = jnp.full_like(segments_Gs, capacity)
+        rank = layout.shard_map(rank_in_segment, "Gse,Gs->Gse")
+        rank_Gse = rank(jax.lax.stop_gradient(gates_Gse), segments_Gs)
+        taken_Gse = is_token_Gs[:, :, None] & (rank_Gse < limit_Gs[:, :, None])
         # Each expert is one choice.
-        return drop_overflow(expert_Gse, gates_Gse, place_Gse, taken_Gse & is_token_Gs1, capacity)
+        expert_Gse = layout.iota("Gse", gates_Gse.shape, "e")
+        return drop_overflow(expert_Gse, gates_Gse, rank_Gse, taken_Gse, capacity)
+
+    def shares(self, segments_Gs: Array, experts: int, *, training: bool) -> Array:
+        """Returns how many tokens of its segment an expert takes, as if it were a group."""
+        sizes = range(segments_Gs.shape[1] + 1)
+        by_size = [self.capacity(size, experts, training=training) for size in sizes]
+        same_Gsc = segments_Gs[:, :, None] == segments_Gs[:, None, :]
+        return jnp.array(by_size)[jnp.sum(same_Gsc, axis=2)]
+
+
+def rank_in_segment(gates_Gse: Array, segments_Gs: Array) -> Array:
+    """Returns how many tokens of its segment each expert prefers to a token: the first of equals.
+
+    >>> gates_Gse = jnp.array([[[0.2], [0.5], [0.1], [0.5]]])
+    >>> rank_in_segment(gates_Gse, jnp.array([[1, 1, 2, 1]]))[0, :, 0].tolist()
+    [2, 0, 0, 1]
+    """
+    segments_Gse = jnp.broadcast_to(segments_Gs[:, :, None], gates_Gse.shape)
+    order_Gse = jnp.lexsort((-gates_Gse, segments_Gse), axis=1)
+    earlier_Gsc = segments_Gs[:, None, :] < segments_Gs[:, :, None]
+    start_Gs1 = jnp.sum(earlier_Gsc, axis=2)[:, :, None]
+    return jnp.argsort(order_Gse, axis=1) - start_Gs1
 
 
 def drop_overflow(

@@ -62,11 +62,11 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
         graph, params = nnx.split((MoeLayer if moe else Mlp)(spec, layout, weights))
         keys = jax.random.split(jax.random.key(1))
         x_BLD, dy_BLD = (jax.random.normal(key, (ROWS, LENGTH, D_MODEL)) for key in keys)
-        is_token_BL = jnp.ones((ROWS, LENGTH), bool)
+        segments_BL = jnp.ones((ROWS, LENGTH), jnp.int32)
 
     def objective(params: object, x_BLD: jax.Array, key: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, params)
-        y_BLD, load = layer(x_BLD, is_token_BL, key)
+        y_BLD, load = layer(x_BLD, segments_BL, key)
         objective = jnp.vdot(y_BLD, dy_BLD)
         return objective if load is None else objective + load.aux
 

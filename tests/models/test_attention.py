@@ -92,7 +92,7 @@ def test_a_packed_token_sees_its_own_segment_up_to_itself() -> None:
     segments_BL = jnp.asarray(SEGMENTS_BL, jnp.int32)
     causal = packed_context(WHOLE, segments_BL, segments_BL)
     np.testing.assert_array_equal(causal.mask_BLM, mask_BLM())
-    np.testing.assert_array_equal(causal.is_token_BL, SEGMENTS_BL > 0)
+    np.testing.assert_array_equal(causal.segments_BL, SEGMENTS_BL)
     np.testing.assert_array_equal(causal.relative_positions[4], [4, 3, 2, 1, 0, -1])
     both = packed_context(WHOLE, segments_BL, segments_BL, causal=False)
     np.testing.assert_array_equal(both.mask_BLM, mask_BLM() | np.swapaxes(mask_BLM(), 1, 2))

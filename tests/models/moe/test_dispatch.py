@@ -69,18 +69,18 @@ def results(case: Case, dispatch: Dispatch | None, *, trains: bool = True) -> An
     layout, spec = case.layout, case.spec
     rng, shape = np.random.default_rng(0), (case.rows, case.length, spec.d_model)
     x, dy = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
-    is_token = rng.random(shape[:2]) < (0.8 if trains else 1.0)
+    segments = (rng.random(shape[:2]) < (0.8 if trains else 1.0)).astype(np.int32)
 
     @jax.jit
     def run() -> Any:
         graph, params = nnx.split(layer(case, dispatch or "gather"))
         x_BLD, dy_BLD = layout.reshard(x, "BLD"), layout.reshard(dy, "BLD")
-        is_token_BL = layout.reshard(is_token, "BL") if dispatch else None
+        segments_BL = layout.reshard(segments, "BL") if dispatch else None
         key = jax.random.key(2) if trains else None
 
         def objective(params: nnx.State, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
             y_BLD, load = nnx.merge(graph, params)(
-                x_BLD, is_token_BL, key, drop_tokens=dispatch is not None
+                x_BLD, segments_BL, key, drop_tokens=dispatch is not None
             )
             return jnp.sum(y_BLD * dy_BLD) + load.aux + load.z, y_BLD
 
@@ -129,7 +129,7 @@ def test_layouts_that_work_are_not_refused(dispatch: Dispatch) -> None:
     def trace(layout: Layout) -> Any:
         moe_layer = layer(case._replace(layout=layout), dispatch)
         x_BLD = layout.reshard(jnp.ones((4, 6, 10)), "BLD")
-        moe_layer(x_BLD, layout.reshard(jnp.ones((4, 6), bool), "BL"), jax.random.key(0))
+        moe_layer(x_BLD, layout.reshard(jnp.ones((4, 6), jnp.int32), "BL"), jax.random.key(0))
         return nnx.to_pure_dict(nnx.state(moe_layer))
 
     recorded = record(trace)

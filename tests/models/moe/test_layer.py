@@ -131,13 +131,37 @@ def test_padding_takes_no_place(router: Router) -> None:
     np.testing.assert_allclose(beside[0].loss, alone[0].loss, rtol=1e-6)
 
 
+def test_experts_choose_in_each_segment_as_if_it_were_alone() -> None:
+    """Without drops, as in decoding: as an evaluation of this segment in a row of its length."""
+    router = ExpertChoice(evaluation_capacity_factor=1.0, least_capacity=1)
+    own = Moe(experts=5, router=router, dispatch="gather")
+    spec = toy(encoder_layers=1, encoder_pattern=("moe",), moe=own)
+    x_BLD = np.random.default_rng(0).normal(size=(1, 11, 10)).astype(np.float32)
+    lengths = (4, 6)
+    segments_BL = np.repeat(np.int32([[1, 2, 0]]), [*lengths, 1], axis=1)
+
+    @jax.jit
+    def outputs() -> tuple[jax.Array, list[jax.Array]]:
+        weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), jnp.float32)
+        layer, end = MoeLayer(spec, WHOLE, weights), lengths[0]
+        parts = x_BLD[:, :end], x_BLD[:, end : end + lengths[1]]
+        alone = [layer(part_BLD, np.ones(part_BLD.shape[:2], np.int32))[0] for part_BLD in parts]
+        return layer(x_BLD, segments_BL, drop_tokens=False)[0], alone
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        packed, alone = outputs()
+    expected = np.concatenate([*alone, np.zeros((1, 1, 10))], axis=1)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(packed, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("dispatch", ["gather", "dropless"])
 def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
     """Nothing else in the layer needs a key: it routes alike, and has as many products."""
     own = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
     rng = np.random.default_rng(0)
     x_BLD = rng.normal(size=(4, 8, 10)).astype(np.float32)
-    is_token_BL = np.ones((4, 8), bool)
+    segments_BL = np.ones((4, 8), np.int32)
 
     spec = toy(pattern=("moe",), moe=own, dropout=0.5)
 
@@ -145,8 +169,8 @@ def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
     def outputs(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), jnp.float32)
         layer = MoeLayer(spec, WHOLE, weights)
-        drawn = jax.lax.map(lambda key: layer(x_BLD, is_token_BL, key)[0], keys)
-        return layer(x_BLD, is_token_BL, None)[0], drawn
+        drawn = jax.lax.map(lambda key: layer(x_BLD, segments_BL, key)[0], keys)
+        return layer(x_BLD, segments_BL, None)[0], drawn
 
     with jax.set_mesh(make_mesh(WHOLE)):
         plain, drawn = outputs(jax.random.split(KEY, 256))

@@ -35,8 +35,8 @@ def output(spec: Transformer, weights: dict[str, np.ndarray], x_BLD: np.ndarray)
             name: weight.shape for name, weight in weights.items()
         }
         nnx.replace_by_pure_dict(params, {name: jnp.asarray(w) for name, w in weights.items()})
-        is_token_BL = jnp.ones(x_BLD.shape[:2], bool)
-        y_BLD, _ = jax.jit(lambda x_BLD: nnx.merge(graph, params)(x_BLD, is_token_BL))(x_BLD)
+        segments_BL = jnp.ones(x_BLD.shape[:2], jnp.int32)
+        y_BLD, _ = jax.jit(lambda x_BLD: nnx.merge(graph, params)(x_BLD, segments_BL))(x_BLD)
     return np.asarray(y_BLD)
 
 

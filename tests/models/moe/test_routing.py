@@ -4,6 +4,7 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -72,8 +73,9 @@ def routed_and_loaded(
     key: jax.Array | None,
 ) -> tuple[jax.Array, Routing, Load]:
     logits_Gse, is_token_Gs = logits_SE[None], is_token_S[None]
+    segments_Gs = is_token_Gs.astype(jnp.int32)
     gates_Gse = jax.nn.softmax(logits_Gse, axis=-1)
-    routing = router.route(WHOLE, gates_Gse, is_token_Gs, fixed_capacity or capacity, key)
+    routing = router.route(WHOLE, gates_Gse, segments_Gs, fixed_capacity or capacity, key)
     return gates_Gse, routing, load_of(WHOLE, logits_Gse, gates_Gse, routing, is_token_Gs)
 
 

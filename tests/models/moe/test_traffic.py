@@ -35,16 +35,16 @@ def collectives(layout: Layout, dispatch: Dispatch, *, trains: bool) -> tuple[Co
     with jax.set_mesh(mesh):
         graph, params = nnx.split(jax.eval_shape(made))
         params = jax.jit(lambda: nnx.split(made())[1])()
-        x_BLD, is_token_BL = (
+        x_BLD, segments_BL = (
             jax.device_put(array, NamedSharding(mesh, layout.place(axes)))
             for array, axes in (
                 (jnp.ones((ROWS, LENGTH, WIDTH)), "BLD"),
-                (jnp.ones((ROWS, LENGTH), bool), "BL"),
+                (jnp.ones((ROWS, LENGTH), jnp.int32), "BL"),
             )
         )
 
         def forward(params: nnx.State, x_BLD: jax.Array) -> jax.Array:
-            return nnx.merge(graph, params)(x_BLD, is_token_BL)[0]
+            return nnx.merge(graph, params)(x_BLD, segments_BL)[0]
 
         def gradient(params: nnx.State, x_BLD: jax.Array) -> object:
             def squared(params: nnx.State, x_BLD: jax.Array) -> jax.Array:
