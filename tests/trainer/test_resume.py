@@ -3,13 +3,18 @@
 So is one of several processes.
 """
 
+import dataclasses
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scripts.launch_local import free_port
+from tests.toys import ROOT
 from tests.trainer.command import EVERY, STEPS, Command, Process
 from trainer.metrics.jsonl import read_lines
 
@@ -81,6 +86,27 @@ def test_restart_under_another_layout_and_mesh_is_equal_to_round_off(
     assert [found[step] for step in steps] == [wanted[step] for step in steps]
     np.testing.assert_allclose([*found.values()], [*wanted.values()], rtol=ROUND_OFF)
     assert found != wanted  # it was computed anew, in another order
+
+
+def test_the_printed_command_continues_a_run_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasted, it brings back layout, devices and data directory, from another folder as well."""
+    made = Command.on_new_text(tmp_path)
+    undisturbed = dataclasses.replace(made, data_dir=tmp_path / "its data")
+    undisturbed.train(layout="fsdp", devices=2).finish()
+    command = undisturbed.elsewhere(tmp_path / "a run")
+    process = command.train(layout="fsdp", devices=2)
+    process.wait_for_step(EVERY)
+    process.send(signal.SIGTERM)
+    said = process.finish()
+    name, *arguments = shlex.split(said.partition("Continue with: ")[2].splitlines()[0])
+    assert name == "meshloom" and newest(command) < STEPS
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache"))
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    subprocess.run([sys.executable, "-m", "scripts.meshloom", *arguments], cwd=tmp_path, check=True)
+    assert list(command.losses().items()) == list(undisturbed.losses().items())
 
 
 def test_no_row_is_skipped_or_repeated_over_a_restart(straight: Command) -> None:
