@@ -81,3 +81,19 @@ def test_giant_models_have_their_published_sizes(size: str) -> None:
 
 def test_the_guide_prints_one_exact_number() -> None:
     assert counted("giant_128b")[1] == 137_702_416_384
+
+
+RECIPES = sorted(
+    path.stem
+    for family in ("mtf", "attention", "gshard", "giant")
+    for path in (ROOT / "configs/models").glob(f"{family}_*.gin")
+    if "include 'configs/models/" in path.read_text()  # a size, not what sizes share
+)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_for_accelerators_compute_in_bfloat16(name: str) -> None:
+    spec = model_of(load([f"configs/models/{name}.gin"]))
+    assert isinstance(spec, Transformer)
+    stored = "bfloat16" if name == "giant_4t" else "float32"
+    assert (spec.precision.compute, spec.precision.store) == ("bfloat16", stored)
