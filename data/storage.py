@@ -166,6 +166,20 @@ def open_alone(path: Path) -> TextIO:
     return file
 
 
+def try_flock(file: IO[str]) -> bool | None:
+    """Locks a file until it is closed or this process ends.
+
+    Returns False where another process has locked it, and None where there are no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
 @contextlib.contextmanager
 def write_errors(target: Path, remedy: str = "give another --data_dir") -> Iterator[None]:
     """Says what a failed write means: a full disk, or a place that cannot be written."""

@@ -5,6 +5,7 @@ layout.gin         the layout given last, for the next command line; never read 
 history.jsonl      a line for each start of training: from which step, on which data, what changed
 vocab.model        the vocabulary
 source_vocab.model that of the source, where it has its own
+train.lock         the process that trains there, while it does
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 """

@@ -4,6 +4,7 @@ So is one of several processes.
 """
 
 import dataclasses
+import os
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from scripts.launch_local import free_port
 from tests.toys import ROOT
 from tests.trainer.command import EVERY, STEPS, Command, Process
 from trainer.metrics.jsonl import read_lines
+from trainer.training_lock import lock
 
 # Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; a hundred
 # updates carry that on, the first few less.
@@ -62,7 +64,7 @@ def test_killed_restarted_terminated_and_continued_is_undisturbed(
     restarted.send(signal.SIGTERM)
     said = restarted.finish()
     stopped = newest(command)
-    assert f"Continuing from step {saved}." in said
+    assert f"Continuing from step {saved}." in said and "its lock is taken over" in said
     assert f"Stopped after step {stopped} of {STEPS}" in said and stopped < STEPS
     assert command.losses() == {step: wanted[step] for step in range(1, stopped + 1)}
 
@@ -107,6 +109,13 @@ def test_the_printed_command_continues_a_run_bit_for_bit(
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     subprocess.run([sys.executable, "-m", "scripts.meshloom", *arguments], cwd=tmp_path, check=True)
     assert list(command.losses().items()) == list(undisturbed.losses().items())
+
+
+def test_a_second_training_in_a_model_directory_is_refused(straight: Command) -> None:
+    with lock(straight.model_dir):
+        error = straight.train().finish(2)
+    assert f"another training is under way there: process {os.getpid()} on " in error
+    assert "Traceback" not in error
 
 
 def test_no_row_is_skipped_or_repeated_over_a_restart(straight: Command) -> None:

@@ -46,6 +46,7 @@ from trainer.processes.join import leave
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
+from trainer.training_lock import training_lock
 from trainer.translation.bleu import bleu_observers
 
 
@@ -69,8 +70,9 @@ def train(flags: TrainFlags) -> None:
         for program in programs:
             program(run, layout, mesh)
         prepared = prepared_data(flags, run, is_continued=step is not None)
-        save_start(flags, config, run, layout, prepared, step or 0, changes)
-        train_run(flags, run, layout, mesh, prepared, profile)
+        with training_lock(flags.model_dir):
+            save_start(flags, config, run, layout, prepared, step or 0, changes)
+            train_run(flags, run, layout, mesh, prepared, profile)
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
