@@ -45,12 +45,24 @@ class OutputFile(click.ParamType):
         """Returns the name, where a file can be written under it."""
         from data.storage import check_output  # imports NumPy, which --help does without
 
+        LocalPath().convert(value, param, ctx)
         try:
             if value != "-":
                 check_output(value)
         except UserError as error:
             self.fail(str(error), param, ctx)
         return value
+
+
+class LocalPath(click.Path):
+    """A path of this machine: gs://bucket is not a folder named gs:."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path."""
+        scheme, separator, _ = str(value).partition("://")
+        if separator and scheme.isalnum():
+            self.fail(f"{value}: {scheme}:// is not supported.  Give a local path.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class FlagOption(click.Option):
@@ -105,7 +117,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     if flag.names_output:
         return OutputFile()
     if kind is Path:
-        return click.Path(path_type=Path)
+        return LocalPath(path_type=Path)
     if typing.get_origin(kind) is Literal:
         return click.Choice(typing.get_args(kind))
     if kind is int:

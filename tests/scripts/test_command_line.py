@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import click
@@ -59,6 +60,22 @@ def test_flags_arrive_as_the_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_illegal_values_are_usage_errors(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(click.UsageError):
         parse(monkeypatch, "--text=a", wrong)
+
+
+@pytest.mark.parametrize("flag", ["--model_dir", "--data_dir"])
+@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket/run"])
+def test_a_remote_path_is_refused_and_makes_no_folder(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    path: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = {"--model_dir": "run", "--data_dir": "data", flag: path}
+    with pytest.raises(click.UsageError, match=f"{path}: .*:// is not supported"):
+        cli.cli.main(["train", *(f"{k}={v}" for k, v in flags.items())], standalone_mode=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_shows_groups_of_flags_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
