@@ -2,12 +2,19 @@
 
 import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
+
+from configs.errors import MAX_SHOWN, UserError, brief
+from trainer.processes import peers
+
+T = TypeVar("T")
 
 
 def connect(mesh: Mesh) -> None:
@@ -39,15 +46,52 @@ def on_any_process(value: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.array(value))))
 
 
-def gather_texts(text: str) -> list[str]:
-    """Returns the text of each process of the run, in the order of their indices."""
-    if jax.process_count() == 1:
-        return [text]
-    encoded = np.frombuffer(text.encode(), np.uint8)
-    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(encoded))))
-    padded = np.pad(encoded, (0, int(sizes.max()) - len(encoded)))
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+def is_first_process() -> bool:
+    """Returns whether this process is the one that prints and writes."""
+    others = peers.current()
+    return others is None or others.index == 0
+
+
+def gather(value: T) -> list[T]:
+    """Returns the value of each process of the run, which JSON can hold, by its index."""
+    others = peers.current()
+    return [value] if others is None else others.gather(value)
+
+
+def from_first_process(call: Callable[[], T]) -> T:
+    """Returns in every process what the first one alone computes, which JSON can hold.
+
+    What the call raises there ends all.
+    """
+    others = peers.current()
+    if others is None:
+        return call()
+    value: T = others.gather(call() if others.index == 0 else None)[0]
+    return value
+
+
+def fetched(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
+    """Returns whole arrays, on every process of the run."""
+    if jax.process_count() > 1:
+        arrays = multihost_utils.process_allgather(tuple(arrays), tiled=True)
+    return [np.asarray(array) for array in arrays]
+
+
+def check_same(values: Mapping[str, str], remedy: str) -> None:
+    """Raises in every process, naming what differs, unless all have the same values."""
+    of_all = gather(dict(values))
+    first, problems = of_all[0], []
+    for index, other in enumerate(of_all):
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                problems.append(
+                    f"{name}: {brief(first.get(name, 'absent'))} in process 0, "
+                    f"{brief(other.get(name, 'absent'))} in process {index}."
+                )
+    if problems:
+        shown = [*problems[:MAX_SHOWN], *(["…"] if problems[MAX_SHOWN:] else [])]
+        text = "\n  ".join(["the processes of this run differ:", *shown, remedy])
+        raise UserError(text)
 
 
 def _groups(mesh: Mesh) -> list[np.ndarray]:

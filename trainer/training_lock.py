@@ -16,7 +16,7 @@ import jax
 
 from configs.errors import UserError
 from data.storage import try_flock, write_errors
-from trainer.multihost import gather_texts
+from trainer.multihost import gather
 
 FILE = "train.lock"
 BEAT_S = 10
@@ -62,7 +62,7 @@ def training_lock(model_dir: Path) -> Iterator[None]:
                 stack.enter_context(lock(model_dir))
             except UserError as error:
                 refusal = str(error)
-        if refusal := gather_texts(refusal)[0]:
+        if refusal := gather(refusal)[0]:
             raise UserError(refusal)
         yield
 

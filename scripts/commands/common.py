@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from scripts.commands.shared_flags import SavedSettingsFlags
 from scripts.commands.shared_flags import Strings as Strings
 from scripts.terminal import tell
 from trainer.model_dir import ModelDir
+from trainer.multihost import check_same, from_first_process, is_first_process
 from trainer.run import Run
 
 DATA_DIR = Path("~/.cache/meshloom")
@@ -55,6 +57,12 @@ def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
 def settings_of(flags: SavedSettingsFlags) -> Config:
     """Returns the settings that the flags name."""
     return settings(flags.model_dir, flags.gin_file, flags.gin_param)
+
+
+def check_same_settings(config: Config) -> None:
+    """Refuses processes of one run that were started with different settings."""
+    values = {binding.name: repr(binding.value) for binding in config.bindings()}
+    check_same(values, "Start all with the same --gin_file and --gin_param.")
 
 
 def warn_unused(config: Config, *used: type) -> None:
@@ -96,11 +104,23 @@ def read_input(path: str) -> Iterator[str]:
     return map(without_carriage_return, decoded_lines(sys.stdin.buffer, "standard input"))
 
 
+def input_lines(path: str) -> list[str]:
+    """Reads the lines of a file, or of the standard input, in process 0 for all."""
+    return from_first_process(lambda: list(read_input(path)))
+
+
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[TextIO]:
-    """Opens a file that appears under its name only when it is whole, or the standard output."""
-    if path == "-":
+    """Opens a file that appears under its name only when it is whole, or the standard output.
+
+    What processes other than 0 write is dropped.
+    """
+    if path in ("-", "/dev/stdout"):
         yield sys.stdout
+        return
+    if not is_first_process():
+        with open(os.devnull, "w", encoding="utf-8") as file:
+            yield file
         return
     with write_errors(Path(path), "give another file"), atomic_open(Path(path)) as file:
         yield file

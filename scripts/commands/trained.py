@@ -9,7 +9,13 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.generate import Search
-from scripts.commands.common import rounded, rows_of_group, setting_origins, settings
+from scripts.commands.common import (
+    check_same_settings,
+    rounded,
+    rows_of_group,
+    setting_origins,
+    settings,
+)
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import tell
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
@@ -28,6 +34,7 @@ def trained_models(
     message.
     """
     config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
+    check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
     sizes, origins = dict(make_mesh(layout).shape), setting_origins(config)
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from data.vocab import EOS
 from models.api import Decodable
-from models.decoding.generate import DecodeInputs, DecodeOutput, Search, generate
+from models.decoding.generate import DecodeInputs, Search, generate
+from trainer.multihost import fetched
 
 SHORTEST = 16
 Ids = Sequence[int] | np.ndarray
@@ -116,13 +116,6 @@ class Decoder:
 
     def _put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
-
-
-def fetched(output: DecodeOutput) -> list[np.ndarray]:
-    """Returns the whole arrays, on every host of the run."""
-    if jax.process_count() > 1:
-        output = multihost_utils.process_allgather(output, tiled=True)
-    return [np.asarray(array) for array in output]
 
 
 def padded(length: int) -> int:

@@ -15,6 +15,7 @@ from models.api import Batch, Model, Params
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import device_batches
 from trainer.feed import placement
+from trainer.multihost import fetched
 from trainer.progress import Progress, no_progress
 
 
@@ -57,7 +58,8 @@ def score_lines(
     losses_BL = []
     with jax.set_mesh(mesh):
         for batch in device_batches(rows, sharding, batch_sequences):
-            losses_BL.append(np.asarray(token_losses(model, params, batch), np.float64))
+            [losses] = fetched([token_losses(model, params, batch)])
+            losses_BL.append(losses.astype(np.float64))
             progress(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
     per_row = np.concatenate(losses_BL)[: len(rows)]
     line_ids, row_ids, segments = rows.pieces.T

@@ -1,7 +1,9 @@
 """Joins this process to the others of a run: by flags, by variables, or as the cluster says."""
 
 import logging
+import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -101,11 +103,23 @@ def join(place: Place, timeout_s: float) -> None:
     hide_lost_processes()
     links = meet(*place, timeout_s, logger.info)
     peers.set_current(peers.Peers(place.process_index, links))
+    separate_output(place.process_index)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(*place, initialization_timeout=int(timeout_s))
     except RuntimeError as error:
         raise RunError(f"JAX cannot connect to {place.coordinator_address}: {error}") from error
+
+
+def separate_output(process_index: int) -> None:
+    """Leaves the standard output to what process 0 prints as its result.
+
+    The others print nothing there, and libraries of JAX such as gloo to the standard error.
+    """
+    sys.stdout.flush()
+    output = os.dup(1) if process_index == 0 else os.open(os.devnull, os.O_WRONLY)
+    sys.stdout = os.fdopen(output, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
 
 
 def leave() -> None:

@@ -37,7 +37,7 @@ class Link:
     def receive(self) -> list[Message] | None:
         """Returns the complete messages that are there; None where the connection is closed."""
         try:
-            data = self.connection.recv(1 << 16)
+            data = self.connection.recv(1 << 20)
         except OSError:
             return None
         if not data:

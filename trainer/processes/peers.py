@@ -36,10 +36,12 @@ class Peers:
         self._checks = 0
         self._stop_requested = self._stop_sent = self._frozen = self._all_left = False
         self._stop_at: int | None = None
+        self._gathered: list[Any] | None = None
         # Of the hub: what the processes answered, by process.
         self._checks_of: dict[int, int] = {}
         self._step_of: dict[int, int] = {}
         self._left: set[int] = set()
+        self._values_of: dict[int, Any] = {}
         self._reporting = False
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -60,6 +62,18 @@ class Peers:
             self._checks += 1
             self._step = step
             return self._stop_at is not None and self._checks >= self._stop_at
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns what each process gives, by its index, once all have.
+
+        Every process makes the same calls.  It takes no device, and waits as long as it takes.
+        """
+        with self._changed:
+            self._to_hub(["value", value])
+            self._changed.wait_for(lambda: self._gathered is not None)
+            gathered, self._gathered = self._gathered, None
+            assert gathered is not None
+            return gathered
 
     def leave(self) -> None:
         """Waits until all processes are done.  Their ends are then no losses."""
@@ -146,6 +160,11 @@ class Peers:
                 self._step_of[sender] = values[0]
                 if len(self._step_of) == self.count:
                     self._end_stalled()
+            elif kind == "value":
+                self._values_of[sender] = values[0]
+                if len(self._values_of) == self.count:
+                    gathered = [self._values_of.pop(index) for index in range(self.count)]
+                    self._to_all(["gathered", gathered])
             elif kind == "failed":
                 self._failed.add(sender)
                 self._to_all(["failed", sender, *values])
@@ -171,6 +190,8 @@ class Peers:
                 if index != self.index:  # most errors are found by all processes
                     why = f"process {index} ended with exit code {code}: {line}"
                     self._after(GRACE_S / 2, lambda: end_process(code, why))
+            elif kind == "gathered":
+                self._gathered = values[0]
             elif kind == "all_left":
                 self._all_left = True
             elif kind == "end":

@@ -15,7 +15,7 @@ from models.decoding.beam import Beam
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
-from scripts.commands.common import open_output, read_input
+from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import DecodeFlags, Format
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
@@ -32,6 +32,7 @@ from trainer.decoding.requests import (
     decode_lines,
     make_requests,
 )
+from trainer.multihost import from_first_process, is_first_process
 from trainer.run import Run
 
 BEAM = 4  # of translations; other texts are continued greedily
@@ -97,7 +98,7 @@ def continuations(
 
 def decode_file(flags: DecodeFlags) -> None:
     """Decodes a file; continues one that was interrupted."""
-    lines = list(read_input(flags.input))
+    lines = input_lines(flags.input)
     with trained_models(flags.model, programs_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.restore(step, flags.model.average) for step in steps]
@@ -107,7 +108,7 @@ def decode_file(flags: DecodeFlags) -> None:
         task, max_length = trained.run.task, trained.run.model.max_length
         requests = make_requests(lines, task, trained.vocabs, options, max_length)
         job = DecodeJob(flags, lines, requests, decoder, trained.vocabs, options)
-        if flags.output == "-" or is_stream(Path(flags.output)):
+        if flags.output == "-" or from_first_process(lambda: is_stream(Path(flags.output))):
             job.write_stream()
         else:
             job.write_file([member.step for member in members])
@@ -145,13 +146,20 @@ class DecodeJob:
         """Writes a file; what a crash interrupts, the next call continues."""
         start, output = time.perf_counter(), Path(self.flags.output)
         journal = Journal(output, self.settings(steps))
-        if journal.is_done():
+        done = from_first_process(
+            lambda: None if journal.is_done() else list(journal.open().items())
+        )
+        if done is None:
             tell(f"{output} is there already, made by the same settings.")
             return
-        texts: dict[int, Sequence[Sequence[Any]]] = {**journal.open()}
+        texts: dict[int, Sequence[Sequence[Any]]] = dict(done)
         if texts:
             tell(f"Continuing after {len(texts):,} of {len(self.lines):,} lines.")
         left = [line for line in range(len(self.lines)) if line not in texts]
+        if not is_first_process():
+            for _ in self.decode(left):
+                pass  # process 0 writes it
+            return
         with journal:
             for batch in self.decode(left):
                 journal.add((line, [list(one) for one in decoded]) for line, decoded in batch)

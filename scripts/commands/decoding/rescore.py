@@ -6,14 +6,14 @@ from typing import Any
 from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
-from scripts.commands.common import open_output, read_input
+from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import RescoreFlags
 from scripts.commands.decoding.score import scores_of
 
 
 def rescore_file(flags: RescoreFlags) -> None:
     """Ranks the hypotheses of an n-best list again with the scores of another model."""
-    entries = [_entry(number, line) for number, line in enumerate(read_input(flags.input), 1)]
+    entries = [_entry(number, line) for number, line in enumerate(input_lines(flags.input), 1)]
     pairs = [Pair(entry["source"], one["text"]) for entry in entries for one in entry["hypotheses"]]
 
     def lines_for(task: Task) -> list[str]:

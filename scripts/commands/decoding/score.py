@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from data.task import Task
-from scripts.commands.common import open_output, read_input
+from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import ScoreFlags
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.commands.trained import batch_of, only, trained_models
@@ -15,7 +15,7 @@ from trainer.traces import trace_score_step
 
 def score_file(flags: ScoreFlags) -> None:
     """Scores each line, or each pair of a source and a target with a tab between."""
-    lines = list(read_input(flags.input))
+    lines = input_lines(flags.input)
     scores = scores_of(lambda task: lines, flags.model, flags.batch_sequences, flags.tag)
     with open_output(flags.output) as file:
         file.write("log_likelihood\twords\ttokens\n")

@@ -29,13 +29,12 @@ from trainer.processes.link import names
 def doctor(flags: DoctorFlags) -> None:
     """Prints what each check finds; raises where something is an error."""
     findings = findings_of([("processes", lambda: processes(flags)), ("devices", machine.devices)])
-    # The others would wait in vain for a process that cannot compute with them.
-    is_joined = all(finding.status != "error" for finding in findings)
+    is_joined = findings[0].status != "error"  # or the others would wait in vain
     config, unreadable = config_of(flags.settings)
     findings += [*unreadable, *findings_of(checks(flags, config).items())]
     if is_joined:
         findings += machine.clocks()
-        findings = merged([read(text) for text in multihost.gather_texts(written(findings))])
+        findings = merged([read(text) for text in multihost.gather(written(findings))])
     others = peers.current() if is_joined else None
     if others is None or others.index == 0:
         for finding in findings:
@@ -52,7 +51,7 @@ def processes(flags: DoctorFlags) -> Iterator[Finding]:
     if peers.current() is None:
         yield Finding("processes", "ok", "this one alone")
         return
-    hosts = ", ".join(dict.fromkeys(multihost.gather_texts(socket.gethostname())))
+    hosts = ", ".join(dict.fromkeys(multihost.gather(socket.gethostname())))
     yield Finding("processes", "ok", f"all answer, and compute together; hosts: {hosts}")
 
 

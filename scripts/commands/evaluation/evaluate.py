@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from data.cache import prepare
 from data.packing.pair_rows import PairRows
 from data.packing.rows import Rows, read_word_list
 from data.sources.pairs import Pair, chosen_tag, tagged
@@ -24,6 +23,7 @@ from scripts.terminal import Bar, print_table, tell
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import Program
 from trainer.evaluate import Evaluation, evaluate
+from trainer.prepare import prepare
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step
 from trainer.translation.evaluate import (
@@ -194,7 +194,7 @@ def evaluation_rows(
 
     Also returned is how many pairs each part of the task has to train on.
     """
-    task, (target, source) = models.run.task, models.vocabs
+    task, target = models.run.task, models.vocabs.target
     if given is not None:
         pairs = [
             Pair(tagged(sentence, given.tag), reference)
@@ -212,7 +212,7 @@ def evaluation_rows(
         if not len(of_file):
             raise UserError(f"--input={text.text_file}: it is empty: there is nothing to evaluate.")
         return of_file, {}
-    splits = prepare(task, data_dir, vocab=target, source_vocab=source).splits
+    splits = prepare(task, data_dir, vocabs=models.vocabs).splits
     if text.split not in splits:
         raise UserError(
             f"--split={text.split}: not in task {task.name}.  Legal: {', '.join(splits)}."

@@ -42,6 +42,7 @@ class PrepareFlags:
     data_dir: DataDir = None
     rebuild: Annotated[bool, Flag("Replaces a cache that other settings built.")] = False
     settings: SettingsFlags = field(default_factory=SettingsFlags)
+    devices: ProcessFlags = field(default_factory=ProcessFlags)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,22 +3,23 @@
 from collections.abc import Mapping
 
 from configs.load import Config
-from data.cache import prepare
 from data.packing.rows import Rows
 from data.task import Task
 from data.vocabs import Vocabs
-from scripts.commands.common import data_dir_of, settings, task_of
+from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
 from scripts.commands.training.flags import PrepareFlags
 from scripts.terminal import print_table, tell
 from trainer.model_dir import starting_vocabs
+from trainer.prepare import prepare
 
 
 def prepare_task(flags: PrepareFlags) -> None:
     """Prepares a task and prints what its splits hold."""
     config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
+    check_same_settings(config)
     task, data_dir = task_of(config), data_dir_of(flags.data_dir)
-    target, source = vocabs_to_start_from(config, task) or (None, None)
-    prepared = prepare(task, data_dir, vocab=target, source_vocab=source, rebuild=flags.rebuild)
+    vocabs = vocabs_to_start_from(config, task)
+    prepared = prepare(task, data_dir, vocabs=vocabs, rebuild=flags.rebuild)
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)

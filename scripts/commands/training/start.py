@@ -4,16 +4,16 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-import jax
-
 from configs.load import Config, load
-from data.cache import Prepared, prepare
+from data.cache import Prepared
 from layouts.layout import Layout
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.terminal import tell
 from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
+from trainer.multihost import is_first_process
+from trainer.prepare import prepare
 from trainer.resume.changes import check_changes
 from trainer.resume.history import Change, record_start
 from trainer.run import Run
@@ -64,9 +64,8 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
         vocabs = directory.vocabs(run.task)
     elif run.start_from is not None:
         vocabs = starting_vocabs(run.start_from, run.task)
-    target, source = (None, None) if vocabs is None else vocabs
     data_dir = data_dir_of(flags.data_dir, flags.model_dir)
-    prepared = prepare(run.task, data_dir, vocab=target, source_vocab=source)
+    prepared = prepare(run.task, data_dir, vocabs=vocabs)
     check_vocabs(run, prepared.vocabs)
     if is_continued:
         directory.check_text(prepared, run.task)
@@ -87,11 +86,11 @@ def save_start(
     data_dir = data_dir_of(flags.data_dir, flags.model_dir).expanduser().absolute()
     content_hash = prepared.manifest["content_hash"]
     print_changes(changes, step)
-    if jax.process_index() == 0:
+    if is_first_process():
         record_start(flags.model_dir, step, data_dir, content_hash, changes)
         if is_layout_given(config):
             directory.save_layout(layout)
-    directory.save(config, run, prepared.vocabs)
+        directory.save(config, run, prepared.vocabs)
     if not is_layout_given(config) and directory.layout not in (None, layout):
         tell(
             f"This run was last given the layout of {directory.layout_file}.  To continue under "

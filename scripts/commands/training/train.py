@@ -11,7 +11,7 @@ from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import rows_of_group, setting_origins, warn_unused
+from scripts.commands.common import check_same_settings, rows_of_group, setting_origins, warn_unused
 from scripts.commands.trained import decode_program
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.progress import ProgressBar
@@ -55,6 +55,7 @@ def train(flags: TrainFlags) -> None:
     with Checkpoints(flags.model_dir) as checkpoints:
         step = checkpoints.latest
     config = settings_to_train(flags, step)
+    check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
     changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)

@@ -89,8 +89,9 @@ def test_flags_that_contradict_are_refused(flags: tuple[Any, ...], message: str)
 JOINS = """
 from scripts.devices import ProcessFlags, start_devices
 start_devices(ProcessFlags(simulate_devices=2, start_timeout_s=120))
-import jax
-print(jax.process_index(), jax.process_count(), jax.device_count(), flush=True)
+import jax, sys
+print(jax.process_index(), jax.process_count(), jax.device_count(), file=sys.stderr)
+print("result")
 from trainer.processes.join import leave
 leave()
 """
@@ -113,12 +114,14 @@ def test_tasks_of_slurm_join(count: int) -> None:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", JOINS], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            [sys.executable, "-c", JOINS], cwd=ROOT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | job | {"SLURM_PROCID": str(index)},
         )
         for index in range(count)
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=180)[0] for process in processes]
+    outputs, errors = zip(*(process.communicate(timeout=180) for process in processes), strict=True)
     assert [process.returncode for process in processes] == [0] * count
-    ends = [output.splitlines()[-1] for output in outputs]
+    assert outputs == ("result\n", *[""] * (count - 1))
+    ends = [error.splitlines()[-1] for error in errors]
     assert ends == [f"{index} {count} {2 * count}" for index in range(count)]

@@ -84,10 +84,17 @@ def start(
     )  # fmt: skip
 
 
+GATHER = """
+for call in range(3):
+    time.sleep(0.1 * (int(index) == call))
+    print(others.gather([call, index]), flush=True)
+others.leave()
+"""
 FAIL = 'others.fail(2, "no such file"); sys.exit(2)'
 STALL = "others.should_stop(4); time.sleep(2); others.stalled(); time.sleep(100)"
 GROUPS: dict[str, Callable[[], Group]] = {
     "stop": lambda: Group.start(dict.fromkeys(range(4), STEPS)),
+    "gather": lambda: Group.start(dict.fromkeys(range(3), GATHER)),
     "hub lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "other lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "failed": lambda: Group.start({0: SLEEP, 1: FAIL, 2: FAIL}),
@@ -112,6 +119,12 @@ def test_all_stop_in_the_same_step(groups: dict[str, Group]) -> None:
     assert [code for code, _, _ in ends.values()] == [0] * 4
     assert len({out for _, out, _ in ends.values()}) == 1
     assert re.fullmatch(r"joined\nstopped at \d+\n", ends[0][1])
+
+
+def test_all_get_what_each_gives(groups: dict[str, Group]) -> None:
+    lines = [str([[call, str(index)] for index in range(3)]) for call in range(3)]
+    for code, out, error in groups["gather"].ends().values():
+        assert (code, out.splitlines()) == (0, ["joined", *lines]), error
 
 
 @pytest.mark.parametrize(("name", "lost"), [("hub lost", 0), ("other lost", 2)])
