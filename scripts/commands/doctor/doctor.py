@@ -86,7 +86,7 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
         every["run"] = lambda: runs.run_files(model_dir)
     every["remote storage"] = lambda: disk.remote_storage(folders)
     every["data"] = (
-        functools.partial(runs.every_cache, data_dir)
+        functools.partial(runs.every_cache, data_dir, flags.data)
         if config is None
         else functools.partial(runs.task_cache, config, given, data_dir, flags.data)
     )

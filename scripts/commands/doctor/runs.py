@@ -14,6 +14,8 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.metrics.jsonl import split_lines
 from trainer.model_dir import ModelDir
 
+NO_CHECKSUMS = "an older version wrote the rows, without checksums"
+
 
 def task_cache(
     config: Config, settings: SavedSettingsFlags, data_dir: Path, reads_rows: bool
@@ -24,8 +26,7 @@ def task_cache(
     command = prepare_command(settings, data_dir)
     try:
         prepared = open_prepared(task, data_dir)
-        if prepared is not None and reads_rows:
-            check_rows(prepared)
+        have_checksums = prepared is None or not reads_rows or check_rows(data_dir / task.name)
     except ValueError as error:
         text = str(error).rpartition("  ")[0] or str(error)
         yield Finding(name, "error", text, f"{command} --rebuild")
@@ -34,7 +35,9 @@ def task_cache(
         text = f"not in {data_dir} yet: training prepares it first"
         yield Finding(name, "warning", text, command)
         return
-    read = ", all rows read" if reads_rows else ""
+    if not have_checksums:
+        yield Finding(name, "warning", NO_CHECKSUMS, f"{command} --rebuild")
+    read = ", all rows read" if reads_rows and have_checksums else ""
     text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
     yield Finding(name, "ok", text, "Copy one host's cache to the others, or mend their text: "
                   f"{command} --rebuild", is_common=True)  # fmt: skip
@@ -57,17 +60,20 @@ def prepare_command(settings: SavedSettingsFlags, data_dir: Path) -> str:
     return shlex.join(["meshloom", "prepare", *flags])
 
 
-def every_cache(data_dir: Path) -> Iterator[Finding]:
+def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
     """Looks at each cache of a folder: whether its files are there and whole."""
     folders = cache_folders(data_dir)
     for folder in folders:
         name = f"data of {folder.name}"
         try:
             content_hash = manifest.read(folder)["content_hash"]
+            have_checksums = not reads_rows or check_rows(folder)
         except ValueError as error:
             text, _, mend = str(error).rpartition("  ")
             yield Finding(name, "error", text, mend)
         else:
+            if not have_checksums:
+                yield Finding(name, "warning", NO_CHECKSUMS, manifest.rebuild_hint())
             yield Finding(name, "ok", f"content hash {content_hash[:16]}")
     if not folders:
         yield Finding("data", "ok", f"nothing is prepared in {data_dir}")
