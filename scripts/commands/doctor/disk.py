@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -77,11 +76,7 @@ def write_rate(folder: Path) -> tuple[float, float]:
         return WRITTEN_BYTES / seconds, os.fstat(file.fileno()).st_mtime - time.time()
 
 
-def remote_storage(folders: dict[str, Path]) -> Iterator[Finding]:
-    """Finds paths of object storage, which Meshloom does not write to."""
-    remote = [flag for flag, path in folders.items() if re.match(r"\w+:/", str(path))]
-    for flag in remote:
-        yield Finding("remote storage", "error", f"{flag}={folders[flag]} is not supported",
-                      "Mount the bucket, and give the folder: gcsfuse BUCKET FOLDER.")  # fmt: skip
-    if not remote:
-        yield Finding("remote storage", "ok", "not used; gs:// and s3:// are not supported")
+def remote_storage() -> Iterator[Finding]:
+    """Says what becomes of paths of object storage, which no flag takes."""
+    yield Finding("remote storage", "ok", "not used: gs:// and other schemes are not supported; "
+                  "mount a bucket as a folder")  # fmt: skip

@@ -72,19 +72,18 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
     """Returns the checks that a process makes by itself."""
     given = flags.settings
     data_dir = data_dir_of(flags.data_dir, given.model_dir).expanduser()
-    folders = {"--data_dir": data_dir}
     every: dict[str, Check] = {
         "versions": machine.versions,
         "memory": machine.memory,
         "disk of --data_dir": lambda: disk.disk("--data_dir", data_dir),
     }
     if given.model_dir is not None:
-        model_dir = folders["--model_dir"] = given.model_dir.expanduser()
+        model_dir = given.model_dir.expanduser()
         every["disk of --model_dir"] = lambda: disk.disk(
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
         every["run"] = lambda: runs.run_files(model_dir)
-    every["remote storage"] = lambda: disk.remote_storage(folders)
+    every["remote storage"] = disk.remote_storage
     every["data"] = (
         functools.partial(runs.every_cache, data_dir, flags.data)
         if config is None

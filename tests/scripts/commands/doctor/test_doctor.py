@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_written(run: Meshloom) -> None:
 
 def test_object_storage_is_refused(run: Meshloom) -> None:
     answer = run("doctor", "--model_dir=gs://bucket/run")
-    assert answer.code and "gs:" in answer.out + answer.error
+    assert answer.code == 2 and "gs:// is not supported" in answer.error
     assert not Path("gs:").exists()
 
 
