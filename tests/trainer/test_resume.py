@@ -18,7 +18,7 @@ from scripts.launch_local import free_port
 from tests.toys import ROOT
 from tests.trainer.command import EVERY, STEPS, Command, Process
 from trainer.metrics.jsonl import read_lines
-from trainer.training_lock import lock
+from trainer.processes.training_lock import lock
 
 # Layouts add in another order, which moves a float32 sum by about 1e-7 of itself; a hundred
 # updates carry that on, the first few less.

@@ -43,10 +43,10 @@ from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
 from trainer.planning.prediction import CostPrediction
 from trainer.processes.join import leave
+from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
-from trainer.training_lock import training_lock
 from trainer.translation.bleu import bleu_observers
 
 

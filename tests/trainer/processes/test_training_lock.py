@@ -12,12 +12,12 @@ import pytest
 from configs.errors import UserError
 from tests.toys import ROOT
 from trainer import training_lock
-from trainer.training_lock import FILE, Holder, lock
+from trainer.processes.training_lock import FILE, Holder, lock
 
 OTHER = """
 import sys
 from pathlib import Path
-from trainer.training_lock import lock
+from trainer.processes.training_lock import lock
 
 with lock(Path(sys.argv[1])):
     print("locked", flush=True)
