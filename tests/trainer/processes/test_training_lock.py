@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import UserError
 from tests.toys import ROOT
-from trainer import training_lock
+from trainer.processes import training_lock
 from trainer.processes.training_lock import FILE, Holder, lock
 
 OTHER = """
