@@ -38,7 +38,7 @@ def random_bytes_of_rows(
     """
     over = mesh_axes(layout.place(axes)[-1])
     draw = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)
-    return layout.shard_map(draw, f"s,{axes[:-1]}->{axes}")(seed, row_ids)
+    return layout.shard_map(draw, f"s,{axes[:-1]}({axes[-1]})->{axes}")(seed, row_ids)
 
 
 def seed_of(key: Array) -> Array:

@@ -41,10 +41,12 @@ def test_a_run_under_a_random_layout_is_that_of_one_device(number: int) -> None:
 
 
 # Settings that the search once failed with.
-DROPLESS = Moe(experts=8, dispatch="dropless")
+GATHER = {"pattern": ("moe",), "moe": Moe(experts=8), "dropout": 0.1}
+DROPLESS = {**GATHER, "moe": Moe(experts=8, dispatch="dropless")}
 FOUND = {
     "layers split under scan": ("x:2", "layers:x", {"layers": 2, "scan": True}),
-    "groups give way to d_ff": ("x:2", "groups:x?;d_ff:x", {"pattern": ("moe",), "moe": DROPLESS}),
+    "groups give way to d_ff": ("x:2", "groups:x?;d_ff:x", DROPLESS),
+    "rows of experts give way to d_ff": ("x:2", "batch:x?;d_ff:x", GATHER),
 }
 
 
