@@ -155,7 +155,8 @@ def without_reason(case: Case, errors: Sequence[Problem]) -> Iterator[Failure]:
 def has_reason(case: Case, problem: Problem) -> bool:
     """Confirms an error by the letters and sizes of the model, or because JAX refuses its rules."""
     layout = case.layout
-    cited = re.sub(r" \(Layout[^)]*\)", "", problem.rule).split(" and ")
+    texts = re.sub(r" \(Layout[^)]*\)", "", problem.rule).split(" and ")
+    cited = [str(rule) for text in texts for rule in parse_rules(text)]
     written = {
         field: [str(rule) for rule in parse_rules(getattr(layout, field))]
         for field in ("rules", "param_rules")
