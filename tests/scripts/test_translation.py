@@ -197,6 +197,7 @@ def test_the_best_checkpoint_by_bleu_has_the_highest(
         file = model_dir / "checkpoints" / str(step) / "state" / "manifest.json"
         manifest = json.loads(file.read_text()) | {"metric": bleu}
         assert manifest["higher_is_better"]
+        del manifest["crc32"]  # of the metric that it had; older manifests have none
         if not says_which:
             del manifest["higher_is_better"]
         file.write_text(json.dumps(manifest))
@@ -241,9 +242,10 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
         batches.append(len(batch))
         return real(self, batch, *lengths)
 
-    with monkeypatch.context() as patch, pytest.raises(Crash):
+    with monkeypatch.context() as patch:
         patch.setattr(decoder.Decoder, "_decode", counted)
-        run("decode", *flags)
+        answer = run("decode", *flags)
+    assert answer.code == 1 and "Crash" in answer.error
     assert not output.exists()
     part = tmp_path / "out.tgt.part"
     part.write_text(part.read_text() + '{"line": 59, "hypo')  # a line that was cut
@@ -312,8 +314,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(
     model_dir = tmp_path / "run"
     given = [f"--gin_param={setting}" for setting in params(place.folder)]
     given.append("--gin_file=layouts/whole.gin")
-    (model_dir / "checkpoints").mkdir(parents=True)
-    (model_dir / "config.gin").write_text((place.folder / "run" / "config.gin").read_text())
+    shutil.copytree(place.folder / "run", model_dir)
     answer = run(
         "train", f"--model_dir={model_dir}", data_dir(place), *given,
         "--gin_param=Transformer.vocab = 384",
