@@ -265,7 +265,10 @@ class Layout:
         """Replicates the first axis of stacked arrays, as a loop over it needs."""
 
         def gathered(array: Array) -> Array:
-            return jax.sharding.reshard(array, jax.P(None, *jax.typeof(array).sharding.spec[1:]))
+            spec = jax.typeof(array).sharding.spec
+            if spec[0] is None:  # a reshard, even to where it is, counts as a copy in a trace
+                return array
+            return jax.sharding.reshard(array, jax.P(None, *spec[1:]))
 
         return jax.tree.map(gathered, tree)
 
