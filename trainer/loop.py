@@ -72,11 +72,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             watch.on_compiled(compiled)
             batches = batches_from(job, step)
         timer = StepTimer()
-        if (
-            step
-            and run.at_interval(step, run.evaluate_every)
-            and checkpoints.best_of([step]) is None
-        ):
+        if lacks_evaluation(job, step, checkpoints):
             with timer.spending("evaluation"):
                 _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
 
