@@ -246,8 +246,8 @@ class Translation(Task):
     @property
     def vocab_settings(self) -> dict[str, SentencePiece]:
         """Returns the settings of each vocab by the name of its file."""
-        own = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
-        return {**super().vocab_settings, **own}
+        source_settings = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
+        return {**super().vocab_settings, **source_settings}
 
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""

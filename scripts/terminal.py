@@ -46,7 +46,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     out.print(table)
 
 
-def tell(text: str) -> None:
+def print_note(text: str) -> None:
     """Prints a line for the user, beside the results that go to the standard output."""
     console.print(text, markup=False)
 

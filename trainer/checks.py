@@ -28,7 +28,7 @@ Program = Callable[[Run, Layout, Mesh | AbstractMesh], object]
 
 @functools.lru_cache(maxsize=8)
 def record_loss(run: Run) -> Record:
-    """Every weight, tensor and product of one microbatch's loss, allocating nothing."""
+    """Records every weight, tensor and product of one microbatch's loss; allocates nothing."""
 
     def trace(layout: Layout) -> object:
         model = run.model.model(layout)
@@ -48,13 +48,13 @@ def check_layout(
     run: Run,
     layout: Layout,
     mesh_sizes: Mapping[str, int],
-    where: Mapping[str, str],
+    origins: Mapping[str, str],
     torus: Torus | None = None,
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
-    name, seen = layout_name(where), record_loss(run)
-    found = check(name, layout, mesh_sizes, seen, sources(where), torus)
-    return [str(problem) for problem in found]
+    name, recorded = layout_name(origins), record_loss(run)
+    problems = check(name, layout, mesh_sizes, recorded, sources(origins), torus)
+    return [str(problem) for problem in problems]
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def explained_errors(
     run: Run,
     layout: Layout,
     mesh_sizes: Mapping[str, int],
-    where: Mapping[str, str],
+    origins: Mapping[str, str],
     *programs: Program,
 ) -> Iterator[None]:
     """Turns an error of JAX that the layout causes into one message, with a layout that works.
@@ -74,17 +74,17 @@ def explained_errors(
     except (UserError, RunError):
         raise
     except Exception as error:
-        problem = find_untraceable(run, layout, mesh_sizes, where, *programs)
+        problem = find_untraceable(run, layout, mesh_sizes, origins, *programs)
         if problem is None:
             raise
-        raise UserError(report(layout_name(where), [problem])) from error
+        raise UserError(report(layout_name(origins), [problem])) from error
 
 
 def find_untraceable(
     run: Run,
     layout: Layout,
     mesh_sizes: Mapping[str, int],
-    where: Mapping[str, str],
+    origins: Mapping[str, str],
     *programs: Program,
 ) -> Problem | None:
     """Explains why programs of a run cannot be traced, where the layout is the reason."""
@@ -93,18 +93,18 @@ def find_untraceable(
         for program in programs:
             program(run, layout, abstract_mesh(dict(sizes)))
 
-    context = LintContext(layout, mesh_sizes, record_loss(run), sources(where))
+    context = LintContext(layout, mesh_sizes, record_loss(run), sources(origins))
     return find_trace_problem(context, trace)
 
 
-def layout_name(where: Mapping[str, str]) -> str:
-    """The stem of the file that sets the rules, of all names and where they were set."""
-    return Path(where.get("Layout.rules", "default").partition(":")[0]).stem
+def layout_name(origins: Mapping[str, str]) -> str:
+    """Returns the stem of the file that sets the rules, given the origin of each setting."""
+    return Path(origins.get("Layout.rules", "default").partition(":")[0]).stem
 
 
-def sources(where: Mapping[str, str]) -> dict[str, str]:
-    """Where layouts were set, and which settings decide the sizes of batch and length."""
-    return {"batch": "Run.batch_sequences", "length": "Task.length", **where}
+def sources(origins: Mapping[str, str]) -> dict[str, str]:
+    """Adds to the origins the settings that decide the sizes of batch and length."""
+    return {"batch": "Run.batch_sequences", "length": "Task.length", **origins}
 
 
 def check_run(run: Run) -> None:
@@ -132,9 +132,9 @@ def check_sides(run: Run) -> None:
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows for it."""
     sides = [("vocab", vocabs.target, run.model.vocab)]
-    own = run.model.source_vocab_size
+    source_size = run.model.source_vocab_size
     if vocabs.source is not None:
-        sides.append(("source_vocab", vocabs.source, own or run.model.vocab))
+        sides.append(("source_vocab", vocabs.source, source_size or run.model.vocab))
     for name, vocab, rows in sides:
         if vocab.size > rows:
             raise UserError(
@@ -142,7 +142,11 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
                 f"{vocab.size} tokens.  Set Transformer.{name} to at least that (a multiple of "
                 "128 splits well), or SentencePiece.size lower."
             )
-    if vocabs.source is not None and vocabs.source.hash != vocabs.target.hash and own is None:
+    if (
+        vocabs.source is not None
+        and vocabs.source.hash != vocabs.target.hash
+        and source_size is None
+    ):
         raise UserError(
             f"Transformer.source_vocab = None: task {run.task.name} has a vocabulary of its own "
             f"for the source.  Set Transformer.source_vocab to at least {vocabs.source.size}."
@@ -151,12 +155,12 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
 
 def check_length(run: Run) -> None:
     """Refuses rows that are longer than the model can read."""
-    most = run.model.max_length
+    max_length = run.model.max_length
     for name, length in run.task.row_lengths.items():
-        if most is not None and length > most:
+        if max_length is not None and length > max_length:
             raise UserError(
                 f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
-                f"{most} tokens.  Set Transformer.length to at least that, or choose other "
+                f"{max_length} tokens.  Set Transformer.length to at least that, or choose other "
                 "positions."
             )
 

@@ -77,7 +77,7 @@ class LintContext:
     layout: Layout
     mesh: Mapping[str, int]
     record: Record
-    where: Mapping[str, str]
+    origins: Mapping[str, str]
 
     @property
     def rules(self) -> list[SourcedRule]:
@@ -115,7 +115,7 @@ class LintContext:
     def source(self, field: str) -> str:
         """Names a field and the line that set it."""
         name = f"Layout.{field}"
-        return f"{name}, {self.where[name]}" if name in self.where else name
+        return f"{name}, {self.origins[name]}" if name in self.origins else name
 
 
 def either(options: Iterable[object]) -> str:
@@ -280,8 +280,8 @@ def _shared(
 
 def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
     name, weights = BY_LETTER[cause.letter].name, _weights(context, names)
-    from_data = name in context.where and len(weights) < len(names)
-    setter = f" ({context.where[name]})" if from_data else ""
+    from_data = name in context.origins and len(weights) < len(names)
+    setter = f" ({context.origins[name]})" if from_data else ""
     legal = _sizes_that_divide(context, cause)
     return Problem(
         "error",

@@ -19,15 +19,15 @@ def lint(
     layout: Layout,
     mesh_sizes: Mapping[str, int],
     record: Record,
-    where: Mapping[str, str],
+    origins: Mapping[str, str],
     torus: Torus | None = None,
 ) -> list[Problem]:
     """Finds what is wrong (errors) and what is useless (warnings), errors first.
 
-    `where` maps settings to the lines that set them, "Layout.rules" to "layouts/mine.gin:3", and
+    `origins` maps settings to the lines that set them, "Layout.rules" to "layouts/mine.gin:3", and
     axes of the data to the settings of their sizes, "batch" to "Run.batch_sequences".
     """
-    problems, context = check_spelling(LintContext(layout, mesh_sizes, record, where))
+    problems, context = check_spelling(LintContext(layout, mesh_sizes, record, origins))
     problems += check_device_order(context, torus)
     problems += check_slices(context)
     has_all_rules = all(problem.severity == "warning" for problem in problems)
@@ -71,11 +71,11 @@ def check(
     layout: Layout,
     mesh_sizes: Mapping[str, int],
     record: Record,
-    where: Mapping[str, str],
+    origins: Mapping[str, str],
     torus: Torus | None = None,
 ) -> list[Problem]:
     """Raises all problems together if one is an error; otherwise returns the warnings."""
-    problems = lint(layout, mesh_sizes, record, where, torus)
+    problems = lint(layout, mesh_sizes, record, origins, torus)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(report(name, problems))
     return problems

@@ -45,9 +45,9 @@ def find_statement(error: BaseException) -> Statement:
     """
     cause: BaseException | None = error
     while cause is not None:
-        found = [s for s in statements(cause) if s.tensors]
-        if found:
-            return found[-1]
+        with_tensors = [s for s in statements(cause) if s.tensors]
+        if with_tensors:
+            return with_tensors[-1]
         cause = cause.__cause__
     return next(reversed(list(statements(error))), Statement("the model", "", ()))
 

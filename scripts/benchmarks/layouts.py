@@ -18,7 +18,7 @@ from layouts.cost.calibration import measure_host
 from layouts.mesh import cache_compilations, simulate_devices
 from scripts.benchmarks.rounds import cores, show
 from scripts.commands.planning.layouts import COMPILED
-from scripts.terminal import print_table, tell
+from scripts.terminal import print_note, print_table
 from trainer.planning.report import as_json
 from trainer.planning.search import rank_layouts
 from trainer.planning.step_benchmark import StepBenchmark, slowdown, time_rounds
@@ -53,7 +53,7 @@ def main(
     cache_compilations()  # what was broken off goes on
     run = load(gin_file, gin_param).make(Run)
     host = measure_host(jax.devices())
-    tell(str(host))
+    print_note(str(host))
     start = time.perf_counter()
     ranking = rank_layouts(run, host)
     search_s = time.perf_counter() - start
@@ -62,7 +62,7 @@ def main(
         start = time.perf_counter()
         timer = time.perf_counter if clock == "wall" else time.process_time
         benchmarks[ranked.name] = StepBenchmark(run, ranked.layout, timer)
-        tell(f"compiled {number} of {len(ranking)} in {time.perf_counter() - start:.0f} s")
+        print_note(f"compiled {number} of {len(ranking)} in {time.perf_counter() - start:.0f} s")
     times = time_rounds(benchmarks, rounds)
     ratios = {name: slowdown(times, name) for name in benchmarks}
     first = [ranked.name for ranked in ranking[:COMPILED]]

@@ -20,7 +20,7 @@ from layouts.layout import Layout
 from models.architectures import Transformer
 from scripts.commands.shared_flags import SavedSettingsFlags
 from scripts.commands.shared_flags import Strings as Strings
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.model_dir import ModelDir
 from trainer.multihost import check_same, from_first_process, is_first_process
 from trainer.run import Run
@@ -49,7 +49,7 @@ def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
     if last is None or last.data_dir is None:
         return DATA_DIR
     if not Path(last.data_dir).exists():
-        tell(f"--data_dir of the run, {last.data_dir}, is not there: {DATA_DIR} is used.")
+        print_note(f"--data_dir of the run, {last.data_dir}, is not there: {DATA_DIR} is used.")
         return DATA_DIR
     return Path(last.data_dir)
 
@@ -67,7 +67,7 @@ def check_same_settings(config: Config) -> None:
 
 def warn_unused(config: Config, *used: type) -> None:
     for binding in config.unused(*used):
-        tell(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
+        print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
 
 
 def setting_origins(config: Config) -> dict[str, str]:

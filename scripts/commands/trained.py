@@ -17,7 +17,7 @@ from scripts.commands.common import (
     settings,
 )
 from scripts.commands.shared_flags import CheckpointFlags
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.checks import Program, check_layout, explained_errors
 from trainer.planning.decoding import shortest_shape, trace_decode
@@ -40,7 +40,7 @@ def trained_models(
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in check_layout(fitting, layout, sizes, origins):
-        tell(warning)
+        print_note(warning)
     with (
         explained_errors(fitting, layout, sizes, origins, *programs(fitting)),
         ModelRestorer(flags.model_dir, run, layout) as models,

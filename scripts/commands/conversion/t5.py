@@ -26,7 +26,7 @@ from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.shared_flags import SettingsFlags
 from scripts.commands.trained import only, trained_models
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.checkpoints import huggingface
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
@@ -62,12 +62,14 @@ def import_t5(flags: ImportT5Flags) -> None:
     save_weights(model_dir, run, huggingface.params_of(spec, tensors))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     for name in sorted(stored.keys() - tensors.keys()):
-        tell(f"Left out: {name}, which repeats {huggingface.SHARED} or which T5 does not read.")
+        print_note(
+            f"Left out: {name}, which repeats {huggingface.SHARED} or which T5 does not read."
+        )
     types = sorted({tensor.dtype.name for tensor in tensors.values()})
     if len(types) > 1:
-        tell(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
+        print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
     weights = sum(tensor.size for tensor in tensors.values())
-    tell(f"Imported {weights:,} weights into {model_dir}.")
+    print_note(f"Imported {weights:,} weights into {model_dir}.")
 
 
 def export_t5(flags: ExportT5Flags) -> None:
@@ -85,7 +87,7 @@ def export_t5(flags: ExportT5Flags) -> None:
         vocab = trained.vocabs.target
     write_folder(output, settings, tensors, vocab.model)
     weights = sum(tensor.size for tensor in tensors.values())
-    tell(f"Exported {weights:,} weights of step {trained.step} to {output}.")
+    print_note(f"Exported {weights:,} weights of step {trained.step} to {output}.")
 
 
 # Folders as Hugging Face writes them
@@ -205,7 +207,7 @@ def config_of(run: Run, settings: SettingsFlags) -> Config:
         config = load([str(file), *settings.gin_file], settings.gin_param)
     for binding in config.unused(Run, Layout):
         if not binding.origin.startswith(str(file)):
-            tell(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
+            print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
     return config
 
 

@@ -19,7 +19,7 @@ from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import DecodeFlags, Format
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
-from scripts.terminal import Bar, tell
+from scripts.terminal import Bar, print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
 from trainer.decoding.decoder import Decoder, Request
@@ -150,11 +150,11 @@ class DecodeJob:
             lambda: None if journal.is_done() else list(journal.open().items())
         )
         if done is None:
-            tell(f"{output} is there already, made by the same settings.")
+            print_note(f"{output} is there already, made by the same settings.")
             return
         texts: dict[int, Sequence[Sequence[Any]]] = dict(done)
         if texts:
-            tell(f"Continuing after {len(texts):,} of {len(self.lines):,} lines.")
+            print_note(f"Continuing after {len(texts):,} of {len(self.lines):,} lines.")
         left = [line for line in range(len(self.lines)) if line not in texts]
         if not is_first_process():
             for _ in self.decode(left):
@@ -216,4 +216,4 @@ def formatted(
 
 def print_throughput(lines: int, start: float) -> None:
     seconds = time.perf_counter() - start
-    tell(f"{lines:,} lines in {seconds:.1f} s: {lines / seconds:.1f} lines/s.")
+    print_note(f"{lines:,} lines in {seconds:.1f} s: {lines / seconds:.1f} lines/s.")

@@ -7,7 +7,7 @@ from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import ScoreFlags
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.commands.trained import batch_of, only, trained_models
-from scripts.terminal import Bar, tell
+from scripts.terminal import Bar, print_note
 from trainer.checkpoints.restore import chosen_steps
 from trainer.decoding.score import Score, score_lines
 from trainer.traces import trace_score_step
@@ -47,5 +47,7 @@ def scores_of(
         )
     too_long = sum(not score.tokens for score in scores)
     if too_long:
-        tell(f"Warning: {too_long} of {len(lines)} pairs are longer than a row and have no score.")
+        print_note(
+            f"Warning: {too_long} of {len(lines)} pairs are longer than a row and have no score."
+        )
     return scores

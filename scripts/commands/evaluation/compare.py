@@ -8,7 +8,7 @@ from configs.errors import UserError
 from data.sources.text_files import read_lines
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import CompareFlags
-from scripts.terminal import Bar, print_table, tell
+from scripts.terminal import Bar, print_note, print_table
 from trainer.translation.metrics import (
     Paired,
     TranslationMetrics,
@@ -73,7 +73,7 @@ def show(measured: Mapping[str, TranslationMetrics], against: Paired | None) -> 
         print()
         print_table(against.HEADERS, against.rows())
     one = next(iter(measured.values()))
-    tell(f"{one.sentences:,} sentences; hash of the references {one.references_hash}")
+    print_note(f"{one.sentences:,} sentences; hash of the references {one.references_hash}")
 
 
 def percent(value: float | None) -> str:

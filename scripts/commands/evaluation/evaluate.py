@@ -19,7 +19,7 @@ from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
-from scripts.terminal import Bar, print_table, tell
+from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import Program
 from trainer.evaluate import Evaluation, evaluate
@@ -203,7 +203,9 @@ def evaluation_rows(
         lengths = (task.row_lengths["source_length"], task.length)
         rows: Rows = PairRows.from_pairs(pairs, models.vocabs.of_source, target, *lengths)
         if rows.counts.left_out:
-            tell(f"{rows.counts.left_out} of {len(pairs)} pairs are longer than a row: no loss.")
+            print_note(
+                f"{rows.counts.left_out} of {len(pairs)} pairs are longer than a row: no loss."
+            )
         return rows, {}
     if text.text_file is not None:
         word_list = read_word_list(task.word_list)

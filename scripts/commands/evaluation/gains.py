@@ -11,7 +11,7 @@ from configs.errors import UserError
 from data.storage import atomic_path, write_errors
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import GainsFlags
-from scripts.terminal import print_table, tell
+from scripts.terminal import print_note, print_table
 
 SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6
 
@@ -45,7 +45,7 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
     print_table(["part", "train pairs", f"BLEU of {flags.baseline}", *models], rows)
     pairs = [baseline[name]["train_pairs"] for name in names]
     draw(flags.output, names, pairs, gained)
-    tell(f"Wrote {flags.output}.")
+    print_note(f"Wrote {flags.output}.")
     result = {
         "baseline": {"mean_bleu": of_baseline},
         "models": {

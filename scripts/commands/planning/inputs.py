@@ -15,7 +15,7 @@ from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
 from scripts.commands.common import setting_origins, settings
 from scripts.commands.planning.flags import PlanFlags
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.checks import Program, check_layout, check_run, explained_errors, layout_name
 from trainer.planning.training import (
     StepPlan,
@@ -56,7 +56,7 @@ class PlanInputs(NamedTuple):
         for warning in check_layout(
             run, self.layout, self.sizes, setting_origins(self.config), torus
         ):
-            tell(warning)
+            print_note(warning)
 
     def explained_errors(self, run: Run, program: Program) -> AbstractContextManager[None]:
         """Turns an error of JAX that the layout causes into one message."""
@@ -109,7 +109,7 @@ def mesh_to_compile_for(inputs: PlanInputs) -> Mesh | None:
     if slice is None:
         return make_mesh(inputs.layout)
     if has_tpu_compiler():
-        tell(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
+        print_note(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
         return topology_mesh(slice.name, inputs.sizes, inputs.layout.order)
-    tell(NO_COMPILER)
+    print_note(NO_COMPILER)
     return None

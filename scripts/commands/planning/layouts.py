@@ -16,7 +16,7 @@ from layouts.mesh import has_tpu_compiler
 from scripts.commands.common import open_output, settings, write_json
 from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
 from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan, parse_topology
-from scripts.terminal import print_table, tell
+from scripts.terminal import print_note, print_table
 from trainer.checks import check_run
 from trainer.planning.report import as_json
 from trainer.planning.savings import smallest_slice
@@ -50,7 +50,7 @@ def compare(flags: PlanFlags) -> None:
         figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
     names = sorted(figures, key=lambda name: sort_key(figures[name]))
     print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
-    tell_excess(figures)
+    warn_of_excess(figures)
     write_json(flags.json_file, {name: figures[name] for name in names})
 
 
@@ -76,20 +76,20 @@ def search(flags: LayoutsFlags) -> None:
     figures = {ranked.name: figures_of(ranked) for ranked in ranking}
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
     print_table(["layout", "by", *COLUMNS], rows)
-    tell_excess(figures)
+    warn_of_excess(figures)
     write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
     if flags.output is not None:
         with open_output(flags.output) as file:
             head = f"The fastest of {len(ranking)} layouts on {devices_text(slice)}, {basis}"
             file.write(as_gin(best[0].layout, [f"{head}:", *comments(best)]))
-        tell(f"Wrote {flags.output}.")
+        print_note(f"Wrote {flags.output}.")
 
 
-def tell_excess(figures: dict[str, Any]) -> None:
+def warn_of_excess(figures: dict[str, Any]) -> None:
     """Warns of layouts whose compiled program does much that their trace does not."""
     for name, plan in figures.items():
         if plan["excess_flops"] is not None:
-            tell(f"warning: {name}: the compiled program {plan['excess_flops']}.")
+            print_note(f"warning: {name}: the compiled program {plan['excess_flops']}.")
 
 
 def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:

@@ -8,7 +8,7 @@ from data.task import Task
 from data.vocabs import Vocabs
 from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
 from scripts.commands.training.flags import PrepareFlags
-from scripts.terminal import print_table, tell
+from scripts.terminal import print_note, print_table
 from trainer.model_dir import starting_vocabs
 from trainer.prepare import prepare
 
@@ -23,7 +23,7 @@ def prepare_task(flags: PrepareFlags) -> None:
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
-    tell(f"content hash {prepared.manifest['content_hash']}")
+    print_note(f"content hash {prepared.manifest['content_hash']}")
 
 
 def vocabs_to_start_from(config: Config, task: Task) -> Vocabs | None:

@@ -10,7 +10,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from scripts.terminal import console, tell
+from scripts.terminal import console, print_note
 from trainer.observers import Observer, StepResult
 from trainer.run import Run
 
@@ -47,9 +47,9 @@ class ProgressBar(Observer):
         if console.is_terminal:
             self._progress.update(self._task, completed=step, numbers=numbers)
         elif step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
-            tell(f"step {step}/{steps}  loss {line['loss']:.3f}  after {step_s:.1f} s")
+            print_note(f"step {step}/{steps}  loss {line['loss']:.3f}  after {step_s:.1f} s")
         elif step % max(1, steps // PLAIN_EVERY) == 0:
-            tell(f"step {step}/{steps}  {numbers}  {(steps - step) * step_s:.0f} s left")
+            print_note(f"step {step}/{steps}  {numbers}  {(steps - step) * step_s:.0f} s left")
 
     def close(self) -> None:
         self._progress.stop()

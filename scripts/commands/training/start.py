@@ -9,7 +9,7 @@ from data.cache import Prepared
 from layouts.layout import Layout
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.multihost import is_first_process
@@ -49,11 +49,11 @@ def changes_since(
 def print_changes(changes: Sequence[Change], step: int) -> None:
     """Says what changes, and which rows that concerns."""
     for name, old, new in changes:
-        tell(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
+        print_note(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
         if name == "Run.batch_sequences":  # with the step it decides the place in the data
             first, end = sorted((step * old, step * new))
             what = "left out" if new > old else "read again"
-            tell(f"Of the rows in their order, {first:,} to {end - 1:,} are {what}.")
+            print_note(f"Of the rows in their order, {first:,} to {end - 1:,} are {what}.")
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
@@ -92,7 +92,7 @@ def save_start(
             directory.save_layout(layout)
         directory.save(config, run, prepared.vocabs)
     if not is_layout_given(config) and directory.layout not in (None, layout):
-        tell(
+        print_note(
             f"This run was last given the layout of {directory.layout_file}.  To continue under "
             f"it, add --gin_file={shlex.quote(str(directory.layout_file))}."
         )

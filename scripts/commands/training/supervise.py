@@ -12,7 +12,7 @@ from etils import epath
 
 from configs.errors import UserError
 from scripts.commands.training.flags import SuperviseFlags
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.processes.ending import FAILED, STALLED
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -37,10 +37,10 @@ def supervise(flags: SuperviseFlags) -> None:
         failures, last_step = (failures + 1 if step == last_step else 1), step
         at = "before the first checkpoint" if step is None else f"after checkpoint {step}"
         if failures == FAILURES:
-            tell(f"Failed {FAILURES} times {at}: not started again.")
+            print_note(f"Failed {FAILURES} times {at}: not started again.")
             sys.exit(code)
         wait_s = min(LONGEST_S, flags.backoff_s * 2 ** (failures - 1))
-        tell(f"Exit code {code} {at}; starting again in {wait_s:g} s.")
+        print_note(f"Exit code {code} {at}; starting again in {wait_s:g} s.")
         time.sleep(wait_s)
 
 

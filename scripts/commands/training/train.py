@@ -23,7 +23,7 @@ from scripts.commands.training.start import (
     save_start,
     settings_to_train,
 )
-from scripts.terminal import tell
+from scripts.terminal import print_note
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checks import (
     Program,
@@ -63,7 +63,7 @@ def train(flags: TrainFlags) -> None:
     check_run(run)
     profile = profile_observers(flags, run, step or 0)
     for warning in check_layout(run, layout, dict(mesh.shape), setting_origins(config)):
-        tell(warning)
+        print_note(warning)
     programs = training_programs(run, layout, dict(mesh.shape))
     with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
         check_memory(run, layout, mesh)
@@ -82,7 +82,7 @@ def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Prof
         return []
     steps = ProfileSteps.parse(flags.profile_steps, run.steps)
     if steps.first <= first_step:
-        tell(f"warning: no profile: the run goes on after step {first_step}.")
+        print_note(f"warning: no profile: the run goes on after step {first_step}.")
         return []
     return [Profile(flags.model_dir, steps)]
 
@@ -112,10 +112,10 @@ def train_run(
     except NotFinite as error:
         raise RunError(f"{error}\n{remedy(flags, run, layout, error.step)}") from error
     how = "Stopped" if outcome.stopped else "Finished"
-    tell(f"{how} after step {outcome.steps} of {run.steps}; waited for data "
+    print_note(f"{how} after step {outcome.steps} of {run.steps}; waited for data "
          f"{outcome.data_stall_fraction:.1%} of the time.")  # fmt: skip
     if outcome.stopped:
-        tell(f"Continue with: {continue_command(flags, layout)}")
+        print_note(f"Continue with: {continue_command(flags, layout)}")
     if outcome.by_ctrl_c:
         leave()  # where it came to one process alone, the others end well
         raise KeyboardInterrupt
