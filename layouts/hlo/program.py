@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from layouts.cost.collectives import KINDS, Collective
@@ -94,8 +94,20 @@ class CompiledProgram:
                 inner_times *= self.trip_count(instruction, computation)
             elif instruction.opcode in ("fusion", "async-start"):
                 fusion = instruction
+            if instruction.opcode == "conditional":
+                yield from self._branch(instruction, times, fused_in)
             for name in called(instruction):
                 yield from self._walk(self.computations[name], inner_times, fusion)
+
+    def _branch(
+        self, conditional: Instruction, times: int, fused_in: Instruction | None
+    ) -> list[ExecutedInstruction]:
+        """Walks the branch that computes the most, as the count of a trace does."""
+        walks = [
+            list(self._walk(self.computations[name], times, fused_in))
+            for name in branches(conditional)
+        ]
+        return max(walks, key=total_flops)
 
     def trip_count(self, loop: Instruction, computation: Computation) -> int:
         """Returns how often a loop runs: its counter goes up to a constant, by 1 in JAX's scans.
@@ -133,7 +145,7 @@ class CompiledProgram:
     @functools.cached_property
     def flops(self) -> int:
         """Counts the FLOPs of the matrix products of a step on one device."""
-        return sum(e.times * product_flops(e.instruction, e.computation) for e in self.executed)
+        return total_flops(self.executed)
 
     @functools.cached_property
     def cycles(self) -> dict[str, int]:
@@ -255,14 +267,23 @@ def equation(op_name: str) -> str:
     return re.sub(r"\[\\?'([^'\\]*)\\?'\]", r"/\1", name)
 
 
+def total_flops(instructions: Iterable[ExecutedInstruction]) -> int:
+    """Counts the FLOPs of the matrix products of a list of executed instructions."""
+    return sum(e.times * product_flops(e.instruction, e.computation) for e in instructions)
+
+
+def branches(conditional: Instruction) -> list[str]:
+    """Returns the computations of which a conditional executes one."""
+    if listed := re.search(r"branch_computations=\{([^}]*)\}", conditional.rest):
+        return re.findall(r"%?([\w.\-]+)", listed[1])
+    names = (conditional.attribute("true_computation"), conditional.attribute("false_computation"))
+    return [name for name in names if name is not None]
+
+
 def called(instruction: Instruction) -> list[str]:
-    """Returns the computations that an instruction executes; not those that reduce numbers."""
+    """Returns the computations that an instruction always executes, but those of reductions."""
     if instruction.opcode == "while":
         names = [instruction.attribute("body")]  # conditions only compare, but that of an open loop
-    elif instruction.opcode == "conditional":
-        branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.rest)
-        branch_names = re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
-        names = branch_names[:1] or [instruction.attribute("true_computation")]
     elif instruction.opcode in ("call", "fusion", "async-start"):
         names = [instruction.attribute("calls") or instruction.attribute("to_apply")]
     else:

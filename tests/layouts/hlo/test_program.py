@@ -57,6 +57,17 @@ def test_trip_counts_of_loops_are_multiplied() -> None:
     assert {collective.group for collective in reduced} == {2}
 
 
+@pytest.mark.parametrize("flip", [False, True])
+def test_of_a_conditional_the_larger_branch_counts(flip: bool) -> None:
+    def choose(x: jax.Array, w: jax.Array) -> jax.Array:
+        small, large = (lambda: x @ w[:, :4] @ w[:, :4].T), (lambda: x @ w @ w.T)
+        return jax.lax.cond(x[0, 0] > 0, *((small, large) if flip else (large, small)))
+
+    whole = jax.P(None, None)
+    program = compiled(choose, ((ROWS, INNER), whole), ((INNER, OUTER), whole))
+    assert program.flops == 2 * 2 * ROWS * INNER * OUTER
+
+
 @pytest.mark.parametrize("axes", [("x",), ("x", "y")])
 def test_a_gather_is_found_along_its_mesh_axes(axes: tuple[str, ...]) -> None:
     program = compiled(
