@@ -57,10 +57,16 @@ def pairs(text: str) -> tuple[tuple[str, str], ...]:
 @functools.lru_cache
 def parse_rules(text: str) -> tuple[Rule, ...]:
     """Parses a layout string, in order, and translates Mesh-TensorFlow's axis names."""
-    return tuple(
-        Rule(SYNONYMS.get(axis, axis), word.rstrip("?+"), "?" not in word, "+" in word)
-        for axis, word in pairs(text)
-    )
+    rules = []
+    for axis, word in pairs(text):
+        mesh_axis = word.rstrip("?+")
+        marks = word[len(mesh_axis) :]
+        if len(set(marks)) < len(marks):
+            raise UserError(
+                f"'{axis}:{word}' in {text!r}: write one '?' or one '+', not {marks!r}."
+            )
+        rules.append(Rule(SYNONYMS.get(axis, axis), mesh_axis, "?" not in marks, "+" in marks))
+    return tuple(rules)
 
 
 def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:

@@ -72,7 +72,11 @@ def mesh_sizes(text: str, devices: int | None) -> dict[str, int]:
     sizes = dict(entries)
     if len(sizes) < len(entries):
         raise UserError(f"Layout.mesh = {text!r}: a mesh axis is named twice.  Name each once.")
-    if not sizes or any(size < 1 and size != -1 for size in sizes.values()):
+    if not sizes:
+        raise UserError(
+            f"Layout.mesh = {text!r} names no axis.  Legal: sizes, as in 'data:2,model:4'."
+        )
+    if any(size < 1 and size != -1 for size in sizes.values()):
         raise UserError(f"Layout.mesh = {text!r}: sizes must be at least 1, or -1 for one of them.")
     if devices is None:
         return sizes

@@ -153,7 +153,7 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
         pairs(part)
         (rule,) = parse_rules(part)
     except ValueError:
-        fix = 'Legal: axis:mesh_axis, as in "batch:data".'
+        fix = 'Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" behind it.'
         return Problem("error", "malformed-rule", "not a rule.", fix=fix)
     if rule.axis in ABSENT:
         return Problem(

@@ -29,7 +29,7 @@ def test_sizes_by_mesh_axis(text: str, sizes: dict[str, int]) -> None:
     ("text", "message"),
     [
         ("data:3,data:2", "Layout.mesh = 'data:3,data:2': a mesh axis is named twice"),
-        ("", "Layout.mesh = '': sizes must be at least 1, or -1 for one of them"),
+        ("", "Layout.mesh = '' names no axis"),
         ("data:0", "sizes must be at least 1, or -1 for one of them"),
         ("data:-2", "sizes must be at least 1, or -1 for one of them"),
         ("data:-1,model:-1", "only one size may be -1, found 2"),

@@ -106,6 +106,17 @@ def test_inspect_prints_and_writes_json(
     assert expected in json.dumps(read_json(tmp_path / "j"))
 
 
+def test_inspect_layout_fails_where_train_would(
+    run: Meshloom, trained: Place, tmp_path: Path
+) -> None:
+    answer = run(
+        "inspect", "layout", trained.model_dir,
+        "--gin_param=Layout.rules = 'd_fff:data'", f"--json={tmp_path / 'j'}",
+    )  # fmt: skip
+    assert answer.code == 2 and "d_fff:data" in answer.error
+    assert len(read_json(tmp_path / "j")["problems"]) == 1
+
+
 def test_parameters_are_counted_exactly(run: Meshloom, trained: Place, tmp_path: Path) -> None:
     run("inspect", "params", trained.model_dir, f"--json={tmp_path / 'j'}")
     expected = 288 * 32 + 24 * 32 + 32 + 2 * (2 * 32 + 4 * 32 * 4 * 6 + 2 * 32 * 40)

@@ -1,5 +1,6 @@
 """`meshloom inspect layout`: shows the problems and placements of a layout."""
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.report import lint, report
 from scripts.commands.common import setting_origins, settings_of, write_json
@@ -12,7 +13,10 @@ from trainer.traces import trace_evaluate_step, trace_train_step
 
 
 def layout(flags: InspectLayoutFlags) -> None:
-    """Prints the problems of the layout, and where each kind of tensor of the model lives."""
+    """Prints the problems of the layout, and where each kind of tensor of the model lives.
+
+    Fails as `meshloom train` does if one of the problems is an error.
+    """
     config = settings_of(flags.settings)
     run, layout = config.make(Run), config.make(Layout)
     sizes = planned_sizes(layout)
@@ -33,7 +37,6 @@ def layout(flags: InspectLayoutFlags) -> None:
         for axes, stored in kinds
     ]
     print_table(["axes", "kind", "place"], places)
-    print(report(layout_name(setting_origins(config)), problems))
     write_json(
         flags.json_file,
         {
@@ -42,3 +45,7 @@ def layout(flags: InspectLayoutFlags) -> None:
             "places": [dict(zip(("axes", "kind", "place"), row, strict=True)) for row in places],
         },
     )
+    text = report(layout_name(setting_origins(config)), problems)
+    if any(problem.severity == "error" for problem in problems):
+        raise UserError(text)
+    print(text)

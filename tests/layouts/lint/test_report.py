@@ -72,7 +72,7 @@ kv_heads, queries, d_kv, layers, vocab.
   rule vocab:modell (Layout.rules, layouts/mine.gin:3): no such mesh axis.
       Did you mean model?  The mesh has data, model (Layout.mesh, layouts/mine.gin:2).
   rule heads=model (Layout.rules, layouts/mine.gin:3): not a rule.
-      Legal: axis:mesh_axis, as in "batch:data".
+      Legal: axis:mesh_axis, as in "batch:data", with one "?" or one "+" behind it.
   rule batch:data? (Layout.rules, layouts/mine.gin:3): appears twice.
       Remove one of them.
   rule hidden:data (Layout.param_rules, layouts/mine.gin:4): no such axis.
@@ -93,6 +93,12 @@ def test_misspelt_rules_have_codes_and_legal_values() -> None:
         {"mesh_axis": ("data", "model")},
     )
     assert (malformed.code, duplicate.code) == ("malformed-rule", "duplicate-rule")
+
+
+@pytest.mark.parametrize("rule", ["batch:data??", "heads:model++", "batch:data?+?"])
+def test_a_mark_is_written_once(rule: str) -> None:
+    (problem,) = problems(rule)
+    assert (problem.code, problem.rule.split()[0]) == ("malformed-rule", rule)
 
 
 def test_a_report_of_sizes_that_do_not_divide() -> None:
