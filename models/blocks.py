@@ -9,7 +9,8 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.api import Cache
-from models.attention import Attention, AttentionContext, CrossAttention
+from models.attention.context import AttentionContext
+from models.attention.layer import Attention, CrossAttention
 from models.dropout import dropout
 from models.feed_forward import Mlp
 from models.initializers import Weights

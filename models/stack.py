@@ -11,7 +11,7 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.api import Cache
-from models.attention import AttentionContext
+from models.attention.context import AttentionContext
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
 from models.positions import RelativeBias

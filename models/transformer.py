@@ -9,7 +9,7 @@ from flax import nnx
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
 from models.api import Batch, Cache, Params, Step, step_layout
-from models.attention import cached_context, cross_context, packed_context
+from models.attention.context import cached_context, cross_context, packed_context
 from models.dropout import dropout
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, softmax_loss, token_losses

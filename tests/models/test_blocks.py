@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from layouts.mesh import make_mesh
-from models.attention import AttentionContext, packed_context
+from models.attention.context import AttentionContext, packed_context
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
 from models.spec import Moe

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.attention import dot_product_attention, unnormalized_probs
+from models.attention.plain import dot_product_attention, unnormalized_probs
 from models.initializers import Weights
 from models.positions import RelativeBias, relative_buckets
 from tests.toys import WHOLE, toy

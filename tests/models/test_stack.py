@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from layouts.mesh import make_mesh
-from models.attention import AttentionContext, packed_context
+from models.attention.context import AttentionContext, packed_context
 from models.blocks import Block
 from models.initializers import Weights
 from models.spec import TransformerSpec

@@ -10,7 +10,7 @@ import pytest
 
 from models.api import Batch, Params
 from models.architectures import Transformer
-from models.attention import cross_context, packed_context
+from models.attention.context import cross_context, packed_context
 from models.loss import Criterion, LossSums
 from models.moe.routing import Top2
 from models.spec import Moe, Precision

@@ -91,7 +91,7 @@ def test_each_tensor_has_its_letters_sizes_and_source_line() -> None:
     assert (weight.axes, weight.shape, weight.stored) == ("NDF", (3, 16, 40), True)
     queries = next(tensor for tensor in result.tensors if tensor.axes == "BL_")
     assert (queries.shape, queries.stored) == ((8, 24, 1), False)
-    assert queries.name.startswith("BL_ at models/attention.py:")
+    assert queries.name.startswith("BL_ at models/attention/context.py:")
 
 
 @functools.partial(jax.jit, static_argnums=0)

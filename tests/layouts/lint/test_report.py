@@ -234,7 +234,8 @@ def test_a_mesh_axis_that_splits_nothing_is_warned_of() -> None:
 Layout 'mine': 1 problem.
   Warning: mesh axis all:8 (Layout.mesh, layouts/mine.gin:2): splits 0% of the FLOPs; \
 all 8 devices along it compute the same 100%: \
-BJQLK,BJMK->BJQLM at models/attention.py, BJQLM,BJMK->BJQLK at models/attention.py and 7 more.
+BJQLK,BJMK->BJQLM at models/attention/plain.py, \
+BJQLM,BJMK->BJQLK at models/attention/plain.py and 7 more.
       Adding "batch:all" to Layout.rules splits 100%."""
     )
     (half,) = problems("batch:data;vocab:model", param_rules="d_model:data")

@@ -1,0 +1,91 @@
+"""Says what the tokens of a row see: masks, segments and positions that all layers share."""
+
+import dataclasses
+
+import jax
+
+from layouts.layout import Layout
+from models.positions import Bias
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionContext:
+    """Holds masks and positions, which all layers of a stack share."""
+
+    mask_BLM: Array
+    """Which keys a query sees."""
+    causal: bool
+    positions_BL: Array | None = None
+    """Of the queries; in self-attention also of the keys."""
+    relative_positions: Array | None = None
+    """Query position - key position, with axes "LM" or, with a cache, "BLM"."""
+    bias: Bias | None = None
+    """Added to the logits, where all layers share it."""
+    memory_BMD: Array | None = None
+    """The encoder's output, for cross-attention."""
+    cache_index: Array | None = None
+    """Slot of the cache where new keys and values are written."""
+    segments_BL: Array | None = None
+    """0 at padding; None where each row is a segment without padding, as in decoding."""
+    drop_tokens: bool = True
+    """Whether experts drop the tokens beyond their capacity."""
+
+
+def packed_context(
+    layout: Layout,
+    positions_BL: Array,
+    segments_BL: Array,
+    *,
+    causal: bool = True,
+    drop_tokens: bool = True,
+) -> AttentionContext:
+    """Lets each token see its own segment: all of it, or in causal attention up to itself."""
+    length = segments_BL.shape[1]
+    query_LM = layout.iota("LM", (length, length), "L")
+    relative_LM = query_LM - layout.iota("LM", (length, length), "M")
+    mask_BLM = same_segment(layout, segments_BL, segments_BL)
+    if causal:
+        mask_BLM &= layout.broadcast_like(relative_LM >= 0, "LM", "BLM")
+    return AttentionContext(
+        mask_BLM,
+        causal,
+        positions_BL,
+        relative_LM,
+        segments_BL=segments_BL,
+        drop_tokens=drop_tokens,
+    )
+
+
+def cross_context(
+    layout: Layout, segments_BL: Array, segments_BM: Array, memory_BMD: Array | None = None
+) -> AttentionContext:
+    """Lets each token see the whole source of its segment."""
+    mask_BLM = same_segment(layout, segments_BL, segments_BM)
+    return AttentionContext(mask_BLM, causal=False, memory_BMD=memory_BMD)
+
+
+def cached_context(
+    layout: Layout,
+    positions_BL: Array,
+    positions_BM: Array,
+    mask_BLM: Array,
+    cache_index: Array,
+) -> AttentionContext:
+    """Lets new tokens see what the mask says of a cache; experts drop none of them."""
+    query_BL1 = layout.broadcast_like(positions_BL, "BL", "BLM")
+    relative_BLM = query_BL1 - layout.broadcast_like(positions_BM, "BM", "BLM")
+    return AttentionContext(
+        mask_BLM,
+        causal=True,
+        positions_BL=positions_BL,
+        relative_positions=relative_BLM,
+        cache_index=cache_index,
+        drop_tokens=False,
+    )
+
+
+def same_segment(layout: Layout, segments_BL: Array, segments_BM: Array) -> Array:
+    query_BL1 = layout.broadcast_like(segments_BL, "BL", "BLM")
+    return query_BL1 == layout.broadcast_like(segments_BM, "BM", "BLM")

@@ -1,0 +1,149 @@
+"""Computes attention by products and a softmax: the reference, which can do everything."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from models.dropout import dropout
+from models.positions import Bias, add_bias, bias_gradient
+
+Array = jax.Array
+
+
+def attend_in_chunks(
+    layout: Layout,
+    chunks: int,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+) -> Array:
+    """Attends with slices of queries, each over the keys up to its end.
+
+    The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
+    """
+    if chunks == 1:
+        return dot_product_attention(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    replicated, length, parts = layout.without("length", "memory"), q_BJQLK.shape[3], []
+    q_BJQLK = replicated.reshard(q_BJQLK, "BJQLK")
+    k_BJMK, v_BJMK = (replicated.reshard(x_BJMK, "BJMK") for x_BJMK in (k_BJMK, v_BJMK))
+    step = -(-length // chunks)
+    for start in range(0, length, step):
+        queries, keys = slice(start, start + step), slice(0, start + step)
+        parts.append(
+            dot_product_attention(
+                replicated,
+                q_BJQLK[:, :, :, queries],
+                k_BJMK[:, :, keys],
+                v_BJMK[:, :, keys],
+                None if bias is None else bias.part(queries, keys),
+                mask_B11LM[..., queries, keys],
+            )
+        )
+    return layout.reshard(jnp.concatenate(parts, axis=3), "BJQLK")
+
+
+def attend_with_dropout(
+    layout: Layout,
+    key: Array,
+    rate: float,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+) -> Array:
+    """Attends with dropout of the probabilities."""
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+    sum_BJQL1 = layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
+    weights_BJQLM = (probs_BJQLM / sum_BJQL1).astype(v_BJMK.dtype)
+    weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
+    return layout.einsum("BJQLM,BJMK->BJQLK", weights_BJQLM, v_BJMK)
+
+
+def unnormalized_probs(
+    layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Bias | None, mask_B11LM: Array
+) -> tuple[Array, Array]:
+    """Returns exp(logits - max) and its sum over the keys, both in float32."""
+    logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=jnp.float32)
+    if bias is not None:
+        logits_BJQLM = add_bias(layout, logits_BJQLM, bias)
+    logits_BJQLM = jnp.where(mask_B11LM, logits_BJQLM, -1e9)
+    probs_BJQLM = jnp.exp(logits_BJQLM - jnp.max(logits_BJQLM, axis=-1, keepdims=True))
+    return probs_BJQLM, jnp.sum(probs_BJQLM, axis=-1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def dot_product_attention(
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+) -> Array:
+    """Attends without dropout; the gradient keeps the unnormalized probabilities and nothing else.
+
+    They are divided by their sum after the product, along the head instead of along the keys.
+    The sum over the keys that the softmax's gradient needs equals the product of the output and
+    its gradient along the head (Dao et al. 2022, appendix B.2).
+    """
+    return _attention_forward(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)[0]
+
+
+class Residuals(NamedTuple):
+    """Holds what the gradient of attention needs of its forward pass."""
+
+    q_BJQLK: Array
+    k_BJMK: Array
+    v_BJMK: Array
+    bias: Bias | None
+    probs_BJQLM: Array
+    sum_BJQL: Array
+    y_BJQLK: Array
+
+
+def _attention_forward(
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+) -> tuple[Array, Residuals]:
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+    probs_BJQLM = probs_BJQLM.astype(v_BJMK.dtype)
+    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, v_BJMK, dtype=jnp.float32)
+    y_BJQLK = y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK")
+    y_BJQLK = y_BJQLK.astype(v_BJMK.dtype)
+    bias = None if bias is None else bias._replace(values=None)  # its gradient needs none
+    return y_BJQLK, Residuals(q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK)
+
+
+def _attention_backward(
+    layout: Layout, residuals: Residuals, dy_BJQLK: Array
+) -> tuple[Array, Array, Array, Bias | None, None]:
+    einsum, like = layout.einsum, layout.broadcast_like
+    q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK = residuals
+    wide_BJQLK = dy_BJQLK.astype(jnp.float32) / like(sum_BJQL, "BJQL", "BJQLK")
+    dot_BJQL = jnp.sum(wide_BJQLK * y_BJQLK.astype(jnp.float32), axis=-1)
+    dy_BJQLK = wide_BJQLK.astype(dy_BJQLK.dtype)
+    dprobs_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=jnp.float32)
+    dprobs_BJQLM = dprobs_BJQLM - like(dot_BJQL, "BJQL", "BJQLM")
+    dlogits_BJQLM = probs_BJQLM.astype(jnp.float32) * dprobs_BJQLM
+    dbias = None if bias is None else bias_gradient(layout, bias, dlogits_BJQLM)
+    dlogits_BJQLM = dlogits_BJQLM.astype(q_BJQLK.dtype)
+    return (
+        einsum("BJQLM,BJMK->BJQLK", dlogits_BJQLM, k_BJMK),
+        einsum("BJQLM,BJQLK->BJMK", dlogits_BJQLM, q_BJQLK),
+        einsum("BJQLM,BJQLK->BJMK", probs_BJQLM, dy_BJQLK),
+        dbias,
+        None,
+    )
+
+
+dot_product_attention.defvjp(_attention_forward, _attention_backward)

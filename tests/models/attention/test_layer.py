@@ -1,0 +1,88 @@
+"""One attention layer, and its gradients, under every kind of split."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.attention.context import packed_context
+from models.attention.layer import Attention
+from models.initializers import Weights
+from tests.toys import WHOLE, toy
+
+SPLITS = {
+    "batch and heads": Layout(mesh="data:2,model:2", rules="batch:data;heads:model"),
+    "length": Layout(mesh="data:2,seq:4", rules="batch:data;length:seq"),
+    "memory": Layout(mesh="x:4", rules="memory:x"),
+    "memory and length": Layout(mesh="x:4,y:2", rules="memory:x;length:y"),
+    "memory, or else length": Layout(mesh="x:4", rules="memory:x;length:x?"),
+    "length, or else heads": Layout(mesh="x:2", rules="length:x;heads:x?"),
+    "queries, or else memory": Layout(mesh="x:2,y:2", rules="queries:x;memory:x?;d_kv:y;length:y?"),
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "rotary": {"positions": "rotary"},
+    "rotary, chunks": {"positions": "rotary", "attention_chunks": 3},
+    "relative, chunks": {"positions": "relative", "attention_chunks": 3},
+    "relative, dropout": {"positions": "relative", "attention_dropout": 0.3},
+}
+
+
+def on_mesh(layout: Layout, mesh: jax.sharding.Mesh, axes: str, array: np.ndarray) -> jax.Array:
+    return jax.device_put(array, NamedSharding(mesh, layout.place(axes)))
+
+
+@functools.cache
+def attention_and_gradients(layout: Layout, kind: str) -> dict[str, np.ndarray]:
+    """The output of one attention layer, and its gradients, for random weights."""
+    spec, rng = toy(heads=12, kv_heads=2, **CHANGES[kind]), np.random.default_rng(3)
+    x_BLD, dy_BLD = rng.normal(size=(2, 4, 8, spec.d_model)).astype(np.float32)
+    segments_BL = np.array([[1] * 8, [1] * 3 + [2] * 5, [1] * 6 + [0] * 2, [1, 2] + [3] * 6])
+
+    def made() -> Attention:
+        rngs = nnx.Rngs(params=jax.random.key(0))
+        return Attention(spec, layout, Weights(layout, spec.sizes, rngs, "float32"))
+
+    def objective(
+        params: nnx.State, x_BLD: jax.Array, dy_BLD: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        segments = jnp.asarray(segments_BL, jnp.int32)
+        context = packed_context(layout, layout.reshard(segments, "BL"), segments)
+        y_BLD, _ = nnx.merge(graph, params)(x_BLD, context, key=jax.random.key(1))
+        return jnp.sum(y_BLD * dy_BLD), y_BLD
+
+    mesh = make_mesh(layout)
+    with jax.set_mesh(mesh):
+        graph, params = nnx.split(jax.eval_shape(made))
+        draw = {leaf.shape: rng.normal(size=leaf.shape) for leaf in jax.tree.leaves(params)}
+        params = jax.tree.map(
+            lambda leaf: jax.device_put(
+                draw[leaf.shape].astype(np.float32), NamedSharding(mesh, leaf.sharding.spec)
+            ),
+            params,
+        )
+        placed = (on_mesh(layout, mesh, "BLD", array) for array in (x_BLD, dy_BLD))
+        gradient = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))
+        (dparams, dx_BLD), y_BLD = jax.device_get(gradient(params, *placed))
+    return {"x_BLD": dx_BLD, "y_BLD": y_BLD, **nnx.to_pure_dict(dparams)}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits_of_length_and_memory_change_nothing(name: str, kind: str) -> None:
+    expected = attention_and_gradients(WHOLE, kind)
+    arrays = attention_and_gradients(SPLITS[name], kind)
+    jax.tree.map(
+        lambda array, whole: np.testing.assert_allclose(
+            array, whole, rtol=0, atol=3e-6 * np.abs(whole).max()
+        ),
+        arrays,
+        expected,
+    )
+    assert all(np.abs(array).max() > 0.1 for array in jax.tree.leaves(expected))
