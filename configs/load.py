@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from configs import write
 from configs.errors import UserError, listed
-from configs.make import Maker, Row
+from configs.make import Maker, SettingValue
 from configs.read import Binding, Reader
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Config:
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())
 
-    def table(self, *classes: type[Any]) -> tuple[Row, ...]:
+    def table(self, *classes: type[Any]) -> tuple[SettingValue, ...]:
         """Lists every parameter of these specs and of all specs nested in them."""
         return self._made(classes).rows
 
@@ -36,7 +36,7 @@ class Config:
         return tuple(binding for binding in self.bindings() if binding.name not in used)
 
     def dump(self, specs: Iterable[Any], exclude: Collection[str] = ()) -> str:
-        """Spells specs out as one gin text that needs no other file."""
+        """Writes specs as one gin text that needs no other file."""
         return write.dump(specs, self.imports, exclude)
 
     def _made(self, classes: Iterable[type[Any]]) -> "Maker":

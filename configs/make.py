@@ -19,7 +19,7 @@ _Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being follo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SettingValue:
     """Holds one parameter of a spec in use; `origin` is "default" for a value nobody bound."""
 
     name: str
@@ -36,7 +36,7 @@ class Maker:
 
     def __init__(self, bound: Mapping[str, Binding]) -> None:
         self.bound = bound
-        self.noted: dict[tuple[str, str, str], Row] = {}
+        self.noted: dict[tuple[str, str, str], SettingValue] = {}
         self.references = 0
         self.used: set[str] = set()
         self.problems: list[str] = []
@@ -121,11 +121,11 @@ class Maker:
 
     def _note(self, name: str, value: Any, origin: str) -> None:
         self.noted.setdefault(
-            (name, origin, repr(value)), Row(name=name, value=value, origin=origin)
+            (name, origin, repr(value)), SettingValue(name=name, value=value, origin=origin)
         )
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[SettingValue, ...]:
         return tuple(self.noted.values())
 
 

@@ -67,7 +67,7 @@ class Binding:
 
 
 class Grammar:
-    """Tells gin's parser what references and macros become."""
+    """Defines what references and macros become in gin's parser."""
 
     def configurable_reference(self, name: str, evaluate: bool) -> Reference:
         return Reference(f"@{name}()" if evaluate else f"@{name}")
@@ -254,7 +254,7 @@ def _candidates(name: str) -> tuple[Path, ...]:
 
 
 def _no_such_file(name: str) -> str:
-    """Says where a file was looked for, and which neighbour was perhaps meant."""
+    """Describes where a file was searched, and suggests a similar name beside it."""
     folders = [path.parent for path in _candidates(name)]
     near = [p.name for folder in folders if _is(folder, Path.is_dir) for p in folder.glob("*.gin")]
     hint = did_you_mean(Path(name).name, near)

@@ -58,7 +58,7 @@ ABSTRACT: Mapping[str, type[Any]] = MappingProxyType(_ABSTRACT)
 """Every base class of specs, which gin files cannot name."""
 
 
-class Problem(NamedTuple):
+class FieldProblem(NamedTuple):
     """Holds one problem of a spec; `field` is empty where it lies between fields."""
 
     field: str
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
 class SpecError(UserError):
     """Reports all problems of one spec at once."""
 
-    def __init__(self, name: str, problems: tuple[Problem, ...]):
+    def __init__(self, name: str, problems: tuple[FieldProblem, ...]):
         super().__init__(listed(name, [problem.text for problem in problems]))
         self.problems = problems
 
@@ -121,7 +121,7 @@ def abstract_spec(cls: type[T]) -> type[T]:
 
 
 def cannot_make(cls: type[Any]) -> str:
-    """Says that a spec is abstract, and which specs are of its kind."""
+    """Describes that a spec is abstract, and which specs are of its kind."""
     return f"{cls.__name__} is abstract.  Legal: {legal(cls) or 'none is imported'}."
 
 
@@ -130,7 +130,7 @@ def _dataclass(cls: type[Any]) -> Any:
 
 
 def is_spec(value: object) -> bool:
-    """Tells whether a value is an instance of a spec class."""
+    """Returns whether a value is an instance of a spec class."""
     return SPECS.get(type(value).__name__) is type(value)
 
 
@@ -140,13 +140,13 @@ def names(cls: type[Any]) -> list[str]:
 
 
 def no_such_parameter(cls: type[Any], name: str) -> str:
-    """Says that a spec lacks this parameter, and which it has."""
+    """Describes that a spec lacks this parameter, and which it has."""
     near = did_you_mean(name, names(cls))
     return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {', '.join(names(cls))}."
 
 
 def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:
-    """Says in words which values a field type allows.
+    """Describes the values that a field type allows.
 
     >>> legal(Fraction | None)
     'a number of at least 0 and below 1 or None'
@@ -199,12 +199,12 @@ def _register(cls: type[Any], kind: dict[str, type[Any]]) -> None:
     kind[cls.__name__] = cls
 
 
-def _problems(cls: Any, error: ValidationError) -> tuple[Problem, ...]:
-    """Puts the library's findings into our words, one problem for each field."""
-    by_field: dict[str, Problem] = {}
+def _problems(cls: Any, error: ValidationError) -> tuple[FieldProblem, ...]:
+    """Translates the library's findings, one problem for each field."""
+    by_field: dict[str, FieldProblem] = {}
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
-        by_field.setdefault(field, Problem(field, _text(cls, field, detail)))
+        by_field.setdefault(field, FieldProblem(field, _text(cls, field, detail)))
     return tuple(by_field.values())
 
 

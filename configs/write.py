@@ -7,7 +7,7 @@ from configs.spec import is_spec, names
 
 
 def dump(specs: Iterable[Any], imports: Iterable[str] = (), exclude: Collection[str] = ()) -> str:
-    """Spells these specs and all nested in them out as one gin text without includes.
+    """Writes these specs and all nested in them as one gin text without includes.
 
     exclude: parameters to leave out, such as "Run.directory".
     """

@@ -84,7 +84,7 @@ def _write_part(
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:
-    """Says how many pairs are not in the rows, and why."""
+    """Describes how many pairs are not in the rows, and why."""
     reasons = {**dropped, LONG: counts.left_out}
     dropped_pairs = [f"{number:,} ({reason})" for reason, number in reasons.items() if number]
     return f"; not taken: {', '.join(dropped_pairs)}" if dropped_pairs else ""

@@ -44,7 +44,7 @@ def _numbers(count: int, *entropy: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOrder:
-    """Rows of several parts, lying part after part, and how many of each are in a block of places.
+    """Orders the rows of several parts, with a fixed share of each in a block.
 
     Each part goes through permutations of its own, in which no row is lost or comes twice.
     """
@@ -54,7 +54,7 @@ class MixtureOrder:
 
     @classmethod
     def of(cls, rows: Sequence[int], rates: Sequence[float]) -> "MixtureOrder":
-        """Rates are of any sum."""
+        """Makes an order from rates, which may have any sum."""
         assert len(rows) == len(rates) <= _BLOCK and min(rows) > 0 and min(rates) > 0
         return cls(tuple(rows), _quotas(np.array(rates, np.float64)))
 
@@ -86,7 +86,7 @@ class MixtureOrder:
 
 
 def _quotas(rates: np.ndarray) -> tuple[int, ...]:
-    """Shares out a block by largest remainders; every part has a place."""
+    """Divides a block by largest remainders; every part has a place."""
     exact = rates / rates.sum() * _BLOCK
     quotas = np.maximum(np.floor(exact), 1)
     while (missing := _BLOCK - quotas.sum()) != 0:

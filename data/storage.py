@@ -74,7 +74,7 @@ def _mode(temporary: Path, path: Path) -> Literal["w", "x"]:
 
 
 def is_stream(path: Path) -> bool:
-    """Tells whether a path is a device, a FIFO or a file that this process has open."""
+    """Returns whether a path is a device, a FIFO or a file that this process has open."""
     if _open_descriptor(path) is not None:
         return True
     with contextlib.suppress(OSError, ValueError):

@@ -92,7 +92,7 @@ class Task:
 
     @property
     def has_source(self) -> bool:
-        """Tells whether examples have a source side, which an encoder reads."""
+        """Returns whether examples have a source side, which an encoder reads."""
         return "source_length" in self.row_lengths
 
     @property
@@ -183,7 +183,7 @@ class Task:
         return {"fill": counts.tokens / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:
-        """Says in a line what the rows of a split hold."""
+        """Describes the rows of a split in a line."""
         return (
             f"{counts.lines:,} lines, {counts.words:,} words, {counts.tokens:,} tokens in "
             f"{counts.rows:,} rows of {self.length}, {self.fills(counts)['fill']:.1%} full"
@@ -343,7 +343,7 @@ class Translation(Task):
         return {**super().fills(counts), "source_fill": source_fill}
 
     def summary(self, counts: Counts) -> str:
-        """Says in a line what the rows of a split hold."""
+        """Describes the rows of a split in a line."""
         fills = self.fills(counts)
         return (
             f"{counts.lines:,} pairs, {counts.source_words:,} and {counts.words:,} words, "

@@ -157,7 +157,7 @@ def _noting_errors(lines: Iterator[str], errors: list[Exception]) -> Iterator[st
 
 
 def _with_warning(lines: Iterator[str]) -> Iterator[str]:
-    """Says how many lines SentencePiece leaves out."""
+    """Logs how many lines SentencePiece leaves out."""
     left_out = 0
     for line in lines:
         # A character has at most four bytes; most lines need not be encoded to be measured.

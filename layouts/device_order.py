@@ -127,7 +127,7 @@ def order_text(pieces: Sequence[Piece], torus: Torus) -> str:
 
 
 def legal(mesh: Mapping[str, int], torus: Torus | None) -> str:
-    """Says which orders are legal."""
+    """Describes the legal orders."""
     if torus is None:
         return "Legal: a mesh axis, a colon and x, y, z or core, as in 'data:y;model:x;model:core'."
     shown = list(itertools.islice(orders(mesh, torus), SHOWN))

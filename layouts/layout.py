@@ -70,7 +70,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
-    """Rules by the letter they speak of.
+    """Returns the rules by the letter of their axis.
 
     "heads" means kv_heads unless its parts have rules, "batch" also groups unless they have one.
     """
@@ -101,7 +101,7 @@ def num_shards(entry: Entry) -> int:
 
 
 class AxisAssignment(NamedTuple):
-    """Says what a rule gets in a tensor: its mesh axis, or nothing because `lost_to` has it."""
+    """Holds what a rule gets in a tensor: its mesh axis, or nothing because `lost_to` has it."""
 
     position: int
     rule: Rule
@@ -176,7 +176,7 @@ class Layout:
         return jax.sharding.reshard(x, self.place(axes, stored=stored))
 
     def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
-        """Gives x another shape, placed as these letters say."""
+        """Reshapes x, placed as these letters say."""
         return jax.lax.reshape(x, shape, out_sharding=self.place(axes))
 
     def broadcast_like(self, x: Array, axes: str, like: str) -> Array:
@@ -247,7 +247,7 @@ class Layout:
         return sample(key, shape=shape, out_sharding=self.place(axes, stored=stored))
 
     def pads(self, letter: str) -> bool:
-        """Tells whether an axis is padded where its size does not divide."""
+        """Returns whether an axis is padded where its size does not divide."""
         return any(rule.pads for rule in self.rules_for(letter))
 
     def rules_for(self, letter: str) -> tuple[Rule, ...]:

@@ -28,7 +28,7 @@ LIBTPU = {
 
 
 def simulate_devices(count: int) -> None:
-    """Gives this machine `count` virtual CPU devices.  Call it before the first use of jax."""
+    """Simulates `count` CPU devices on this machine.  Call it before the first use of jax."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
 

@@ -58,12 +58,12 @@ class ModelSpec:
 
     @property
     def has_encoder(self) -> bool:
-        """Tells whether there is a source side, as in translation."""
+        """Returns whether there is a source side, as in translation."""
         return False
 
     @property
     def drops_tokens(self) -> bool:
-        """Tells whether experts drop the tokens beyond their capacity, but in decoding."""
+        """Returns whether experts drop the tokens beyond their capacity, but in decoding."""
         return False
 
     def model(self, layout: Layout) -> "Model":

@@ -19,7 +19,7 @@ Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 @spec
 class Moe:
-    """Experts in place of one feed-forward layer.  Lepikhin et al. 2020 (GShard), section 2.2."""
+    """Replaces one feed-forward layer by experts.  Lepikhin et al. 2020 (GShard), section 2.2."""
 
     experts: Count
     """Number of experts in a layer."""

@@ -24,7 +24,7 @@ Flags = TypeVar("Flags")
 
 
 class FiniteFloat(click.FloatRange):
-    """A number that is neither NaN nor infinite, between bounds."""
+    """Converts a number that is neither NaN nor infinite, between bounds."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -37,7 +37,7 @@ class FiniteFloat(click.FloatRange):
 
 
 class OutputFile(click.ParamType):
-    """The name of a file to write; - is the standard output."""
+    """Checks the name of a file to write; - is the standard output."""
 
     name = "file"
 
@@ -55,7 +55,7 @@ class OutputFile(click.ParamType):
 
 
 class LocalPath(click.Path):
-    """A path of this machine: gs://bucket is not a folder named gs:."""
+    """Checks a path of this machine: gs://bucket is not a folder named gs:."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path."""
@@ -66,7 +66,7 @@ class LocalPath(click.Path):
 
 
 class FlagOption(click.Option):
-    """A flag that knows under which heading the help shows it."""
+    """Adds to a flag the heading under which the help shows it."""
 
     heading: str | None = None
 
@@ -140,7 +140,7 @@ def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:
 
 
 class Command(click.Command):
-    """A command whose help shows groups of flags under their headings, and examples."""
+    """Shows in its help groups of flags under their headings, and examples."""
 
     examples: Sequence[str] = ()
 
@@ -163,7 +163,7 @@ class Command(click.Command):
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's flags when they are asked for, and its work when it runs.
+    """Imports a command's flags when its help or its run needs them, its work when it runs.
 
     `work` gives, for each command, the dataclass of its flags and the function that takes one, as
     "module:name" under scripts.commands.
@@ -215,6 +215,6 @@ def imported(path: str) -> Any:
 
 
 def is_given(field: str) -> bool:
-    """Tells whether the command line of the running command gives a flag."""
+    """Returns whether the command line of the running command gives a flag."""
     source = click.get_current_context().get_parameter_source(field)
     return source is click.core.ParameterSource.COMMANDLINE

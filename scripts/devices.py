@@ -10,7 +10,7 @@ from trainer.processes.join import Distributed, Place, join, place_of
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
-    """The devices of this process."""
+    """Selects the devices of this process."""
 
     HEADING = "Devices and processes"
     simulate_devices: Annotated[
@@ -20,7 +20,7 @@ class DeviceFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFlags(DeviceFlags):
-    """The processes of a run, for a command that several may execute together."""
+    """Describes the processes of a run, for a command that several may execute together."""
 
     distributed: Annotated[
         Distributed,

@@ -83,7 +83,7 @@ def report(error: BaseException) -> tuple[int, str]:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Says how much memory an error lacks; None where it is of another kind."""
+    """Describes how much memory an error lacks; None for other errors."""
     exhausted = re.search("RESOURCE_EXHAUSTED|Out of memory", str(error))  # as XLA reports it
     if not exhausted and not isinstance(error, MemoryError):
         return None

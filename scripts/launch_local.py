@@ -66,7 +66,7 @@ def start(
 
 
 def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """Hands signals on to the processes: this one ends when they do."""
+    """Passes signals to the processes: this one ends when they do."""
 
     def forward(number: int, frame: object) -> None:
         for process in processes:

@@ -52,7 +52,7 @@ def print_note(text: str) -> None:
 
 
 class Bar:
-    """A bar for work of known length; silent where there is no terminal."""
+    """Shows the progress of work of known length; silent where there is no terminal."""
 
     def __init__(self, name: str) -> None:
         self._progress = Progress(console=console, disable=not console.is_terminal, transient=True)

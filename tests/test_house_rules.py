@@ -123,6 +123,43 @@ def test_only_a_task_knows_its_kind() -> None:
     assert kinds_asked_for("isinstance(run.task, Mixture | task.Translation)") == {"Translation"}
 
 
+def classes_of(source: str) -> list[ast.ClassDef]:
+    """The classes of a file, but for those inside functions and private ones."""
+    tree = ast.parse(source)
+    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+
+
+def test_a_class_name_means_one_thing() -> None:
+    paths = [path for folder in FOLDERS for path in python_files(folder)]
+    counts = Counter(node.name for path in paths for node in classes_of(path.read_text()))
+    assert {name for name, n in counts.items() if n > 1} == set()
+
+
+PLURAL_NOUNS = {"Bytes", "Dicts", "Experts", "Files", "Hypotheses", "Lines", "Parts", "Rates",
+                "Rows", "Seconds", "Settings", "Sources", "Tokens", "Types", "Weights"}  # fmt: skip
+
+
+def docstrings_without_a_verb(source: str) -> list[str]:
+    """Docstrings of classes and functions that do not begin as "Computes ..." does."""
+    nodes = [
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)
+    ]
+    first = [text.split()[0].strip(",") for node in nodes if (text := ast.get_docstring(node))]
+    return [w for w in first if not re.fullmatch("[A-Z][a-z]+s", w) or w in PLURAL_NOUNS]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_docstring_begins_with_a_verb(folder: str) -> None:
+    for path in python_files(folder):
+        assert not docstrings_without_a_verb(path.read_text()), path
+
+
+def test_a_docstring_without_a_verb_is_found() -> None:
+    assert docstrings_without_a_verb('class Cost:\n    """The cost of a step."""') == ["The"]
+    assert docstrings_without_a_verb('def f():\n    """Rows of a split."""') == ["Rows"]
+    assert not docstrings_without_a_verb('class Cost:\n    """Holds the cost of a step."""')
+
+
 def test_no_tensorflow_at_run_time() -> None:
     for folder in FOLDERS:
         for path in python_files(folder):

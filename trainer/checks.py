@@ -179,7 +179,7 @@ def check_groups(run: Run) -> None:
 
 
 def step_flops(run: Run) -> float:
-    """FLOPs of one update that the model asks for: the products of forward and backward pass.
+    """Counts the model FLOPs of one update: the products of forward and backward pass.
 
     The backward pass costs twice the forward pass; what rematerialisation repeats is not counted.
     """

@@ -24,7 +24,7 @@ class NotFinite(RunError):
 
 
 class StopRequested(Exception):
-    """Leaves an evaluation, as the run is to stop."""
+    """Ends an evaluation because the run is to stop."""
 
 
 class Interrupts:
@@ -74,7 +74,7 @@ class Interrupts:
             os.write(2, b"\nSaving the state; Ctrl-C again leaves without.\n")
 
     def received(self, step: int) -> bool:
-        """Tells whether any process of the run shall stop: all of them leave in the same call.
+        """Returns whether any process of the run shall stop: all of them leave in the same call.
 
         From the first call on there is something to save, and Ctrl-C is one of the signals.
         """

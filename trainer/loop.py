@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class TrainJob:
-    """A run, and where it happens."""
+    """Describes a run: its settings, devices, data and directory."""
 
     run: Run
     layout: Layout
@@ -43,7 +43,7 @@ class TrainJob:
 
 @dataclasses.dataclass(frozen=True)
 class DispatchedStep:
-    """A step that the devices may still work on."""
+    """Holds a step that the devices may still work on."""
 
     step: int
     row_ids: np.ndarray
@@ -181,7 +181,7 @@ def fetch_finite(
 
 
 def lacks_evaluation(job: TrainJob, step: int, checkpoints: Checkpoints) -> bool:
-    """Whether a signal ended the evaluation of the checkpoint that the run continues from."""
+    """Returns whether a signal ended the evaluation of the checkpoint that the run resumes."""
     if not step or not job.run.at_interval(step, job.run.evaluate_every):
         return False
     return on_any_process(checkpoints.best_of([step]) is None)

@@ -57,7 +57,7 @@ class ModelDir:
         return Vocabs.load(self.model_dir, task.source_vocab_file)
 
     def has_source_vocab(self) -> bool:
-        """Tells whether the source has a vocabulary of its own."""
+        """Returns whether the source has a vocabulary of its own."""
         return (self.model_dir / SOURCE_FILE).exists()
 
     def check_text(self, prepared: Prepared, task: Task) -> None:

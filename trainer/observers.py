@@ -23,7 +23,7 @@ Line = dict[str, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A run's training step as it was traced and as it will run, and shapes of its arguments."""
+    """Holds a run's training step, traced and compiled, and the shapes of its arguments."""
 
     run: Run
     layout: Layout
@@ -37,7 +37,7 @@ class CompiledStep:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """A step whose metrics are on the host: numbers by name, and what the routers did."""
+    """Holds the metrics of a step on the host: numbers by name, and what the routers did."""
 
     step: int
     line: Line
@@ -46,7 +46,7 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Describes how a run ended."""
 
     steps: int
     stopped: bool
@@ -58,22 +58,22 @@ class Outcome:
 
 
 class Observer:
-    """Is called as a run goes on.  An observer defines the methods that it needs."""
+    """Receives the events of a run.  An observer defines the methods that it needs."""
 
     def on_start(self, run: Run, first_step: int) -> None:
-        """Is called when the state is there; `first_step` updates have been made."""
+        """Runs when the state is there; `first_step` updates have been made."""
 
     def on_compiled(self, compiled: CompiledStep) -> None:
-        """Is called when the step is compiled, and none has run."""
+        """Runs when the step is compiled, before the first one."""
 
     def before_step(self, step: int) -> None:
-        """Is called before a step is dispatched; the devices may still work on the last one."""
+        """Runs before a step is dispatched; the devices may still work on the last one."""
 
     def on_step(self, result: StepResult) -> None:
-        """Is called when the loss of a step was seen to be finite."""
+        """Runs when the loss of a step is known to be finite."""
 
     def on_batch_evaluated(self, done: int, total: int) -> None:
-        """Is called when a batch of an evaluation is done."""
+        """Runs after each batch of an evaluation."""
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         """Returns further measures for an evaluation on the validation split.
@@ -83,13 +83,13 @@ class Observer:
         return {}
 
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
-        """Is called when the validation split is evaluated."""
+        """Runs after an evaluation of the validation split."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """Is called when the run ended without an error."""
+        """Runs when the run ends without an error."""
 
     def close(self) -> None:
-        """Is called when the run ended, whatever the reason."""
+        """Runs when the run ends, whatever the reason."""
 
 
 class Observers(Observer):

@@ -17,7 +17,7 @@ OPTIMIZERS = (Adafactor, AdamW)  # gin files name these without an import
 
 @spec
 class Run:
-    """One training run.  The layout is no part of it."""
+    """Configures one training run.  The layout is not part of it."""
 
     model: ModelSpec
     """Architecture and its sizes."""
@@ -78,12 +78,12 @@ class Run:
             )
 
     def at_interval(self, step: int, interval: int | None) -> bool:
-        """Tells whether what happens every so many steps, and after the last one, happens now."""
+        """Returns whether what happens every so many steps, and after the last one, happens now."""
         return step == self.steps or (interval is not None and step % interval == 0)
 
     @property
     def higher_is_better(self) -> bool:
-        """Tells whether a higher measure makes the better checkpoint."""
+        """Returns whether a higher measure makes the better checkpoint."""
         return self.best_by == "bleu"
 
     @property

@@ -24,7 +24,7 @@ AbstractBatch = dict[str, jax.ShapeDtypeStruct]
 
 
 class TrainStepTrace(NamedTuple):
-    """The traced training step and its abstract arguments."""
+    """Holds the traced training step and its abstract arguments."""
 
     traced: Any  # as jax.stages has it; its type is not public
     state: State

@@ -12,7 +12,7 @@ Room = Sequence[int]
 
 
 class Places(NamedTuple):
-    """Says where pieces go: their rows, first places on each side, and segment numbers."""
+    """Holds where pieces go: their rows, first places on each side, and segment numbers."""
 
     rows: np.ndarray
     starts: np.ndarray
@@ -20,7 +20,7 @@ class Places(NamedTuple):
 
 
 class OpenRows(Protocol):
-    """The rows that may take more, of which there is a largest number: then the fullest closes."""
+    """Keeps a limited number of rows open for more examples; beyond it the fullest row closes."""
 
     def take(self, size: Room) -> tuple[int, Room] | None:
         """Takes out the row with least room among those that fit, if one does."""
@@ -68,7 +68,7 @@ class BestFit:
 
 
 class RowsOfTexts:
-    """Open rows of one side: a bit set of the free spaces finds the tightest at once."""
+    """Keeps open rows of one side; a bit set of the free spaces finds the tightest at once."""
 
     def __init__(self, length: int, *, limit: int):
         self._limit = limit
@@ -106,7 +106,7 @@ class RowsOfTexts:
 
 
 class RowsOfPairs:
-    """Open rows of two sides, in slots: no order of them serves every size, so all are compared.
+    """Keeps open rows of two sides, in slots: no order serves every size, so all are compared.
 
     An empty slot has all its room, so that it is chosen only where no open row fits.
     """

@@ -69,7 +69,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
 
 class Side:
-    """Tokens and segment numbers of the rows that a packer holds: of targets, or of sources."""
+    """Holds tokens and segment numbers of the rows of a packer: of targets, or of sources."""
 
     def __init__(self, length: int, dtype: type):
         self.length = length
@@ -170,7 +170,7 @@ class Packer:
     def fits(
         self, targets: Sequence[np.ndarray], sources: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        """Tells which examples are no longer than a row."""
+        """Returns which examples are no longer than a row."""
         lengths = [side.length for side in self._begun.sides]
         return np.all(_sizes_of_sides(targets, sources) <= lengths, axis=1)
 
@@ -250,7 +250,7 @@ def inputs(targets_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
 
 
 def _continues(segments_BL: np.ndarray) -> np.ndarray:
-    """Tells which places go on with the segment of the place before."""
+    """Returns which places go on with the segment of the place before."""
     same = np.zeros(segments_BL.shape, bool)
     np.equal(segments_BL[:, 1:], segments_BL[:, :-1], out=same[:, 1:])
     return same & (segments_BL > 0)

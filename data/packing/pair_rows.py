@@ -15,7 +15,7 @@ LONG = "longer than a row"
 
 
 class PairRows(Rows):
-    """Rows of one split of a translation; those of a mixture lie part after part."""
+    """Holds the rows of one split of a translation; those of a mixture lie part after part."""
 
     def __init__(
         self,

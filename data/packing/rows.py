@@ -82,7 +82,7 @@ class RowsOfPart(NamedTuple):
 
 
 class Rows:
-    """Rows of one split.  pieces, known for rows in memory, leads from lines to segments.
+    """Holds the rows of one split; `pieces`, known for rows in memory, maps lines to segments.
 
     pieces has a line of (line, row, segment) for each piece of each line.  mix says at which rates
     the rows of a mixture come in training; parts says which rows each of its sources gave.

@@ -50,7 +50,7 @@ class Clean:
 
     @property
     def errors(self) -> str:
-        """Says what reading makes of bytes that are not UTF-8, in the words of bytes.decode."""
+        """Returns the error handler of bytes.decode for bytes that are not UTF-8."""
         return "surrogateescape" if self.drops_invalid_utf8 else "strict"
 
     def kept(self, pairs: Iterable[Pair], split: str, dropped: Counter[str]) -> Iterator[Pair]:

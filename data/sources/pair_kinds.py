@@ -63,7 +63,7 @@ class FilePairs(Pairs):
 
 @spec
 class ParallelFiles(FilePairs):
-    """Files of which line n of one is the translation of line n of the other.
+    """Reads pairs of files, where line n of one is the translation of line n of the other.
 
     They are plain, .gz or .xz.
     """
@@ -105,7 +105,7 @@ class ParallelFiles(FilePairs):
 
 @spec
 class Tsv(FilePairs):
-    """Files of columns with a tab between them, plain, .gz or .xz; one pair a line."""
+    """Reads files of tab-separated columns, plain, .gz or .xz; one pair per line."""
 
     train: Files
     """One path or glob, or several; so are validation and test."""
@@ -126,7 +126,7 @@ class Tsv(FilePairs):
 
 @spec
 class Jsonl(FilePairs):
-    """Files of one JSON object a line, plain, .gz or .xz; two of its fields make a pair."""
+    """Reads files of one JSON object per line, plain, .gz or .xz; two of its fields make a pair."""
 
     train: Files
     """One path or glob, or several; so are validation and test."""
@@ -272,7 +272,7 @@ class Mixture(Pairs):
         return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder:
-        """Says at which rates the parts come in training, of which each has so many rows."""
+        """Returns the rates of the parts in training, given the number of rows of each."""
         return MixtureOrder.of(
             rows, self.rates or [size ** (1 / self.temperature) for size in rows]
         )

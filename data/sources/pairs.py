@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 def tag_word(tag: str) -> str:
-    """Spells a tag as it stands in a source line: one sub-word of the source vocab.
+    """Returns a tag as source lines have it: one sub-word of the source vocab.
 
     >>> tag_word("2de")
     '<2de>'
@@ -100,5 +100,5 @@ class Pairs(Source):
         return () if self.tag is None else (self.tag,)
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder | None:
-        """Says at which rates the parts come in training, of which each has so many rows."""
+        """Returns the rates of the parts in training, given the number of rows of each."""
         return None

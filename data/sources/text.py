@@ -17,7 +17,7 @@ HeldOutFraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 def is_held_out(text: str, fraction: float) -> bool:
-    """Tells whether a text is among the fraction of all texts that a hash holds out."""
+    """Returns whether a text is among the fraction of all texts that a hash holds out."""
     raw = text.encode("utf-8", "surrogatepass")
     place = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
     return place < fraction * 2**64
@@ -36,7 +36,7 @@ class Source:
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Tells cheaply whether the text may have changed; None where it is not at hand."""
+        """Returns a cheap fingerprint that changes with the text; None where it is not at hand."""
         raise NotImplementedError
 
 

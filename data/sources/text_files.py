@@ -77,7 +77,7 @@ def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
 
 
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Names size and time of change of each file: what tells cheaply that it is still the same."""
+    """Returns size and modification time of each file, a cheap fingerprint of its content."""
     return {os.path.abspath(p): [(s := os.stat(p)).st_size, s.st_mtime_ns] for p in paths}
 
 

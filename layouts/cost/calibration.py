@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 class HostRates(NamedTuple):
-    """Rates of all devices of a machine together, when all work at once."""
+    """Holds the rates of all devices of a machine together, when all work at once."""
 
     devices: int
     flops_per_s: float

@@ -31,7 +31,7 @@ def checkout_file(path: str) -> str:
 
 
 class Collective(NamedTuple):
-    """One collective operation, over groups of devices along mesh axes."""
+    """Describes one collective operation, over groups of devices along mesh axes."""
 
     kind: str
     mesh_axes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Collective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class UnexpectedTraffic:
-    """Traffic along a mesh axis that differs between the compiled program and the trace."""
+    """Describes traffic along a mesh axis that differs between compiled program and trace."""
 
     mesh_axis: str
     compiled_bytes: float

@@ -19,7 +19,7 @@ KEY_BYTES = 8  # of a random key, whose type has no size
 
 
 class Flow:
-    """The makers and users of the values of one jaxpr."""
+    """Maps the values of one jaxpr to the equations that make and use them."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Letters:
-    """Each axis of the operands and of the result of a product, as a number of its own.
+    """Numbers the axes of a product's operands and result; equal axes have equal numbers.
 
     >>> Letters.of((((2,), (0,)), ((), ())), 3, 2)  # BLD,DF->BLF
     Letters(left=(1, 2, 0), right=(0, 5), out=(1, 2, 5))

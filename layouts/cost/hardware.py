@@ -9,7 +9,7 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One TPU chip.  A device, as JAX counts, is a core where `cores` is 2."""
+    """Describes one TPU chip.  A device, as JAX counts, is a core where `cores` is 2."""
 
     kind: str  # what `Device.device_kind` begins with
     cores: int  # devices on a chip

@@ -15,7 +15,7 @@ RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the
 
 
 class Along(NamedTuple):
-    """How a group of devices lies along one axis of the torus."""
+    """Describes how a group of devices lies along one axis of the torus."""
 
     chips: int  # of the group
     stride: int  # from one to the next; so many groups share the links between them
@@ -24,7 +24,7 @@ class Along(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A box of chips, as in "v3:32x32"."""
+    """Describes a box of chips, as in "v3:32x32"."""
 
     name: str
     chip: Chip

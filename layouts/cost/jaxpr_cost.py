@@ -42,7 +42,7 @@ MEMORY_OPS = (
 
 
 class OpCost(NamedTuple):
-    """The cost of one operation on one device."""
+    """Holds the cost of one operation on one device."""
 
     flops: int  # of a matrix product, else 0
     bytes: int  # read and written
@@ -52,7 +52,7 @@ class OpCost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one device does in a step."""
+    """Holds the cost of a step on one device."""
 
     flops: int
     """Of matrix products."""
@@ -64,7 +64,7 @@ class Cost:
 
 
 class LocalTensor(NamedTuple):
-    """One device's shard of an operand or a result."""
+    """Describes one device's shard of an operand or a result."""
 
     value: Any
     bytes: int
@@ -77,7 +77,7 @@ class LocalTensor(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What is sent along one mesh axis for one operand or result."""
+    """Describes what one operand or result sends along one mesh axis."""
 
     kind: str
     mesh_axis: str
@@ -90,7 +90,7 @@ class Transfer(NamedTuple):
 
 
 class CompilerTraits(NamedTuple):
-    """How a compiler changes the collectives that a trace asks for."""
+    """Describes how a compiler changes the collectives of a trace."""
 
     joins: bool
     """Whether equal gathers are merged, even of reshaped views, and sums are added before one

@@ -19,7 +19,7 @@ PRODUCT_UTILISATION = 0.85
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of a step by what they go into."""
+    """Holds the seconds of a step by what takes them."""
 
     products_s: float
     other_s: float

@@ -12,7 +12,7 @@ ITEM_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a compiled program."""
+    """Holds one line of a compiled program."""
 
     name: str
     shape: str  # as printed: "bf16[16,1024]{1,0}", or several in parentheses

@@ -26,7 +26,7 @@ KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 class ExecutedInstruction(NamedTuple):
-    """An instruction, how often a step runs it, and what surrounds it."""
+    """Holds an instruction, how often a step runs it, and what surrounds it."""
 
     instruction: Instruction
     times: int
@@ -35,7 +35,7 @@ class ExecutedInstruction(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel, which the compiler neither reads nor estimates."""
+    """Describes a kernel, which the compiler neither reads nor estimates."""
 
     name: str
     bytes: int
@@ -45,7 +45,7 @@ class Kernel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A program's computations by name, and where its lines come from."""
+    """Holds a program's computations by name, and where its lines come from."""
 
     computations: Mapping[str, Computation]
     entries: tuple[str, ...]

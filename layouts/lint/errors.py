@@ -37,7 +37,7 @@ Code = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that a user should know about a layout."""
+    """Describes one problem of a layout."""
 
     severity: Literal["error", "warning"]
     code: Code
@@ -59,7 +59,7 @@ class Problem:
 
 
 class SourcedRule(NamedTuple):
-    """A rule and the field of the layout that it stands in."""
+    """Holds a rule and the field of the layout that contains it."""
 
     field: str
     rule: Rule
@@ -72,7 +72,7 @@ class SourcedRule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LintContext:
-    """A layout, the mesh and the model that it is for, and where its fields were set."""
+    """Holds a layout, its mesh and model, and where the layout's fields were set."""
 
     layout: Layout
     mesh: Mapping[str, int]
@@ -198,7 +198,7 @@ def _unknown_axis(context: LintContext, rule: Rule) -> Problem:
 
 
 class SplitCause(NamedTuple):
-    """An axis of some size, and the rules that split it."""
+    """Holds an axis of some size, and the rules that split it."""
 
     letter: str
     size: int
@@ -206,7 +206,7 @@ class SplitCause(NamedTuple):
 
 
 class Conflicts(NamedTuple):
-    """The names of the tensors that each cause affects."""
+    """Lists the names of the tensors that each cause affects."""
 
     shared: dict[tuple[SourcedRule, SourcedRule], list[str]]
     """By the rule that gets a mesh axis and the one that wants it too."""
@@ -334,7 +334,7 @@ def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tup
 
 
 def _alternative(context: LintContext, sourced: SourcedRule) -> str:
-    """Says what to do where the sizes must stay as they are."""
+    """Suggests a fix that keeps the sizes."""
     field, rule = sourced
     if rule.axis == "heads":
         queries = rule._replace(axis="queries")

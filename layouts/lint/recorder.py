@@ -27,7 +27,7 @@ LAYOUTS = str(Path(__file__).parents[1])
 
 
 class Weight(NamedTuple):
-    """One stored array."""
+    """Describes one stored array."""
 
     path: str
     axes: str
@@ -40,7 +40,7 @@ class Weight(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One tensor that the model makes."""
+    """Describes one tensor that the model makes."""
 
     name: str
     """A weight's path, or the letters or equation and the line of the model."""
@@ -52,7 +52,7 @@ class Tensor(NamedTuple):
 
 
 class Product(NamedTuple):
-    """One product of two tensors."""
+    """Describes one product of two tensors."""
 
     name: str
     equation: str
@@ -62,7 +62,7 @@ class Product(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Weights, tensors and products of one trace of a model."""
+    """Holds the weights, tensors and products of one trace of a model."""
 
     weights: tuple[Weight, ...]
     tensors: tuple[Tensor, ...]

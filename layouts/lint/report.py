@@ -81,8 +81,8 @@ def check(
     return problems
 
 
-class Row(NamedTuple):
-    """Sharding and size of one weight."""
+class WeightSharding(NamedTuple):
+    """Holds sharding and size of one weight."""
 
     path: str
     axes: str
@@ -92,7 +92,9 @@ class Row(NamedTuple):
     bytes_per_device: int
 
 
-def table(weights: tuple[Weight, ...], layout: Layout, mesh_sizes: Mapping[str, int]) -> list[Row]:
+def table(
+    weights: tuple[Weight, ...], layout: Layout, mesh_sizes: Mapping[str, int]
+) -> list[WeightSharding]:
     """Returns the sharding and size of each weight under a layout."""
     rows = []
     for weight in weights:
@@ -100,5 +102,5 @@ def table(weights: tuple[Weight, ...], layout: Layout, mesh_sizes: Mapping[str, 
         shards = [math.prod(mesh_sizes[name] for name in mesh_axes(entry)) for entry in place]
         count = math.prod(-(-n // k) for n, k in zip(weight.shape, shards, strict=True))
         shard_bytes = count * weight.dtype.itemsize
-        rows.append(Row(*weight[:3], place, weight.bytes, shard_bytes))
+        rows.append(WeightSharding(*weight[:3], place, weight.bytes, shard_bytes))
     return rows

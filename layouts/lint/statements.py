@@ -12,7 +12,7 @@ from layouts.layout import Layout, mesh_axes
 
 
 class Statement(NamedTuple):
-    """A statement of the model, and the tensors that it names with their letters."""
+    """Holds a statement of the model, and the tensors that it names with their letters."""
 
     line: str
     text: str
@@ -23,7 +23,7 @@ class Statement(NamedTuple):
         return {letter for name in self.tensors for letter in name.rpartition("_")[2]}
 
     def describe(self, layout: Layout) -> str:
-        """Says which axes of the tensors are split: "x_BLD: batch over data"."""
+        """Describes which axes of the tensors are split: "x_BLD: batch over data"."""
         lines = []
         for name in self.tensors:
             axes = [axis for axis in name.rpartition("_")[2] if axis.upper() in BY_LETTER]

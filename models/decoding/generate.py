@@ -46,11 +46,11 @@ class Search(Protocol):
 
     @property
     def width(self) -> int:
-        """Hypotheses a sentence."""
+        """Returns the number of hypotheses per sentence."""
 
     @property
     def flat(self) -> bool:
-        """Tells whether all hypotheses of a sentence share one cache."""
+        """Returns whether all hypotheses of a sentence share one cache."""
 
     def start(self, layout: Layout, inputs: DecodeInputs, new_tokens: int) -> Any:
         """Returns the state before the first token."""
@@ -61,7 +61,7 @@ class Search(Protocol):
         """Adds one token; returns the state, the tokens and the parent of each hypothesis."""
 
     def done(self, state: Any, inputs: DecodeInputs, step: Array) -> Array:
-        """Tells which sentences need no further token."""
+        """Returns which sentences need no further token."""
 
     def output(self, layout: Layout, state: Any) -> DecodeOutput: ...
 

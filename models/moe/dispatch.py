@@ -24,14 +24,14 @@ Array = jax.Array
 MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
 
 
-class Draw(Protocol):
+class DrawBytes(Protocol):
     """Draws random bytes for the tokens of a device's blocks, so many for each."""
 
     def __call__(self, *, width: int) -> Array: ...
 
 
-class Experts(Protocol):
-    """The feed-forward layers that tokens are sent to."""
+class ExpertLayers(Protocol):
+    """Computes the experts, as the dispatches call them."""
 
     layout: Layout
     count: int
@@ -46,7 +46,7 @@ class Experts(Protocol):
         """Returns the output of each expert for its tokens."""
 
     def run_blocks(
-        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
+        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
     ) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
@@ -54,7 +54,7 @@ class Experts(Protocol):
         """
 
 
-def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
     einsum, iota = experts.layout.einsum, experts.layout.iota
     shape = routing.kept_Gsi.shape
@@ -73,7 +73,7 @@ def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
     return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
 
 
-def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by index: each place reads its token, and each token its places."""
     layout, d_model = experts.layout, x_GsD.shape[-1]
     slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
@@ -84,13 +84,15 @@ def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
     return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
 
-WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {
+WITH_CAPACITY: Mapping[str, Callable[[ExpertLayers, Array, Routing, int], Array]] = {
     "einsum": by_einsum,
     "gather": by_gather,
 }
 
 
-def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
+def choice_ids(
+    experts: ExpertLayers, routing: Routing, capacity: int
+) -> tuple[Array, Array, Array]:
     """Returns the slot of each choice, the choice at each slot, and its id at each place.
 
     Slots are the places of all experts in a row.
@@ -105,7 +107,7 @@ def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array
     return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.count, capacity), "Gec")
 
 
-def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None) -> Array:
+def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | None) -> Array:
     """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
     layout, id_EGc = experts.layout, None
     x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
@@ -115,7 +117,7 @@ def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None)
     return layout.reshard(y_GEcD, "GecD")
 
 
-def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
+def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
     """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
 
     Tokens stay on their devices, and the experts' weights come to them: Gale et al. 2022
@@ -151,7 +153,7 @@ def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: b
 
 
 class RoutedTokens(NamedTuple):
-    """The tokens of a device, and their choices."""
+    """Holds the tokens of a device, and their choices."""
 
     x_Gsd: Array
     expert_Gsi: Array
@@ -161,7 +163,7 @@ class RoutedTokens(NamedTuple):
 
 
 def run_shard(
-    experts: Experts,
+    experts: ExpertLayers,
     routed: RoutedTokens,
     draw: Callable[..., Array],
     weights: Mapping[str, Array],

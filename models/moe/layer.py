@@ -12,7 +12,7 @@ from layouts.random_bytes import random_bytes_of_rows, seed_of
 from models.dropout import drop
 from models.feed_forward import activate_hidden
 from models.initializers import Weights
-from models.moe.dispatch import WITH_CAPACITY, Draw, in_blocks
+from models.moe.dispatch import WITH_CAPACITY, DrawBytes, in_blocks
 from models.moe.grouped_matmul import grouped_product
 from models.moe.routing import Load, Routing
 from models.spec import TransformerSpec
@@ -21,7 +21,7 @@ Array = jax.Array
 
 
 class MoeLayer(nnx.Module):
-    """Feed-forward experts, of which each token gets few.  Lepikhin et al. 2020 (GShard), 2.2."""
+    """Sends each token to few of many feed-forward experts.  Lepikhin et al. 2020 (GShard), 2.2."""
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         assert spec.moe is not None
@@ -98,7 +98,7 @@ class MoeLayer(nnx.Module):
 
 
 class Experts:
-    """The feed-forward layers of a mixture, as `models.moe.dispatch.Experts`."""
+    """Implements `models.moe.dispatch.ExpertLayers` with the weights of a layer."""
 
     def __init__(self, layer: MoeLayer, key: Array | None):
         self.layer, self.layout = layer, layer.layout
@@ -124,7 +124,7 @@ class Experts:
         return layout.einsum("EGcF,EFD->EGcD", h_EGcF, weights["wo_EFD"])
 
     def run_blocks(
-        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
+        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
     ) -> Array:
         spec = self.layer.spec
 

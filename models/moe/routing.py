@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class Routing(NamedTuple):
-    """The experts of each token: its choices i, the best first."""
+    """Holds the experts of each token: its choices i, the best first."""
 
     expert_Gsi: Array
     gate_Gsi: Array
@@ -28,7 +28,7 @@ class Routing(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Sums over tokens of what a router did; microbatches and devices add up."""
+    """Holds sums over tokens of what a router did; microbatches and devices add up."""
 
     aux: Array
     """The auxiliary loss of each group, times its tokens."""
@@ -69,7 +69,7 @@ class Router:
 
     @property
     def causal(self) -> bool:
-        """Tells whether a token's experts depend on no later token."""
+        """Returns whether a token's experts depend on no later token."""
         return True
 
     def capacity(self, group_tokens: int, experts: int, *, training: bool) -> int:
@@ -96,7 +96,7 @@ class Router:
 
 @spec
 class Top2(Router):
-    """The two best experts of each token.  Lepikhin et al. 2020 (GShard), algorithm 1.
+    """Takes the two best experts of each token.  Lepikhin et al. 2020 (GShard), algorithm 1.
 
     Gates are normalised over the two; the second is used with probability min(1, 2 x its gate).
     """
@@ -131,7 +131,7 @@ class Top2(Router):
 
 @spec
 class TopK(Router):
-    """The k best experts of each token; 1 is the Switch.  Fedus et al. 2021; Jiang et al. 2024."""
+    """Takes the k best experts of each token (1: Switch).  Fedus et al. 2021; Jiang et al. 2024."""
 
     k: Count = 1
     """Experts of a token."""
@@ -160,7 +160,7 @@ class TopK(Router):
 
 @spec
 class ExpertChoice(Router):
-    """Each expert takes the tokens with the largest gates.  Zhou et al. 2022, section 3.2.
+    """Lets each expert take its tokens with the largest gates.  Zhou et al. 2022, section 3.2.
 
     All experts are full, and a token has none to all of them.  It sees the whole group, later
     tokens included: not for decoders.  Decoding and scoring choose in each source alone.

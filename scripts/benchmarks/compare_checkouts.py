@@ -110,7 +110,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ModelCase:
     """Holds a model with its run, and the layouts it trains under; it decodes under the first."""
 
     settings: tuple[str, ...]
@@ -148,7 +148,7 @@ class Checkout:
     root: Path
     folder: Path
     texts: Texts
-    model: Model
+    model: ModelCase
 
     def numbers(self) -> Cases:
         """Trains under each layout, then decodes by each search."""
@@ -217,14 +217,14 @@ PADS = (
 )  # fmt: skip
 EXPERT_SPLITS = files("whole", "expert_parallel", "expert_and_model_parallel", "expert_mesh_axis")
 MODELS = {
-    "dense": Model(DENSE, files("whole", "data_parallel", "data_and_model_parallel", "fsdp")),
-    "gather": Model((*EXPERTS, "Moe.dispatch = 'gather'"), EXPERT_SPLITS),
-    "einsum": Model((*EXPERTS, "Moe.dispatch = 'einsum'"), EXPERT_SPLITS),
-    "dropless": Model((*EXPERTS, "Moe.dispatch = 'dropless'"), KEEPS_BATCH),
-    "encoder-decoder": Model(
+    "dense": ModelCase(DENSE, files("whole", "data_parallel", "data_and_model_parallel", "fsdp")),
+    "gather": ModelCase((*EXPERTS, "Moe.dispatch = 'gather'"), EXPERT_SPLITS),
+    "einsum": ModelCase((*EXPERTS, "Moe.dispatch = 'einsum'"), EXPERT_SPLITS),
+    "dropless": ModelCase((*EXPERTS, "Moe.dispatch = 'dropless'"), KEEPS_BATCH),
+    "encoder-decoder": ModelCase(
         ENCODER_DECODER, files("whole", "sequence_parallel", "two_dimensional", "fsdp"), True
     ),
-    "padded": Model(PADDED, PADS),
+    "padded": ModelCase(PADDED, PADS),
 }
 
 
@@ -282,8 +282,8 @@ def processor() -> str:
     return f"{name}, instructions {digest}"
 
 
-class Side:
-    """Stands for one of the two that are compared: a checkout, or what was recorded of one."""
+class ComparedCheckout:
+    """Reads the numbers of a checkout: runs it, or takes a record of its runs."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -321,7 +321,7 @@ def refuse(why: str) -> NoReturn:
 
 
 def run_all(
-    sides: Sequence[Side], names: Sequence[str], folder: Path
+    sides: Sequence[ComparedCheckout], names: Sequence[str], folder: Path
 ) -> Iterator[tuple[str, list[Cases]]]:
     """Yields each model with its numbers from every side; a few processes run at a time."""
     texts = write_texts(folder)
@@ -375,7 +375,11 @@ def print_case(name: str, case: str, what: str) -> None:
 
 
 def compare(
-    old: Side, new: Side, names: Sequence[str], folder: Path, json_file: Path | None
+    old: ComparedCheckout,
+    new: ComparedCheckout,
+    names: Sequence[str],
+    folder: Path,
+    json_file: Path | None,
 ) -> bool:
     """Compares two sides; tells whether all is identical."""
     cases = []
@@ -389,7 +393,7 @@ def compare(
     return not different
 
 
-def record(side: Side, names: Sequence[str], folder: Path, file: Path) -> bool:
+def record(side: ComparedCheckout, names: Sequence[str], folder: Path, file: Path) -> bool:
     """Writes the numbers of one side, model by model; tells whether all runs went well."""
     numbers: dict[str, Cases] = {}
     result = {"about": about_here(), "checkout": str(side.path), "numbers": numbers}
@@ -426,7 +430,7 @@ def main(
         refuse("give a NEW checkout or --record=FILE, one of the two.")
     if record_file is not None and json_file is not None:
         refuse("--json is of a comparison.  Leave it away, or --record.")
-    sides = [Side(path) for path in (old, new) if path is not None]
+    sides = [ComparedCheckout(path) for path in (old, new) if path is not None]
     names = [name for name in MODELS if name in only or not only]
     with tempfile.TemporaryDirectory(prefix="compare_checkouts_") as temporary:
         folder = Path(temporary)

@@ -41,7 +41,7 @@ SYSTEMS = (
 
 
 class Text(NamedTuple):
-    """A source, END counted, and how many tokens its translation has."""
+    """Holds the lengths of a source, with END, and of its translation, in tokens."""
 
     source: np.ndarray
     tokens: int
@@ -69,7 +69,7 @@ def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
 def meshloom(
     *, flat: bool = True, devices: int | None = None
 ) -> tuple[Translate, dict[str, object]]:
-    """Meshloom's own decoding, as `meshloom decode --simulate_devices=2` runs it on two cores.
+    """Decodes as `meshloom decode --simulate_devices=2` does, on two cores.
 
     Without a number of devices, each core is one.
     """

@@ -120,7 +120,7 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
 
 
 def work(system: str) -> None:
-    """Answers a number of passes with seconds a pass."""
+    """Reads numbers of passes, and answers with seconds per pass."""
     once, about = torch(system) if system.startswith("torch") else meshloom(system)
     for _ in range(3):
         once()

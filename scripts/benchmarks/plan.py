@@ -27,7 +27,7 @@ FLOAT32 = "Precision.compute='float32'"
 MILLION_TOKENS, ROW_TOKENS = 2048, 256
 
 
-class Row(NamedTuple):
+class PublishedRun(NamedTuple):
     """Holds a published run and its figure."""
 
     name: str
@@ -46,31 +46,35 @@ class Row(NamedTuple):
         ]
 
 
-def giant(size: str, published: float) -> Row:
+def giant(size: str, published: float) -> PublishedRun:
     files = (f"configs/models/giant_{size}.gin", "layouts/two_dimensional.gin")
     settings = ("Layout.mesh='x:32,y:64'",)
-    return Row(f"giant_{size}", POD, files, settings, "utilisation", published)
+    return PublishedRun(f"giant_{size}", POD, files, settings, "utilisation", published)
 
 
-def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) -> Row:
+def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) -> PublishedRun:
     """Makes a row; a model of 12 layers keeps all activations, one of 36 recomputes (5.1)."""
     files = (f"configs/models/gshard_{size}.gin", "configs/runs/gshard.gin",
              "layouts/expert_parallel.gin")  # fmt: skip
     settings = (*NO_DROPOUT, FLOAT32, f"Run.batch_sequences={rows}", f"Transformer.remat='{remat}'")
-    return Row(f"gshard_{size}", topology, files, settings, "step_time_s", 1 / steps_per_s)
+    return PublishedRun(f"gshard_{size}", topology, files, settings, "step_time_s", 1 / steps_per_s)
 
 
-def with_tokens(row: Row, tokens: int, cores: int) -> Row:
+def with_tokens(row: PublishedRun, tokens: int, cores: int) -> PublishedRun:
     """Makes the same row with this many tokens of either side on each core, as one group."""
     rows = f"Run.batch_sequences={tokens * cores // ROW_TOKENS}"
     settings = (*row.settings, rows, f"Moe.group_tokens={tokens}")
     return row._replace(name=f"{row.name}_{tokens}", settings=settings)
 
 
-def mesh_tensorflow(name: str, topology: str, data: str, published: float, *settings: str) -> Row:
+def mesh_tensorflow(
+    name: str, topology: str, data: str, published: float, *settings: str
+) -> PublishedRun:
     files = (f"configs/{data}.gin", f"configs/models/{name}.gin",
              "layouts/data_and_model_parallel.gin")  # fmt: skip
-    return Row(name, topology, files, (*NO_DROPOUT, FLOAT32, *settings), "step_time_s", published)
+    return PublishedRun(
+        name, topology, files, (*NO_DROPOUT, FLOAT32, *settings), "step_time_s", published
+    )
 
 
 SMALL = gshard("37b", "v3:8x8", MILLION_TOKENS, "full", 0.67)
@@ -146,7 +150,7 @@ def exchange_s(figures: dict[str, Any]) -> float:
     return sum(row["seconds"] for row in rows if row["kind"] == "all-to-all")
 
 
-def plan(row: Row, folder: Path) -> dict[str, Any] | None:
+def plan(row: PublishedRun, folder: Path) -> dict[str, Any] | None:
     """Reads the plan's JSON, after making it if it is missing; returns None where that fails."""
     file = folder / f"{row.name}.json"
     if not file.exists():
@@ -158,7 +162,7 @@ def plan(row: Row, folder: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def line(row: Row, figures: dict[str, Any] | None) -> str:
+def line(row: PublishedRun, figures: dict[str, Any] | None) -> str:
     """Writes a row of the table."""
     if figures is None:
         return f"| {row.name} | {row.topology} | failed |  |  |  |  |  |"

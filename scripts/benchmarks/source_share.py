@@ -29,7 +29,7 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class SourceScores(NamedTuple):
-    """Log-likelihoods of each pair's target, in nats, and its size."""
+    """Holds the log-likelihoods of each pair's target, in nats, and its size."""
 
     paired: Floats
     stranger: Floats

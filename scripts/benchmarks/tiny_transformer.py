@@ -33,7 +33,7 @@ def sentence(words: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def transformer(**settings: Any) -> "Transformer":
-    """Meshloom's model."""
+    """Returns Meshloom's model."""
     from models.architectures import Transformer
 
     return Transformer(

@@ -140,7 +140,7 @@ def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    class Block(nn.Module):
+    class TorchBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.attention_norm, self.mlp_norm = nn.RMSNorm(D_MODEL), nn.RMSNorm(D_MODEL)
@@ -157,14 +157,14 @@ def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
             x = x + self.out(y.transpose(1, 2).reshape(ROWS, LENGTH, D_MODEL))
             return x + self.wo(functional.relu(self.wi(self.mlp_norm(x))))
 
-    class Model(nn.Module):
+    class TorchModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(VOCAB, D_MODEL)
             nn.init.normal_(self.embed.weight, std=D_MODEL**-0.5)
             self.places = nn.Embedding(LENGTH, D_MODEL)
             nn.init.normal_(self.places.weight, std=D_MODEL**-0.5)
-            self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+            self.blocks = nn.ModuleList(TorchBlock() for _ in range(LAYERS))
             self.norm = nn.RMSNorm(D_MODEL)
 
         def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -176,7 +176,7 @@ def torch() -> tuple[Run, Callable[[], float], dict[str, object]]:
 
     torch.manual_seed(0)
     torch.set_num_threads(cores())
-    model = Model().to(device)
+    model = TorchModel().to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )

@@ -51,7 +51,7 @@ def pairs_of(count: int) -> Pairs:
 
 
 def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
-    """Meshloom's own training step on packed rows, as `meshloom train` runs it."""
+    """Returns the training step of `meshloom train`, on packed rows."""
     import jax
 
     from data.packing.pack import pack
@@ -157,7 +157,7 @@ def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
 
 
 def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
-    """Pairs of about equal lengths, at most BATCH_TOKENS padded target tokens at a time."""
+    """Batches pairs of about equal lengths, with at most BATCH_TOKENS padded target tokens."""
     batch: Pairs = []
     for pair in sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0]))):
         if batch and (len(batch) + 1) * len(pair[1]) > BATCH_TOKENS:

@@ -91,7 +91,7 @@ GinImportPath = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsFlags:
-    """Where the settings come from."""
+    """Selects the settings."""
 
     HEADING = "Settings"
     gin_file: GinFile = ()
@@ -101,14 +101,14 @@ class SettingsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedSettingsFlags(SettingsFlags):
-    """Settings, over those that a run saved."""
+    """Selects settings that override those of a saved run."""
 
     model_dir: Annotated[Path | None, Flag("Starts from the settings that a run saved.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFlags:
-    """Which weights of a run, and the settings that change for this command."""
+    """Selects weights of a run, and settings that change for this command."""
 
     HEADING = "Model"
     model_dir: ModelDir
@@ -129,7 +129,7 @@ class CheckpointFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamFlags:
-    """How a beam search ranks hypotheses."""
+    """Describes a beam search."""
 
     HEADING = "Search"
     beam: Beam = None
@@ -142,7 +142,7 @@ class BeamFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFlags(BeamFlags):
-    """How to decode, and which limits the output has."""
+    """Describes how to decode, and the limits of the output."""
 
     flat: Flat = True
     temperature: Temperature = None
@@ -168,7 +168,7 @@ class SearchFlags(BeamFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFlags:
-    """How translations are measured."""
+    """Selects the metrics of translations."""
 
     HEADING = "Metrics"
     tokenize: Annotated[

@@ -87,7 +87,7 @@ FREE = (
 )  # fmt: skip
 
 
-class Weight(NamedTuple):
+class T5Weight(NamedTuple):
     """Names one weight here and its tensors in T5: one, or one for each layer."""
 
     path: str
@@ -123,17 +123,17 @@ class Weight(NamedTuple):
         }
 
 
-def weights_of(spec: Transformer) -> Iterator[Weight]:
+def weights_of(spec: Transformer) -> Iterator[T5Weight]:
     """Yields all weights of a T5."""
-    yield Weight("embed_VD", (SHARED,), "V D")
+    yield T5Weight("embed_VD", (SHARED,), "V D")
     if not spec.tied:
-        yield Weight("softmax_VD", (SOFTMAX,), "V D")
+        yield T5Weight("softmax_VD", (SOFTMAX,), "V D")
     for stack, layers in (("encoder", spec.encoder_layers), ("decoder", spec.layers)):
-        yield Weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
-        yield Weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
+        yield T5Weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
+        yield T5Weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
         for path, name, axes in layer_weights(spec, cross_attention=stack == "decoder"):
             names = tuple(f"{stack}.block.{layer}.{name}.weight" for layer in range(layers))
-            yield Weight(f"{stack}/layers_N/{path}", names, axes)
+            yield T5Weight(f"{stack}/layers_N/{path}", names, axes)
 
 
 def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple[str, str, str]]:
@@ -180,7 +180,7 @@ def _wrong_settings(settings: Settings) -> Iterator[str]:
 
 
 def read_tensors(settings: Settings, tensors: Tensors) -> Tensors:
-    """Leaves out the tensors that repeat the embedding and those that nothing reads."""
+    """Drops the tensors that repeat the embedding and those that nothing reads."""
     tied = {**DEFAULTS, **settings}["tie_word_embeddings"]
 
     def is_copy(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tells whole checkpoints from damaged ones.
+"""Distinguishes complete checkpoints from damaged ones.
 
 A manifest, written last, lists the files: the small ones with checksums.  The chunks of the arrays
 in the large ones carry checksums of their own, which are verified wherever they are read.
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpoint(Exception):
-    """Says why a checkpoint is not whole."""
+    """Reports why a checkpoint is damaged."""
 
 
 class ListingHandler(ocp.PyTreeCheckpointHandler):

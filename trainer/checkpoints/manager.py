@@ -137,7 +137,7 @@ class Checkpoints:
             raise self._unusable({step: str(reason)}) from reason
 
     def damage(self, step: int) -> str | None:
-        """Says how a checkpoint is damaged; None where it is whole."""
+        """Describes how a checkpoint is damaged; None where it is complete."""
         try:
             self._saved(step)
         except DamagedCheckpoint as reason:
@@ -326,7 +326,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[path] for path in by_path])
 
     def _saved(self, step: int) -> dict[str, Saved]:
-        """Shapes and types on disk, once every file is known to be there and whole."""
+        """Returns shapes and types on disk, once every file is known to be there and whole."""
         if not self._path(step).parent.exists():
             raise DamagedCheckpoint("there is none")
         verify(self._path(step))
@@ -395,5 +395,5 @@ def _by_path(tree: Tree) -> dict[str, Any]:
 
 
 def _nested(tree: Tree) -> Tree:
-    """Dicts in place of tuples, and nothing where there is no array: what is on disk."""
+    """Returns dicts in place of tuples, and nothing where there is no array: what is on disk."""
     return traverse_util.unflatten_dict(_by_path(tree), sep="/")

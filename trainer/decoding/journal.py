@@ -39,7 +39,7 @@ class Journal:
         self._file: TextIO | None = None
 
     def is_done(self) -> bool:
-        """Tells whether the output is there already, made by these settings."""
+        """Returns whether the output is there already, made by these settings."""
         if not self.output.exists():
             return False
         self._compare(self.output, _read(self.settings_file)[:1])

@@ -79,7 +79,7 @@ class RunPlots:
         return figure
 
     def _load(self, pyplot: Any) -> Any:
-        """Experts over steps, a panel a layer; 1 is the even share."""
+        """Plots the load of experts over steps, a panel per layer; 1 is an even load."""
         steps, _ = curve(self._with_experts, "loss")
         layers = list(self._with_experts[-1]["experts"])
         size = (7, 1 + 1.8 * len(layers))
@@ -121,7 +121,7 @@ class RunPlots:
         return {name: part for name, part in parts.items() if part["experts"]}
 
     def _experts_of_parts(self, pyplot: Any) -> Any:
-        """Parts by experts, a panel a layer; 1 is the even share."""
+        """Plots the load of experts by part, a panel per layer; 1 is an even load."""
         parts = self._parts_with_experts()
         layers = list(next(iter(parts.values()))["experts"])
         size = (1 + 3 * len(layers), 1.5 + 0.16 * len(parts))

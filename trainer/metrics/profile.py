@@ -13,7 +13,7 @@ FOLDER = "profile"  # in the model directory
 
 
 class ProfileSteps(NamedTuple):
-    """The first and the last step of a profile; both belong to it."""
+    """Holds the first and the last step of a profile, both included."""
 
     first: int
     last: int

@@ -14,7 +14,7 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 @dataclasses.dataclass
 class StepTimer:
-    """Seconds between steps, and seconds by activity.
+    """Measures the seconds between steps, and by activity.
 
     The first step is in no mean; the totals by activity hold all since the loop began.
     """
@@ -37,7 +37,7 @@ class StepTimer:
         self.spent_s[activity] += time.perf_counter() - before
 
     def restart(self) -> None:
-        """Leaves the time since the last step out."""
+        """Excludes the time since the last step."""
         self.last = time.perf_counter()
 
     def rates(self, tokens: float) -> dict[str, float | None]:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsFile:
-    """A file of one JSON object a line, each with its step."""
+    """Appends JSON objects to a file, one per line, each with its step."""
 
     def __init__(self, path: Path, first_step: int):
         """Opens the file; lines after `first_step`, left by a killed run, are dropped.

@@ -27,7 +27,7 @@ def finish(
 
 
 def is_matrix(params: Tree) -> Tree:
-    """Tells whether each weight maps one axis to another: two letters or more beside the stack.
+    """Returns whether each weight maps one axis to another: two letters or more beside the stack.
 
     >>> is_matrix({"layers_N": {"wi_DF": 0, "scale_D": 0}})
     {'layers_N': {'wi_DF': True, 'scale_D': False}}
@@ -38,7 +38,7 @@ def is_matrix(params: Tree) -> Tree:
 
 
 def by_path(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Gives the transform its weights by path."""
+    """Passes the transform its weights by path."""
 
     def flat(tree: Tree) -> Tree:
         return traverse_util.flatten_dict(tree, sep="/")

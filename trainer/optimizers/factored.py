@@ -24,7 +24,7 @@ EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
 
 
 class Moments(NamedTuple):
-    """Second moments of one weight; one that is not kept has size 1."""
+    """Holds the second moments of one weight; one that is not kept has size 1."""
 
     row: Array
     column: Array

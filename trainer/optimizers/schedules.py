@@ -31,7 +31,7 @@ class ScheduleSpec:
 
 @spec
 class InverseSqrt(ScheduleSpec):
-    """Linear warmup to the peak, then peak x sqrt(warmup / update), linear to zero at the end.
+    """Warms up linearly to the peak, then decays as peak x sqrt(warmup / update), at the end to 0.
 
     Shazeer and Stern 2018 (Adafactor), section 9, with Mesh-TensorFlow's last-tenth decay.  The
     rate would be zero at the update after the last.
@@ -56,7 +56,7 @@ class InverseSqrt(ScheduleSpec):
 
 @spec
 class Cosine(ScheduleSpec):
-    """Linear warmup to the peak, then half a cosine down to a share of it at the last step."""
+    """Warms up linearly to the peak, then decays by half a cosine to a share of it."""
 
     peak: Positive = 1e-3
     """Largest learning rate."""
@@ -75,7 +75,7 @@ class Cosine(ScheduleSpec):
 
 @spec
 class Constant(ScheduleSpec):
-    """Linear warmup, then the same rate for ever."""
+    """Warms up linearly, then keeps the rate constant."""
 
     peak: Positive = 1e-3
     """Largest learning rate."""

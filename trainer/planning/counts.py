@@ -125,7 +125,7 @@ class ProgramPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Tells whether one device's memory is large enough; None where the size is unknown."""
+        """Returns whether one device's memory is large enough; None where the size is unknown."""
         if self.slice is None:
             return None
         needed_bytes, available_bytes = self.memory.needed_bytes, self.slice.chip.memory_bytes

@@ -40,7 +40,7 @@ from trainer.step import abstract_params
 
 
 class DecodeShape(NamedTuple):
-    """Says what is decoded at a time."""
+    """Describes what is decoded at a time."""
 
     search: Search
     rows: int
@@ -264,7 +264,7 @@ class DecodePlan(ProgramPlan):
 
 
 def plan_decode(step: TracedDecode, slice: Slice | None, counts: DecodeCounts) -> DecodePlan:
-    """Puts a plan together; predicts times on a slice."""
+    """Makes a plan; predicts times on a slice."""
     device_coords, timings = step.device_coords(slice), None
     if slice is not None and device_coords is not None:
         prefill, token = (

@@ -52,7 +52,7 @@ class CostPrediction(Observer):
 
 
 class Prediction(NamedTuple):
-    """What a step will cost, in numbers and in two lines."""
+    """Holds the predicted cost of a step, in numbers and in two lines."""
 
     plan: StepPlan
     summary: str

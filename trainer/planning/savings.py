@@ -16,7 +16,7 @@ GB = 1e9
 
 
 class MemorySaving(NamedTuple):
-    """Says how much memory a setting saves, by estimates from a trace."""
+    """Holds how much memory a setting saves, by estimates from a trace."""
 
     setting: str
     saved_bytes: int

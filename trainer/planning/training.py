@@ -157,7 +157,7 @@ def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
 def plan_step(
     step: TracedStep, slice: Slice | None, counts: StepCounts, timing: Timing | None = None
 ) -> StepPlan:
-    """Puts a plan together; predicts the time on a slice, else takes the given one."""
+    """Makes a plan; predicts the time on a slice, else takes the given one."""
     device_coords = step.device_coords(slice)
     if slice is not None and device_coords is not None:
         timing = time_on_slice(slice, device_coords, step.sizes, counts.work)

@@ -20,7 +20,7 @@ EXAMPLE = "--coordinator_address=HOST:PORT --process_count=N --process_index=I"
 
 
 class Place(NamedTuple):
-    """The place of this process in a run of several."""
+    """Holds the place of this process in a run of several."""
 
     coordinator_address: str
     process_count: int
@@ -97,7 +97,7 @@ def cluster_place(timeout_s: float) -> Place | None:
 
 
 def join(place: Place, timeout_s: float) -> None:
-    """Meets the other processes and connects JAX to them; gloo does collectives of CPUs."""
+    """Connects to the other processes, and JAX to theirs; gloo does collectives of CPUs."""
     import jax
 
     hide_lost_processes()

@@ -20,7 +20,7 @@ _is_interrupted = False
 
 
 def is_interrupted() -> bool:
-    """Whether Ctrl-C ends this process.  Any error is then a consequence of it."""
+    """Returns whether Ctrl-C ends this process.  Any error is then a consequence of it."""
     return _is_interrupted
 
 

@@ -17,7 +17,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USE
 
 
 class Link:
-    """One connection, and what was received of a message that is not complete."""
+    """Holds one connection, and the received part of an incomplete message."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection

@@ -70,7 +70,7 @@ class Hub:
         return set(range(1, self._count)) - set(self._links)
 
     def _greet(self, link: Link) -> bool:
-        """Lets a process in that says who it is; returns whether to go on listening to it."""
+        """Admits a process that identifies itself; returns whether to go on listening to it."""
         try:
             greetings = [_greeting(*message) for message in link.receive_open()]
         except (ValueError, TypeError, EOFError):  # it left, or is no process of a run

@@ -1,4 +1,4 @@
-"""Says in one line what JAX's runtime says of a lost process with a C++ stack trace.
+"""Shortens to one line what JAX's runtime logs of a lost process with a C++ stack trace.
 
 A thread of the runtime prints the trace and aborts.  `trainer.processes.peers` learns of most
 losses too: it only needs a moment to name the process and to end with an exit code that means
@@ -46,7 +46,7 @@ def hide_lost_processes() -> None:
 
 
 def without_lost_processes(lines: Iterable[bytes], fatal: list[bytes]) -> Iterator[bytes]:
-    """Leaves out the records of the coordination service, with the lines that follow each.
+    """Drops the records of the coordination service, with the lines that follow each.
 
     The lines of the last one, before the runtime aborts, are collected; they end the process soon.
 

@@ -23,7 +23,7 @@ REPORT_S = 5.0
 
 
 class Peers:
-    """The other processes of a run.  Every method may be called from any thread."""
+    """Talks to the other processes of a run.  Every method may be called from any thread."""
 
     def __init__(self, index: int, links: Mapping[int, Link]):
         self.index, self._links = index, dict(links)
@@ -52,7 +52,7 @@ class Peers:
         self._stop_requested = True
 
     def should_stop(self, step: int) -> bool:
-        """Whether all processes stop now.  Every process makes the same calls.
+        """Returns whether all processes stop now.  Every process makes the same calls.
 
         One that is asked to stop says so to all; each says how many calls it has made, and waits
         in its next one until all have: they stop together in the first that none has made.
@@ -206,7 +206,7 @@ class Peers:
 
 
 def behind(steps: Mapping[int, int], count: int) -> str:
-    """Says which processes are behind, given the steps of those that answered.
+    """Describes which processes are behind, given the steps of those that answered.
 
     >>> print(behind({0: 7, 1: 6}, 2))
     No step ended within Run.stall_minutes: process 1 is behind, at step 6; the others are at 7.

@@ -95,7 +95,7 @@ def lock(model_dir: Path) -> Iterator[None]:
 
 
 def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
-    """Tells whether the process that a lock names still trains.
+    """Returns whether the process that a lock names still trains.
 
     On this host, a lock of the system tells.  A file system may keep those of each host apart, or
     have none: then it tells that the file is touched.
@@ -123,7 +123,7 @@ def _is_running(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _beating(path: Path) -> Iterator[None]:
-    """Touches a file all along, for those on other hosts."""
+    """Touches a file regularly, for processes on other hosts."""
     ended = threading.Event()
 
     def beat() -> None:

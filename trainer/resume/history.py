@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One start of training: from which step, on which data, with which settings changed."""
+    """Records a start of training: its step, its data and the settings that changed."""
 
     step: int
     time: str

@@ -12,7 +12,7 @@ from trainer.translation.metrics import check_texts
 
 
 def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]]:
-    """Sources and references of a test set by sacrebleu's names, such as wmt14/full and en-de.
+    """Returns sources and references of sacrebleu's test set, such as wmt14/full and en-de.
 
     Reads sacrebleu's cache and never downloads.
     """

@@ -8,7 +8,7 @@ from configs.errors import RunError, UserError
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's."""
+    """Holds one line of the report."""
 
     check: str
     status: Literal["ok", "warning", "error"]

@@ -44,7 +44,7 @@ def versions() -> Iterator[Finding]:
 
 
 def unmet(requirement: str) -> str | None:
-    """Says how an installed package misses a requirement such as jax>=0.10.2; None if it does not.
+    """Describes how an installed package misses a requirement such as jax>=0.10.2, or None.
 
     >>> unmet("jax>=0.1"), unmet('absent>=1; extra == "dev"'), unmet("absent>=1")
     (None, None, 'absent is not installed')

@@ -153,7 +153,7 @@ def translation_numbers(
 
 
 def dropping(drop_tokens: bool) -> str:
-    """Says what the experts of the evaluated model do beyond their capacity."""
+    """Describes what the experts of the evaluated model do beyond their capacity."""
     if drop_tokens:
         return (
             "Experts drop the tokens beyond their evaluation capacity, as validation during "

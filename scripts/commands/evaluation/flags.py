@@ -22,7 +22,7 @@ from scripts.flag import Flag
 
 @dataclass(frozen=True, kw_only=True)
 class TextFlags:
-    """Which text is evaluated: a split of the task, files, or a test set by its name."""
+    """Selects the text to evaluate: a split of the task, files, or a test set by its name."""
 
     HEADING = "Text"
     split: Annotated[str, Flag("Split of the task to evaluate.")] = "validation"
@@ -81,7 +81,7 @@ class EvaluateFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedMetricFlags(MetricFlags):
-    """How translations are measured, which may ignore case."""
+    """Selects the metrics of translations, which may ignore case."""
 
     lowercase: Annotated[bool, Flag("Ignores case in BLEU and chrF.")] = False
 

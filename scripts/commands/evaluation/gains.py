@@ -73,7 +73,7 @@ def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _is_part(part: object) -> bool:
-    """Tells whether a part of an evaluation has a BLEU, a data size and a hash of references."""
+    """Returns whether a part of an evaluation has a BLEU, a data size and a hash of references."""
     if not isinstance(part, dict):
         return False
     bleu, pairs = part.get("bleu"), part.get("train_pairs")

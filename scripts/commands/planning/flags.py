@@ -21,7 +21,7 @@ from scripts.flag import Flag
 
 @dataclass(frozen=True, kw_only=True)
 class DecodePlanFlags:
-    """What to plan of decoding, by the names of the flags of `meshloom decode`."""
+    """Describes the decoding to plan, by the names of the flags of `meshloom decode`."""
 
     HEADING = "Decoding, with --decode"
     batch_sequences: Annotated[

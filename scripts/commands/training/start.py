@@ -47,7 +47,7 @@ def changes_since(
 
 
 def print_changes(changes: Sequence[Change], step: int) -> None:
-    """Says what changes, and which rows that concerns."""
+    """Describes what changes, and which rows that concerns."""
     for name, old, new in changes:
         print_note(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
         if name == "Run.batch_sequences":  # with the step it decides the place in the data
@@ -117,7 +117,7 @@ def continue_command(flags: TrainFlags, layout: Layout) -> str:
 
 
 def remedy(flags: TrainFlags, run: Run, layout: Layout, step: int) -> str:
-    """Says how to go on after a loss that is NaN or infinite."""
+    """Describes how to continue after a loss that is NaN or infinite."""
     schedule, optimizer = type(run.optimizer.schedule).__name__, type(run.optimizer).__name__
     peak = getattr(run.optimizer.schedule, "peak", None)
     lower = "…" if peak is None else f"{schedule}.peak={peak / 2:g}"
