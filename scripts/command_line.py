@@ -18,22 +18,19 @@ from scripts import devices
 from scripts.flag import Flag
 
 LARGEST = 2**31 - 1
-"""Of the integers that a flag takes where it sets no bound: what JAX takes as an int32."""
+"""Of the integers that a flag takes: what JAX takes as an int32."""
+METAVARS = {int: "N", float: "NUMBER"}
 
 Flags = TypeVar("Flags")
 
 
-class FiniteFloat(click.FloatRange):
-    """Converts a number that is neither NaN nor infinite, between bounds."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Returns the number."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
+def check_number(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuses NaN, infinity, and integers that JAX does not take as an int32."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise click.BadParameter(f"{value} is not between {-LARGEST} and {LARGEST}.")
+    return value
 
 
 class OutputFile(click.ParamType):
@@ -104,26 +101,34 @@ def parameter_of(
         settings["is_flag"] = True
         declaration += f"/--{flag.off}" if flag.off else ""
     else:
+        kind = without_none(kind)
         settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
+        if kind in METAVARS:
+            settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
     option = FlagOption([declaration, field.name], **settings)
     option.heading = heading
     return option
 
 
-def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
-    """Returns the click type of a field's type."""
+def without_none(kind: Any) -> Any:
+    """Returns X for `X | None`."""
     if typing.get_origin(kind) is types.UnionType:
         [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    return kind
+
+
+def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
+    """Returns the click type of a field's type."""
     if flag.names_output:
         return OutputFile()
     if kind is Path:
         return LocalPath(path_type=Path)
     if typing.get_origin(kind) is Literal:
         return click.Choice(typing.get_args(kind))
-    if kind is int:
-        low, high = (-LARGEST if flag.min is None else int(flag.min)), flag.max or LARGEST
-        return click.IntRange(low, int(high))
-    return FiniteFloat(flag.min, flag.max) if kind is float else str
+    if kind in METAVARS and (flag.min, flag.max) != (None, None):
+        ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
+        return ranges[kind](flag.min, flag.max)
+    return typing.cast(type, kind if kind in METAVARS else str)
 
 
 def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:

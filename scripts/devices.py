@@ -25,15 +25,15 @@ class ProcessFlags(DeviceFlags):
     distributed: Annotated[
         Distributed,
         Flag(
-            "How this process finds the others: auto asks TPU pods, GKE, SLURM and Open MPI; "
-            "manual takes the next three flags, and they imply it; off runs alone.",
+            "How the processes of a run find each other: auto detects TPU pods, GKE, SLURM and "
+            "Open MPI; manual uses the next three flags, which imply it; off runs one process.",
             variable="MESHLOOM_DISTRIBUTED",
         ),
     ] = "auto"
     coordinator_address: Annotated[
         str | None,
         Flag(
-            "Address of process 0, where there are several.",
+            "Address at which process 0 listens.",
             metavar="HOST:PORT",
             variable="MESHLOOM_COORDINATOR_ADDRESS",
         ),
@@ -49,7 +49,7 @@ class ProcessFlags(DeviceFlags):
     start_timeout_s: Annotated[
         float,
         Flag(
-            "Seconds to wait until all processes are there.",
+            "Seconds to wait for all processes.",
             metavar="S",
             min=1,
             variable="MESHLOOM_START_TIMEOUT_S",

@@ -60,7 +60,7 @@ TopK = Annotated[int | None, Flag("Samples from the K most likely tokens.", meta
 TopP = Annotated[
     float | None,
     Flag(
-        "Samples from the most likely tokens that hold the share P of the probability.",
+        "Samples from the most likely tokens whose probabilities add up to P.",
         metavar="P",
         min=0,
         max=1,
@@ -85,7 +85,9 @@ GinParam = Annotated[
 ]
 GinImportPath = Annotated[
     Strings,
-    Flag("Lets gin files import the Python modules of FOLDER, and run them.", metavar="FOLDER"),
+    Flag(
+        "Allows gin files to import, and so to run, the Python modules of FOLDER.", metavar="FOLDER"
+    ),
 ]
 
 
@@ -151,16 +153,16 @@ class SearchFlags(BeamFlags):
     samples: Samples = None
     consensus: Annotated[
         bool,
-        Flag("Takes the sample that is most similar to all others (minimum Bayes risk by chrF)."),
+        Flag("Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."),
     ] = False
     seed: Annotated[int, Flag("Seed of the random choices.", min=0)] = 0
     max_tokens: MaxTokens = None
     min_tokens: Annotated[int, Flag("Minimum number of new tokens.", metavar="N", min=0)] = 0
     length_factor: Annotated[
-        float, Flag("New tokens of a translation per source token, at most.")
+        float, Flag("Maximum number of new tokens of a translation per source token.")
     ] = 1.5
     length_extra: Annotated[
-        int, Flag("New tokens of a translation in addition to --length_factor.", metavar="N")
+        int, Flag("New tokens of a translation beyond those of --length_factor.", metavar="N")
     ] = 10
     prefix: Annotated[str | None, Flag("Text that each translation begins with.")] = None
     tag: Tag = None

@@ -148,3 +148,26 @@ def test_inspect_config_imports_what_settings_need() -> None:
 def test_version_is_printed(run: Meshloom) -> None:
     answer = run("--version")
     assert answer.code == 0 and answer.out.startswith("meshloom, version ")
+
+
+def test_help_shows_only_the_bounds_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    command = command_of("toy", SizeFlags, "nowhere:toy")
+    command.main(["--help"], standalone_mode=False)
+    help_text = capsys.readouterr().out
+    assert "[x>=1]" in help_text and str(command_line.LARGEST) not in help_text
+    unbounded = ["decode", "--help"]
+    cli.cli.main(unbounded, standalone_mode=False)
+    help_text = capsys.readouterr().out
+    assert "x<=None" not in help_text and "RANGE" not in help_text
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
+    arguments = ["rescore", "--model_dir=m", "--input=-", f"--weight={value}"]
+    with pytest.raises(click.BadParameter, match="not a finite number"):
+        cli.cli.main(arguments, standalone_mode=False)
+
+
+def test_an_integer_beyond_int32_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="not between"):
+        cli.cli.main(["layouts", f"--simulate_devices={2**31}"], standalone_mode=False)

@@ -23,9 +23,9 @@ Output = Annotated[
 class DecodeFlags:
     """Translates sources or continues prompts, one per line.
 
-    A translation is found by beam search of size 4 and a continuation greedily, unless --beam,
-    --temperature or --samples says otherwise.  Several checkpoints, separated by commas, decode
-    together as an ensemble.  A command that was interrupted continues when it is called again.
+    Translations use beam search of size 4 and continuations greedy search, unless --beam,
+    --temperature or --samples is given.  Several checkpoints, separated by commas, decode together
+    as an ensemble.  An interrupted command resumes when it is called again.
     """
 
     EXAMPLES = (
@@ -71,7 +71,7 @@ class ScoreFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RescoreFlags(ScoreFlags):
-    """Ranks an n-best list (decode --format=jsonl) again with the scores of another model."""
+    """Reranks an n-best list (decode --format=jsonl) with the scores of another model."""
 
     EXAMPLES = ("meshloom rescore --model_dir=runs/other --input=nbest.jsonl --weight=0.5",)
     weight: Annotated[float, Flag("Weight of this model's log-likelihood.")] = 1.0

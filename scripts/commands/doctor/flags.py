@@ -12,8 +12,8 @@ from scripts.flag import Flag
 class DoctorFlags:
     """Checks the machine, the cached data and the checkpoints of a run.
 
-    Prints a line for each check: ok, warning or error, with the command that mends it.  Ends with
-    exit code 1 if there is an error.
+    Prints a line for each check: ok, warning or error, with the command that fixes it.  Exits
+    with code 1 if there is an error.
     """
 
     EXAMPLES = (

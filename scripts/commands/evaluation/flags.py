@@ -54,15 +54,15 @@ class EvaluateFlags:
     drop_tokens: Annotated[
         bool,
         Flag(
-            "Experts drop the tokens beyond their evaluation capacity, as validation during "
-            "training does, or none, as `decode` and `score` do.",
+            "Drops the tokens beyond the experts' evaluation capacity, as validation during "
+            "training does; or drops none, as `decode` and `score` do.",
             off="no_drop",
         ),
     ] = True
     sentences: Annotated[
         int | None,
         Flag(
-            "Translates only N sentences, evenly spaced; 0 computes the loss alone.",
+            "Translates only N sentences, evenly spaced; 0 computes only the loss.",
             metavar="N",
             min=0,
         ),
@@ -114,7 +114,7 @@ class CompareFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GainsFlags:
-    """Draws the gains of models in BLEU over a baseline, by language, against data size."""
+    """Plots the BLEU gains of models over a baseline, per language, by data size."""
 
     EXAMPLES = ("meshloom gains --baseline=dense.json --evaluation=moe.json --output=gains.png",)
     baseline: Annotated[

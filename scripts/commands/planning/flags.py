@@ -54,10 +54,10 @@ class DecodePlanFlags:
 class PlanFlags:
     """Predicts memory, FLOPs, traffic and time of the training step of a run.
 
-    With --topology the step is compiled for TPUs that this machine does not have (needs libtpu);
-    without it, for the devices of this machine, of which --simulate_devices makes any number.
-    With --decode the plan is of decoding: memory, cache, and time of a token and of a whole output,
-    for a batch of --batch_sequences.
+    With --topology it compiles the step for TPUs that this machine does not have (needs libtpu);
+    without it, for the devices of this machine or those of --simulate_devices.  With --decode it
+    plans decoding: memory, cache, and the time of a token and of a whole output, for a batch of
+    --batch_sequences.
     """
 
     EXAMPLES = (

@@ -10,7 +10,7 @@ from scripts.flag import Flag
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags:
-    """Trains a model, or continues where its training stopped."""
+    """Trains a model, or resumes from its latest complete checkpoint."""
 
     EXAMPLES = (
         "meshloom train --model_dir=runs/mine --gin_file=configs/runs/quickstart.gin",
@@ -22,8 +22,8 @@ class TrainFlags:
     override: Annotated[
         bool,
         Flag(
-            "Lets a run go on with another optimizer setting, learning rate, batch size or "
-            "criterion. Its history keeps what changed; `inspect checkpoint` shows it."
+            "Resumes a run with another optimizer setting, learning rate, batch size or "
+            "criterion. The run records each change; `inspect checkpoint` shows them."
         ),
     ] = False
     profile_steps: Annotated[
@@ -47,7 +47,7 @@ class PrepareFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags:
-    """Draws the curves of a run and the load of its experts, as pictures and one page."""
+    """Plots the curves of a run and the load of its experts, as pictures and one page."""
 
     EXAMPLES = ("meshloom report --model_dir=runs/mine",)
     model_dir: ModelDir
@@ -55,11 +55,11 @@ class ReportFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SuperviseFlags:
-    """Runs COMMAND, and starts it again when it fails (exit code 1), stalls (75) or is killed.
+    """Runs COMMAND, and restarts it when it fails (exit code 1), stalls (75) or is killed.
 
     It waits longer after each failure, and gives up after the third one from the same checkpoint of
-    the --model_dir that COMMAND names.  A command that SIGTERM, SIGHUP or Ctrl-C stops is not
-    started again.  The exit code is the last one of COMMAND.
+    COMMAND's --model_dir.  It does not restart a command that SIGTERM, SIGHUP or Ctrl-C stops.  The
+    exit code is the last one of COMMAND.
     """
 
     EXAMPLES = ("meshloom supervise -- meshloom train --model_dir=runs/mine",)
