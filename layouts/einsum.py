@@ -27,9 +27,14 @@ def einsum(
     return compute(equation, operands, place, dtype)
 
 
+def mesh_device() -> jax.sharding.AbstractDevice | None:
+    """Describes the devices of the mesh that is set, all of one kind; None where it has none."""
+    return jax.sharding.get_abstract_mesh().abstract_device
+
+
 def platform() -> str | None:
     """Returns the platform of the devices of the mesh that is set; None where it has no devices."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
+    device = mesh_device()
     return None if device is None else device.platform
 
 

@@ -304,15 +304,19 @@ class Layout:
         """Places part i, j, ... of x on device devices[i][j]....  GShard's annotation."""
         return jax.sharding.reshard(x, annotations.by_assignment(x.ndim, devices))
 
-    def shard_map(self, function: Callable[..., Array], equation: str) -> Callable[..., Array]:
+    def shard_map(
+        self, function: Callable[..., Array], equation: str, *, check_vma: bool = True
+    ) -> Callable[..., Array]:
         """Maps a function over the shards of tensors, whose axes "GSD,GS->GSD" names.
 
         Operands are placed so first.  Other devices' shards are reached by collectives only
-        (`jax.lax.psum` and the like).
+        (`jax.lax.psum` and the like).  `check_vma` is JAX's; kernels need it to be False.
         """
         terms, result = equation.split("->")
         placed = tuple(self.place(axes) for axes in terms.split(","))
-        mapped = jax.shard_map(function, in_specs=placed, out_specs=self.place(result))
+        mapped = jax.shard_map(
+            function, in_specs=placed, out_specs=self.place(result), check_vma=check_vma
+        )
         return lambda *operands: mapped(*map(jax.sharding.reshard, operands, placed))
 
     def without(self, *axes: str) -> "Layout":

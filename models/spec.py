@@ -11,6 +11,7 @@ from models.moe.routing import Router, Top2
 
 Tree = TypeVar("Tree")
 Activation = Literal["relu", "gelu", "silu"]
+AttentionKind = Literal["auto", "plain", "flash"]
 BlockKind = Literal["dense", "moe"]
 Dispatch = Literal["einsum", "gather", "dropless"]
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -109,9 +110,14 @@ class TransformerSpec(ModelSpec):
     """Compile one layer and loop over it, instead of all layers in a row.  Same results."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass computes again: nothing, all but matrix products, or everything."""
+    attention: AttentionKind = "auto"
+    """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
+    logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
+    Where no kernel can, all are plain (docs/attention.md).  On CPUs "flash" interprets a kernel,
+    which is slow and meant for tests."""
     attention_chunks: Count = 1
-    """Slices of queries; each leaves out the memory that lies ahead of it.  Same results.  All
-    queries at once where the layout splits the length."""
+    """Slices of queries in plain attention; each leaves out the memory that lies ahead of it.  Same
+    results.  All queries at once where the layout splits the length."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are made, so that they never exist all at once."""
     pattern: tuple[BlockKind, ...] = ("dense",)

@@ -10,6 +10,7 @@ from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
 from models.api import Batch, Cache, Params, Step, step_layout
 from models.attention.context import cached_context, cross_context, packed_context
+from models.attention.flash import Call, Kernel, choose
 from models.dropout import dropout
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, softmax_loss, token_losses
@@ -48,18 +49,33 @@ class Network(nnx.Module):
     ) -> tuple[Array, dict[str, Loads]]:
         """Returns the last layer's normed output for every target, and the loads of each stack."""
         segments_BL, source, loads = batch["segments_BL"], None, dict[str, Loads]()
+        length, training = segments_BL.shape[1], key is not None
         if self.spec.has_encoder:
             key, source_key = split_key(key)
             memory_BMD, loads["encoder"] = self.encode(batch, source_key, drop_tokens=drop_tokens)
-            source = cross_context(self.layout, segments_BL, batch["segments_BM"], memory_BMD)
+            source = cross_context(
+                self.layout,
+                segments_BL,
+                batch["segments_BM"],
+                memory_BMD,
+                kernel=self.kernel(length, memory_BMD.shape[1], training=training),
+            )
         context = packed_context(
-            self.layout, batch["positions_BL"], segments_BL, drop_tokens=drop_tokens
+            self.layout,
+            batch["positions_BL"],
+            segments_BL,
+            drop_tokens=drop_tokens,
+            kernel=self.kernel(length, length, training=training),
         )
         x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
         x_BLD, loads["decoder"] = self.decoder(x_BLD, context, source, key)
         return x_BLD, loads
+
+    def kernel(self, length: int, memory: int, *, training: bool) -> Kernel | None:
+        """Returns the kernel that computes attention; None where plain attention does."""
+        return choose(Call(self.spec, self.layout, (length, memory), training)).kernel
 
     @jax.named_scope("encoder")
     def encode(
@@ -76,8 +92,14 @@ class Network(nnx.Module):
         x_BLD = self.embed(table[...], tokens_BL, positions_BL)
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
+        length = segments_BL.shape[1]
         context = packed_context(
-            self.layout, positions_BL, segments_BL, causal=False, drop_tokens=drop_tokens
+            self.layout,
+            positions_BL,
+            segments_BL,
+            causal=False,
+            drop_tokens=drop_tokens,
+            kernel=self.kernel(length, length, training=key is not None),
         )
         x_BLD, loads = self.encoder(x_BLD, context, key=key)
         return self.layout.reshard(x_BLD, "BMD"), loads

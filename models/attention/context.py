@@ -5,6 +5,7 @@ import dataclasses
 import jax
 
 from layouts.layout import Layout
+from models.attention.flash import Kernel
 from models.positions import Bias
 
 Array = jax.Array
@@ -14,8 +15,8 @@ Array = jax.Array
 class AttentionContext:
     """Holds masks and positions, which all layers of a stack share."""
 
-    mask_BLM: Array
-    """Which keys a query sees."""
+    mask_BLM: Array | None
+    """Which keys a query sees; None where a kernel sees it from segments and causality."""
     causal: bool
     positions_BL: Array | None = None
     """Of the queries; in self-attention also of the keys."""
@@ -29,6 +30,10 @@ class AttentionContext:
     """Slot of the cache where new keys and values are written."""
     segments_BL: Array | None = None
     """0 at padding; None where each row is a segment without padding, as in decoding."""
+    segments_BM: Array | None = None
+    """Of the keys, in cross-attention."""
+    kernel: Kernel | None = None
+    """What attends; None where plain attention does."""
     drop_tokens: bool = True
     """Whether experts drop the tokens beyond their capacity."""
 
@@ -40,8 +45,18 @@ def packed_context(
     *,
     causal: bool = True,
     drop_tokens: bool = True,
+    kernel: Kernel | None = None,
 ) -> AttentionContext:
     """Lets each token see its own segment: all of it, or in causal attention up to itself."""
+    if kernel is not None:
+        return AttentionContext(
+            None,
+            causal,
+            positions_BL,
+            segments_BL=segments_BL,
+            drop_tokens=drop_tokens,
+            kernel=kernel,
+        )
     length = segments_BL.shape[1]
     query_LM = layout.iota("LM", (length, length), "L")
     relative_LM = query_LM - layout.iota("LM", (length, length), "M")
@@ -59,11 +74,23 @@ def packed_context(
 
 
 def cross_context(
-    layout: Layout, segments_BL: Array, segments_BM: Array, memory_BMD: Array | None = None
+    layout: Layout,
+    segments_BL: Array,
+    segments_BM: Array,
+    memory_BMD: Array | None = None,
+    *,
+    kernel: Kernel | None = None,
 ) -> AttentionContext:
     """Lets each token see the whole source of its segment."""
-    mask_BLM = same_segment(layout, segments_BL, segments_BM)
-    return AttentionContext(mask_BLM, causal=False, memory_BMD=memory_BMD)
+    mask_BLM = same_segment(layout, segments_BL, segments_BM) if kernel is None else None
+    return AttentionContext(
+        mask_BLM,
+        causal=False,
+        memory_BMD=memory_BMD,
+        segments_BL=segments_BL,
+        segments_BM=segments_BM,
+        kernel=kernel,
+    )
 
 
 def cached_context(

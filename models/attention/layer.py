@@ -9,6 +9,7 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention.context import AttentionContext
+from models.attention.flash import Kernel, flash_attention
 from models.attention.plain import attend_in_chunks, attend_with_dropout
 from models.initializers import Weights
 from models.positions import RelativeBias, rotate
@@ -102,6 +103,9 @@ class Attention(nnx.Module):
         key: Array | None,
     ) -> Array:
         """Averages the values by the softmax of query-key products."""
+        if context.kernel is not None:
+            return self.attend_by_kernel(context.kernel, q_BJQLK, k_BJMK, v_BJMK, context)
+        assert context.mask_BLM is not None
         layout, rate = self.layout, self.spec.attention_dropout
         bias = context.bias
         if self.bias is not None:
@@ -112,6 +116,28 @@ class Attention(nnx.Module):
             chunks = self.chunks(context)
             return attend_in_chunks(layout, chunks, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
         return attend_with_dropout(layout, key, rate, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+
+    def attend_by_kernel(
+        self,
+        kernel: Kernel,
+        q_BJQLK: Array,
+        k_BJMK: Array,
+        v_BJMK: Array,
+        context: AttentionContext,
+    ) -> Array:
+        """Does the same by a kernel, which needs segments in place of a mask."""
+        segments_BL, segments_BM = context.segments_BL, context.segments_BM
+        assert segments_BL is not None
+        return flash_attention(
+            self.layout,
+            kernel,
+            q_BJQLK,
+            k_BJMK,
+            v_BJMK,
+            segments_BL,
+            segments_BL if segments_BM is None else segments_BM,
+            causal=context.causal,
+        )
 
     def chunks(self, context: AttentionContext) -> int:
         """Returns the number of slices of queries: one where a slice would leave out nothing.

@@ -82,7 +82,8 @@ GATED_MLP = {"wg_DF": ("wi_0", "F D"), "wi_DF": ("wi_1", "F D"), "wo_FD": ("wo",
 # What may be chosen anew for a T5: it changes no weight and no prediction.
 FREE = (
     "Transformer.dropout", "Transformer.attention_dropout", "Transformer.combined_qkv",
-    "Transformer.scan", "Transformer.remat", "Transformer.attention_chunks",
+    "Transformer.scan", "Transformer.remat", "Transformer.attention",
+    "Transformer.attention_chunks",
     "Transformer.loss_chunks", "Precision.compute",
 )  # fmt: skip
 

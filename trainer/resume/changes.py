@@ -15,11 +15,12 @@ from trainer.resume.history import Change
 from trainer.run import Run
 from trainer.step import train_step_spec
 
-# Prefixes of settings that may change at any time: how long, how often, how fast.
-FREE = ("Run.steps", "Run.checkpoint_every", "Run.keep_", "Run.evaluate_", "Run.log_every",
+# Settings that may change at any time: how long, how often, how fast.
+FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every",
         "Run.stall_minutes", "Run.microbatches", "Transformer.scan", "Transformer.remat",
-        "Transformer.attention_chunks", "Transformer.loss_chunks", "Transformer.combined_qkv",
-        "Moe.dispatch")  # fmt: skip
+        "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks",
+        "Transformer.combined_qkv", "Moe.dispatch")  # fmt: skip
+FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.best_by",
                "Run.bleu_sentences")  # fmt: skip
@@ -57,7 +58,8 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
 
 
 def _may_change(change: Change) -> bool:
-    return change.name.startswith(FREE) or _needs_override(change)
+    is_free = change.name in FREE or change.name.startswith(FREE_PREFIXES)
+    return is_free or _needs_override(change)
 
 
 def _needs_override(change: Change) -> bool:

@@ -18,6 +18,10 @@ RUN = Run(model=MODEL, task=TASK, steps=5, batch_sequences=4, optimizer=AdamW(sc
 REPLACED = {
     "speed": dataclasses.replace(RUN, steps=9, model=dataclasses.replace(MODEL, remat="full")),
     "evaluation": dataclasses.replace(RUN, evaluate_every=2, microbatches=2),
+    "attention": dataclasses.replace(
+        RUN, model=dataclasses.replace(MODEL, attention="plain", attention_chunks=2)
+    ),
+    "dropout": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, attention_dropout=0.1)),
     "schedule": dataclasses.replace(RUN, optimizer=AdamW(schedule=Constant(peak=0.5))),
     "scalars": dataclasses.replace(RUN, optimizer=AdamW(beta1=0.8, clip_global_norm=None)),
     "batch": dataclasses.replace(RUN, batch_sequences=6, z_loss=0.1),
@@ -34,7 +38,7 @@ def names(kind: str, *, override: bool) -> list[str]:
     return [change.name for change in changes]
 
 
-@pytest.mark.parametrize("kind", ["speed", "evaluation"])
+@pytest.mark.parametrize("kind", ["speed", "evaluation", "attention"])
 def test_what_changes_no_weight_may_always_change(kind: str) -> None:
     assert len(names(kind, override=False)) == 2
 
@@ -54,6 +58,7 @@ def test_what_changes_how_weights_develop_needs_an_override(kind: str) -> None:
         ("optimizer", "Run.optimizer"),
         ("seed", "Run.seed"),
         ("model", "Transformer.activation"),
+        ("dropout", "Transformer.attention_dropout"),
         ("task", "Task.packs"),
     ],
 )

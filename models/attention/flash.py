@@ -1,0 +1,142 @@
+"""Chooses the kernel that computes attention, or says why plain attention does.
+
+Flash attention (Dao et al. 2022) computes the softmax by blocks of keys, so that logits never go to
+memory.  The kernels are JAX's.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+
+from layouts.einsum import mesh_device
+from layouts.layout import Layout
+from models.attention.splash import LANES, splash_attention
+from models.spec import TransformerSpec
+
+Array = jax.Array
+KernelName = Literal["splash"]
+OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
+
+
+class Kernel(NamedTuple):
+    """A kernel, and whether it is interpreted, which is slow."""
+
+    name: KernelName
+    interpret: bool = False
+
+
+class Call(NamedTuple):
+    """Holds what decides whether a kernel can compute an attention."""
+
+    spec: TransformerSpec
+    layout: Layout
+    lengths: tuple[int, int]
+    """Of the queries and of the keys."""
+    training: bool = False
+    """Whether there is dropout."""
+
+    @property
+    def splits_heads_alone(self) -> bool:
+        """Tells whether each device has all queries and keys of its rows and heads."""
+        place = self.layout.place
+        return not any((*place("BJQLK")[3:], *place("BJMK")[2:]))
+
+
+class Limit(NamedTuple):
+    """A case in which plain attention computes."""
+
+    case: str
+    reason: str
+    kernels: tuple[KernelName, ...]
+    applies: Callable[[Call], bool]
+
+
+LIMITS = (
+    Limit(
+        "`positions = 'relative'`",
+        "a bias is added to the logits, and its gradient needs all of them",
+        ("splash",),
+        lambda call: call.spec.positions == "relative",
+    ),
+    Limit(
+        "`attention_dropout` in training",
+        "the kernels drop no probabilities",
+        ("splash",),
+        lambda call: call.training and call.spec.attention_dropout > 0,
+    ),
+    Limit(
+        "a layout that splits `length`, `memory` or `d_kv` of queries or keys",
+        "a kernel sees whole rows and whole heads",
+        ("splash",),
+        lambda call: not call.splits_heads_alone,
+    ),
+    Limit(
+        f"rows whose length is no multiple of {LANES}",
+        "a kernel computes in blocks",
+        ("splash",),
+        lambda call: any(length % LANES for length in call.lengths),
+    ),
+)
+
+
+class Choice(NamedTuple):
+    """The kernel that computes an attention; None, and why, where plain attention does."""
+
+    kernel: Kernel | None
+    reason: str = ""
+
+
+def choose(call: Call) -> Choice:
+    """Chooses the kernel for the devices of the mesh that is set."""
+    if call.spec.attention == "plain":
+        return Choice(None, "Transformer.attention = 'plain'")
+    kernel = kernel_of_mesh(interpreted=call.spec.attention == "flash")
+    if kernel is None:
+        return Choice(None, "there is no kernel for these devices")
+    limits = (limit for limit in LIMITS if kernel.name in limit.kernels and limit.applies(call))
+    limit = next(limits, None)
+    return Choice(kernel) if limit is None else Choice(None, f"{limit.case}: {limit.reason}")
+
+
+def kernel_of_mesh(*, interpreted: bool) -> Kernel | None:
+    """Returns the kernel for the devices of the mesh that is set, on CPUs an interpreted one."""
+    device = mesh_device()
+    if device is None:
+        return None
+    if device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS):
+        return Kernel("splash")
+    if device.platform == "cpu" and interpreted:
+        return Kernel("splash", interpret=True)
+    return None
+
+
+def flash_attention(
+    layout: Layout,
+    kernel: Kernel,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    segments_BL: Array,
+    segments_BM: Array,
+    *,
+    causal: bool,
+) -> Array:
+    """Averages the values by the softmax of query-key products, by blocks, within segments."""
+
+    def attend(*shards: Array) -> Array:
+        return splash_attention(*shards, causal=causal, interpret=kernel.interpret)
+
+    # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
+    # their mesh axes nevertheless, so that all tensors are split alike.
+    equation = "BJQlk,BJ(Q)mk,BJ(Q)mk,B(J)(Q)l,B(J)(Q)m->BJQlk"
+    mapped = layout.shard_map(attend, equation, check_vma=False)
+    return mapped(q_BJQLK, k_BJMK, v_BJMK, segments_BL, segments_BM)
+
+
+def table() -> str:
+    """Writes the limits as a table for docs/attention.md."""
+    rows = [f"| {limit.case} | {limit.reason} | {', '.join(limit.kernels)} |" for limit in LIMITS]
+    return "\n".join(
+        ["| plain attention for | because | instead of |", "| --- | --- | --- |", *rows]
+    )

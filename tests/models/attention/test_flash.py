@@ -1,0 +1,137 @@
+"""Kernels, interpreted on CPUs, attend as plain attention does, under the layouts they can."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from layouts.padding import with_padding
+from models.api import Batch
+from models.architectures import Transformer
+from models.attention.context import AttentionContext, cross_context, packed_context
+from models.attention.flash import Kernel, table
+from models.attention.layer import Attention, CrossAttention
+from models.initializers import Weights
+from models.loss import Criterion
+from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
+
+LENGTH, MEMORY, ROWS = 256, 128, 2
+SPLASH = Kernel("splash", interpret=True)
+SPLITS = {
+    "whole": WHOLE,
+    "batch and heads": Layout(mesh="data:2,model:2", rules="batch:data;heads:model"),
+    "queries": Layout(mesh="data:2,model:3", rules="batch:data;queries:model"),
+    "queries, or else heads": Layout(mesh="x:2", rules="queries:x;kv_heads:x?"),
+    "heads that pad": Layout(mesh="x:4", rules="heads:x+"),
+    "heads, or else length": Layout(mesh="x:2", rules="length:x?;heads:x"),
+}
+CASES = [
+    *(("causal", name) for name in SPLITS),
+    *((kind, name) for kind in ("encoder", "cross") for name in ("whole", "batch and heads")),
+]
+SPEC = toy(heads=12, kv_heads=2, d_kv=8)
+
+
+def segments(length: int) -> np.ndarray:
+    """Two rows of three segments and padding; each segment has tokens."""
+    ends = np.array([[0.3, 0.5, 0.9], [0.1, 0.6, 1.0]]) * length
+    places = np.arange(length)[None, :, None]
+    ids = 1 + (places >= ends[:, None].astype(int)).sum(-1)
+    return np.where(ids > 3, 0, ids).astype(np.int32)
+
+
+def context_of(kind: str, layout: Layout, kernel: Kernel | None) -> AttentionContext:
+    segments_BL = layout.reshard(jnp.asarray(segments(LENGTH)), "BL")
+    if kind != "cross":
+        causal = kind == "causal"
+        return packed_context(layout, segments_BL, segments_BL, causal=causal, kernel=kernel)
+    memory = np.random.default_rng(7).normal(size=(ROWS, MEMORY, SPEC.d_model))
+    memory_BMD = layout.reshard(jnp.asarray(memory, jnp.float32), "BMD")
+    segments_BM = layout.reshard(jnp.asarray(segments(MEMORY)), "BM")
+    return cross_context(layout, segments_BL, segments_BM, memory_BMD, kernel=kernel)
+
+
+@functools.cache
+def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, Any]:
+    """Returns the output of one attention layer, and its gradients, for random weights."""
+    rng = np.random.default_rng(3)
+    x, dy = rng.normal(size=(2, ROWS, LENGTH, SPEC.d_model)).astype(np.float32)
+    layout = with_padding(layout, **SPEC.sizes)
+    layer_type = CrossAttention if kind == "cross" else Attention
+
+    def made() -> Attention:
+        rngs = nnx.Rngs(params=jax.random.key(0))
+        return layer_type(SPEC, layout, Weights(layout, SPEC.sizes, rngs, "float32"))
+
+    @jax.jit
+    def computed() -> dict[str, Any]:
+        graph, params = nnx.split(made())
+
+        def objective(params: nnx.State, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y_BLD, _ = nnx.merge(graph, params)(x_BLD, context_of(kind, layout, kernel))
+            return jnp.sum(y_BLD * layout.reshard(jnp.asarray(dy), "BLD")), y_BLD
+
+        x_BLD = layout.reshard(jnp.asarray(x), "BLD")
+        gradient = jax.grad(objective, argnums=(0, 1), has_aux=True)
+        (dparams, dx_BLD), y_BLD = gradient(params, x_BLD)
+        return {"dx_BLD": dx_BLD, "y_BLD": y_BLD, **nnx.to_pure_dict(dparams)}
+
+    with jax.set_mesh(make_mesh(layout)), optax_promotion():
+        return jax.device_get(computed())
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_kernel_attends_as_plain_attention_does(kind: str, name: str) -> None:
+    expected = outputs(kind, WHOLE, None)
+    computed = outputs(kind, SPLITS[name], SPLASH)
+    for path, array in expected.items():
+        part = tuple(map(slice, array.shape))  # without what pads
+        np.testing.assert_allclose(
+            computed[path][part], array, rtol=0, atol=1e-5 * np.abs(array).max(), err_msg=path
+        )
+        assert np.abs(array).max() > 0.1
+
+
+def pairs() -> Batch:
+    sources = [[30, 40, 50], [MEMORY]]
+    return pair_rows([[100, 60, 90], [200]], sources, LENGTH, SPEC.vocab, source_length=MEMORY)
+
+
+def gradient_of(spec: Transformer, layout: Layout) -> tuple[bool, Any]:
+    """Returns whether a model's loss has a kernel, and the gradient of its weights."""
+    model, (mesh, batch) = spec.model(layout), on_mesh(layout, pairs())
+
+    def objective(params: Any) -> jax.Array:
+        return model.loss(params, batch, Criterion()).objective
+
+    with jax.set_mesh(mesh), optax_promotion():
+        params = jax.jit(model.init)(jax.random.key(0))
+        traced = jax.jit(jax.grad(objective)).trace(params)
+        gradient = traced.lower().compile()(params)
+        return "pallas_call" in str(traced.jaxpr), jax.device_get(gradient)
+
+
+def test_flash_trains_as_plain_does() -> None:
+    """Encoder, decoder and cross-attention of a whole model, in a scan and rematerialized."""
+    layout = Layout(mesh="data:2,model:3", rules="batch:data;heads:model")
+    changes = {"encoder_layers": 1, "positions": "rotary", "scan": True, "remat": "full"}
+    has_kernel, computed = gradient_of(toy(attention="flash", **changes), layout)
+    plain_has_kernel, expected = gradient_of(toy(**changes), layout)
+    assert has_kernel and not plain_has_kernel
+    jax.tree.map(
+        lambda flash, plain: np.testing.assert_allclose(
+            flash, plain, rtol=0, atol=1e-5 * np.abs(plain).max()
+        ),
+        computed,
+        expected,
+    )
+
+
+def test_the_docs_show_the_limits_of_the_kernels() -> None:
+    assert table() in (ROOT / "docs" / "attention.md").read_text()
