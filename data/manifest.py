@@ -82,7 +82,7 @@ def read(folder: Path) -> dict[str, Any]:
         files = manifest["file_bytes"] if manifest["format"] == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder}: is no whole cache ({NAME}: {error}).  {rebuild_hint()}"
+            f"{folder}: is not a complete cache ({NAME}: {error}).  {rebuild_hint()}"
         ) from None
     if not files:
         raise UserError(f"{folder}: was written by another version.  {rebuild_hint()}")

@@ -81,8 +81,8 @@ class Task:
             )
         if isinstance(self.source, Pairs) and not isinstance(self, Translation):
             raise UserError(
-                f"{kind}.source = @{type(self.source).__name__}(): these are pairs.  "
-                "Take @Translation() instead of @Task()."
+                f"{kind}.source = @{type(self.source).__name__}(): it yields pairs.  "
+                "Use @Translation() instead of @Task()."
             )
         if "train" not in self.source.splits():
             raise UserError(
@@ -275,9 +275,9 @@ class Translation(Task):
             [ids] = vocab.encode([tag_word(tag)])
             if len(ids) != 1:
                 raise UserError(
-                    f"{self.name}: its source vocab spells the tag {tag!r} with {len(ids)} "
-                    "sub-words, and a tag is one.  Take a vocab that was trained with it, or let "
-                    "the task train one."
+                    f"{self.name}: its source vocab splits the tag {tag!r} into {len(ids)} "
+                    "sub-words, but a tag must be one.  Use a vocab that was trained with it, or "
+                    "let the task train one."
                 )
 
     # Rows

@@ -81,7 +81,7 @@ def mistakes(order: str, mesh: Mapping[str, int], torus: Torus | None) -> list[s
         for axis in dict.fromkeys(getattr(piece, name) for piece in pieces):
             if axis not in known:
                 near, what = did_you_mean(axis, known), name.replace("_", " ")
-                wrong.append(f"no such {what}: {axis}.{near}  There are {', '.join(known)}.")
+                wrong.append(f"no such {what}: {axis}.{near}  Legal: {', '.join(known)}.")
     return wrong or ([] if torus is None else wrong_sizes(pieces, mesh, torus))
 
 

@@ -50,9 +50,9 @@ def slice_counts(text: str, mesh: Mapping[str, int], count: int | None = None) -
     for name, size in given.items():
         if name not in mesh:
             near = did_you_mean(name, mesh)
-            raise UserError(f"{head}no such mesh axis: {name}.{near}  There are {', '.join(mesh)}.")
+            raise UserError(f"{head}no such mesh axis: {name}.{near}  Legal: {', '.join(mesh)}.")
         if size < 1 and size != -1:
-            raise UserError(f"{head}{name}:{size} is no number of slices.  {EXAMPLE}")
+            raise UserError(f"{head}{name}:{size} is not a number of slices.  {EXAMPLE}")
     open_axes = [name for name, size in given.items() if size == -1]
     if len(open_axes) > 1:
         raise UserError(f"{head}only one number may be -1, found {len(open_axes)}.")

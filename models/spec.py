@@ -39,8 +39,8 @@ class Moe:
     def __post_init__(self) -> None:
         if self.experts < self.router.choices:
             raise UserError(
-                f"Moe.experts = {self.experts}: each token gets {self.router.choices}.  "
-                f"Legal: at least as many experts, or a router of fewer choices."
+                f"Moe.experts = {self.experts}: the router chooses {self.router.choices} per token."
+                f"  Legal: at least as many experts, or a router of fewer choices."
             )
 
 
@@ -132,13 +132,13 @@ class TransformerSpec(ModelSpec):
     def __post_init__(self) -> None:
         if self.heads % (self.kv_heads or self.heads):
             raise UserError(
-                f"Transformer.heads = {self.heads} is no multiple of kv_heads = {self.kv_heads}."
+                f"Transformer.heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}."
                 "  Legal: kv_heads that divide heads."
             )
         if self.source_vocab is not None and not self.encoder_layers:
             raise UserError(
                 f"Transformer.source_vocab = {self.source_vocab}: the model has no encoder.  "
-                "Set Transformer.encoder_layers, or leave source_vocab away."
+                "Set Transformer.encoder_layers, or unset source_vocab."
             )
         if self.positions == "rotary" and self.d_kv % 2:
             raise UserError(f"Transformer.d_kv = {self.d_kv}: rotary positions need an even width.")
@@ -155,7 +155,7 @@ class TransformerSpec(ModelSpec):
                 below = layers // turn * turn
                 legal = " or ".join(str(n) for n in (below, below + turn) if n)
                 raise UserError(
-                    f"Transformer.{name} = {layers} is no multiple of the pattern {pattern}.  "
+                    f"Transformer.{name} = {layers} is not a multiple of the pattern {pattern}.  "
                     f"Legal: {name} {legal}, or another pattern."
                 )
         mixed = "moe" in self.pattern or (self.has_encoder and "moe" in self.pattern_of_encoder)
@@ -166,12 +166,12 @@ class TransformerSpec(ModelSpec):
         if self.moe is not None and not mixed:
             raise UserError(
                 f"Transformer.moe = {self.moe}: no layer has experts.  Set Transformer.pattern = "
-                '("dense", "moe"), or leave Transformer.moe away.'
+                '("dense", "moe"), or unset Transformer.moe.'
             )
         if self.moe is not None and "moe" in self.pattern and not self.moe.router.causal:
             raise UserError(
                 "Moe.router = @ExpertChoice(): it reads later tokens, which a decoder must not.  "
-                "Legal: @Top2() or @TopK(), or experts in the encoder alone: Transformer.pattern = "
+                "Legal: @Top2() or @TopK(), or experts only in the encoder: Transformer.pattern = "
                 '("dense",) and Transformer.encoder_pattern = ("dense", "moe").'
             )
 

@@ -148,7 +148,7 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
         and source_size is None
     ):
         raise UserError(
-            f"Transformer.source_vocab = None: task {run.task.name} has a vocabulary of its own "
+            f"Transformer.source_vocab = None: task {run.task.name} has a separate vocabulary "
             f"for the source.  Set Transformer.source_vocab to at least {vocabs.source.size}."
         )
 

@@ -98,15 +98,15 @@ def starting_vocabs(folder: str, task: Task) -> Vocabs:
     source_file = task.source_vocab_file
     if source_file is not None and (source_file == SOURCE_FILE) != directory.has_source_vocab():
         raise UserError(
-            f"Run.start_from = {folder!r}: task {task.name} has one vocabulary for both sides and "
-            "that run two, or the other way round.  Set source_vocab of the task alike."
+            f"Run.start_from = {folder!r}: task {task.name} and that run differ in whether source "
+            "and target share a vocabulary.  Set Translation.source_vocab as in that run."
         )
     for name, settings in task.vocab_settings.items():
         model = settings.model_file
         if model is not None and Vocab.load(model).hash != Vocab.load(Path(folder) / name).hash:
             raise UserError(
                 f"Run.start_from = {folder!r}: its weights belong to the vocabulary {name} there, "
-                f"and task {task.name} asks for SentencePiece.model_file = {model!r}.  Leave "
-                "model_file away: the run then takes that vocabulary."
+                f"and task {task.name} has SentencePiece.model_file = {model!r}.  Unset "
+                "model_file: the run then takes that vocabulary."
             )
     return directory.vocabs(task)

@@ -68,8 +68,8 @@ class Run:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
         if self.bleu_sentences and not self.task.has_source:
             raise UserError(
-                f"Run.bleu_sentences = {self.bleu_sentences}: the task is no translation.  "
-                "Leave it away, or take @Translation()."
+                f"Run.bleu_sentences = {self.bleu_sentences}: the task is not a translation task.  "
+                "Unset it, or use @Translation()."
             )
         if self.batch_sequences % self.microbatches:
             raise UserError(

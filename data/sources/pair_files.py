@@ -17,7 +17,7 @@ def aligned(
     if len(sources) != len(targets):
         raise UserError(
             f"{setting}: {len(sources)} source files and {len(targets)} target files "
-            f"({', '.join(sources)} and {', '.join(targets)}).  Each needs one beside it."
+            f"({', '.join(sources)} and {', '.join(targets)}).  Give a target file per source."
         )
     for source, target in zip(sources, targets, strict=True):
         yield from _aligned(source, target, setting, errors)
@@ -31,8 +31,8 @@ def _aligned(source: str, target: str, setting: str, errors: str) -> Iterator[Pa
             yield Pair(*lines)
     if counts[0] != counts[1]:
         raise UserError(
-            f"{setting}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line by "
-            "line one must be the translation of the other: find where they part."
+            f"{setting}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line n "
+            "of one must be the translation of line n of the other: find where they diverge."
         )
     _check_text(counts[0], setting, source)
 
@@ -47,7 +47,7 @@ def table(
             columns = line.split("\t")
             if len(columns) <= max(source_column, target_column):
                 raise UserError(
-                    f"{path}, line {number}: {len(columns)} columns, and {setting} asks for "
+                    f"{path}, line {number}: {len(columns)} columns, and {setting} needs "
                     f"columns {source_column} and {target_column}, counted from 0.  "
                     "A tab separates columns."
                 )
@@ -66,10 +66,10 @@ def records(
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise UserError(f"{place}: is no JSON: {error}.") from None
+                raise UserError(f"{place}: is not JSON: {error}.") from None
             pair = [_field(record, name, place, setting) for name in (source_field, target_field)]
             if errors == "strict" and LONE_SURROGATE.search("".join(pair)):
-                raise UserError(f"{place}: half a surrogate pair, such as \\ud800, is no text.")
+                raise UserError(f"{place}: half a surrogate pair, such as \\ud800, is not text.")
             yield Pair(*pair)
         _check_text(number, setting, path)
 
@@ -80,11 +80,9 @@ def _field(record: Any, name: str, place: str, setting: str) -> str:
         parent = value
         value = value.get(part) if isinstance(value, dict) else None
     if not isinstance(value, str):
-        legal = ", ".join(parent) if isinstance(parent, dict) else "none: it is no object"
+        legal = ", ".join(parent) if isinstance(parent, dict) else "none: it is not an object"
         what = "no such field" if value is None else f"found {type(value).__name__}, legal: text"
-        raise UserError(
-            f"{place}: {setting} asks for field {name!r}: {what}.  Its fields: {legal}."
-        )
+        raise UserError(f"{place}: {setting} needs field {name!r}: {what}.  Its fields: {legal}.")
     return value
 
 
@@ -96,4 +94,4 @@ def _numbered(path: str, errors: str) -> Iterator[tuple[int, str]]:
 
 def _check_text(lines: int, setting: str, path: str) -> None:
     if not lines:
-        raise UserError(f"{setting}: {path} is empty: it holds no line of text.")
+        raise UserError(f"{setting}: {path} is empty: it has no line of text.")

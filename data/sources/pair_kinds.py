@@ -301,7 +301,7 @@ class Mixture(Pairs):
         if self.rates is not None and self.temperature != 1:
             yield (
                 f"Mixture.temperature = {self.temperature}: it counts only by size, and "
-                "Mixture.rates is set.  Leave one of the two away."
+                "Mixture.rates is set.  Unset one of them."
             )
 
     def _language_problems(self) -> Iterator[str]:

@@ -54,7 +54,7 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
         return tag
     problem = "no tag was given" if tag is None else f"tag {tag!r}: no part of the task has it"
     if not tags:
-        raise UserError(f"{problem}.  The task knows no tags: leave it away.")
+        raise UserError(f"{problem}.  The task has no tags: unset it.")
     raise UserError(f"{problem}.{did_you_mean(tag or '', tags)}  Legal: {', '.join(tags)}.")
 
 
@@ -91,7 +91,7 @@ class Pairs(Source):
             yield from map("\t".join, part.untagged(split, errors))
 
     def parts_of(self, split: str) -> dict[str, "Pairs"]:
-        """Names the sources that this one mixes in a split: itself alone, if it is no mixture."""
+        """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
         return {self.name or self.tag or type(self).__name__: self}
 
     @property

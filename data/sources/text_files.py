@@ -73,7 +73,7 @@ def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
                 empty = False
                 yield line
         if empty:
-            raise UserError(f"{setting}: {path} is empty: it holds no line of text.")
+            raise UserError(f"{setting}: {path} is empty: it has no line of text.")
 
 
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:

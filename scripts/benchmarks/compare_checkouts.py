@@ -429,7 +429,7 @@ def main(
     if (new is None) == (record_file is None):
         refuse("give a NEW checkout or --record=FILE, one of the two.")
     if record_file is not None and json_file is not None:
-        refuse("--json is of a comparison.  Leave it away, or --record.")
+        refuse("--json needs a comparison.  Remove it, or --record.")
     sides = [ComparedCheckout(path) for path in (old, new) if path is not None]
     names = [name for name in MODELS if name in only or not only]
     with tempfile.TemporaryDirectory(prefix="compare_checkouts_") as temporary:

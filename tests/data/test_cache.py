@@ -141,7 +141,7 @@ def test_a_truncated_file_is_named(text, data_dir, name):
     path = data_dir / "mine" / name
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(
-        UserError, match=r"mine.*(damaged|no whole cache).*meshloom prepare --rebuild"
+        UserError, match=r"mine.*(damaged|not a complete cache).*meshloom prepare --rebuild"
     ):
         prepare(task_of(text), data_dir)
     prepare(task_of(text), data_dir, rebuild=True)

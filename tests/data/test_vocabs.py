@@ -98,5 +98,5 @@ def test_every_tag_is_one_subword_of_the_source_vocab(source):
 def test_a_vocab_without_the_tags_is_refused(source):
     given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
     task = task_of(Tsv(train=source.train, tag="2de"))
-    with pytest.raises(UserError, match=r"x: its source vocab spells the tag '2de' with \d+ sub"):
+    with pytest.raises(UserError, match=r"x: its source vocab splits the tag '2de' into \d+ sub"):
         made(task, given)

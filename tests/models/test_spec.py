@@ -11,7 +11,10 @@ from tests.toys import toy
 
 EXPERTS = {"pattern": ("dense", "moe"), "moe": Moe(experts=5)}
 ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
-    "heads": ({"heads": 8, "kv_heads": 3}, "Transformer.heads = 8 is no multiple of kv_heads = 3"),
+    "heads": (
+        {"heads": 8, "kv_heads": 3},
+        "Transformer.heads = 8 is not a multiple of kv_heads = 3",
+    ),
     "source vocabulary": ({"source_vocab": 30}, "the model has no encoder"),
     "rotary": ({"positions": "rotary", "d_kv": 5}, "rotary positions need an even width"),
     "sinusoids": ({"positions": "sinusoidal", "d_model": 9}, "sinusoids need an even width"),
@@ -36,7 +39,7 @@ def test_what_does_not_fit_together_is_refused(case: str) -> None:
 
 
 def test_a_router_needs_as_many_experts_as_it_chooses() -> None:
-    with pytest.raises(UserError, match=r"Moe.experts = 2: each token gets 3"):
+    with pytest.raises(UserError, match=r"Moe.experts = 2: the router chooses 3 per token"):
         Moe(experts=2, router=TopK(k=3))
     assert Moe(experts=2, router=Top2()).experts == 2
 

@@ -274,10 +274,10 @@ def test_long_lines_are_cut_and_counted(run: Meshloom, place: Place, tmp_path: P
     ("flags", "error"),
     [
         (["--tag=2de"], "tag '2de'"),
-        (["--beam=2", "--temperature=1"], "choose one way to search"),
+        (["--beam=2", "--temperature=1"], "choose either search or sampling"),
         (["--nbest=9"], "--nbest=9: the search keeps 4"),
         (["--top_k=3"], "--temperature=1"),
-        (["--checkpoint=3"], "--checkpoint=3: not there"),
+        (["--checkpoint=3"], "--checkpoint=3: no such checkpoint"),
     ],
 )
 def test_bad_flags_say_what_is_legal(

@@ -156,7 +156,7 @@ def check_settings(settings: Settings, source: object) -> None:
     """Refuses the settings of another model, and those that the Transformer here has not."""
     kind = settings.get("model_type")
     if kind != "t5":
-        raise UserError(f"{source}: model_type = {kind!r}: this is no T5.  Legal: 't5'.")
+        raise UserError(f"{source}: model_type = {kind!r}: not a T5.  Legal: 't5'.")
     problems = list(_wrong_settings({**DEFAULTS, **settings}))
     if problems:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
@@ -261,7 +261,7 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
         rows = "".join(f"\n  {name}: {old!r} in T5, {new!r} set" for name, old, new in changed)
         raise UserError(
             f"these settings are not the T5's:{rows}\n"
-            f"  Leave them away.  Free to choose: {', '.join(FREE)}."
+            f"  Unset them.  Free to choose: {', '.join(FREE)}."
         )
 
 

@@ -46,17 +46,17 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
         best = checkpoints.best
         if best is None:
             raise UserError(
-                f"--checkpoint=best: no checkpoint in {checkpoints.folder} has a metric, which an "
-                "evaluation on the validation split gives.  Legal: latest, all, or of these, one "
-                f"or several with commas: {', '.join(map(str, steps))}."
+                f"--checkpoint=best: no checkpoint in {checkpoints.folder} has a metric.  An "
+                "evaluation on the validation split writes it.  Legal: latest, all, or steps, "
+                f"separated by commas: {', '.join(map(str, steps))}."
             )
         return [best]
     names = which.split(",")
     if all(re.fullmatch(r"[0-9]{1,18}", name) and int(name) in steps for name in names):
         return [int(name) for name in names]
     raise UserError(
-        f"--checkpoint={which}: not there.  Legal: latest, best, all, or of these, one or several "
-        f"with commas: {', '.join(map(str, steps))}."
+        f"--checkpoint={which}: no such checkpoint.  Legal: latest, best, all, or steps, separated "
+        f"by commas: {', '.join(map(str, steps))}."
     )
 
 

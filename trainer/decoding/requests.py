@@ -172,13 +172,13 @@ def best_texts(
 def check_search(options: DecodeOptions, search: object) -> None:
     """Refuses options that need samples where there are none."""
     if options.consensus and not (isinstance(search, Sampling) and search.width > 1):
-        raise UserError("--consensus: it chooses among samples.  Give --samples=16, for example.")
+        raise UserError("--consensus chooses among samples.  Add --samples=16, for example.")
 
 
 def check_tag(tag: str | None, task: Task) -> None:
     """Refuses a language tag for a task without languages."""
     if tag is not None and not task.has_source:
-        raise UserError(f"--tag={tag}: {task.name} is no translation.  Leave it away.")
+        raise UserError(f"--tag={tag}: {task.name} is not a translation task.  Remove the flag.")
 
 
 def make_requests(

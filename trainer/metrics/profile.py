@@ -29,8 +29,8 @@ class ProfileSteps(NamedTuple):
         chosen = cls(int(match[1]), int(match[2])) if match else None
         if chosen is None or not 1 <= chosen.first <= chosen.last <= steps:
             raise UserError(
-                f"--profile_steps={brief(text)}: no range of steps of this run.  Legal: the first "
-                "and the last step with a colon between them, as in 10:13, from 1 to "
+                f"--profile_steps={brief(text)}: not a range of steps of this run.  Legal: the "
+                "first and the last step with a colon between them, as in 10:13, from 1 to "
                 f"{steps} (Run.steps)."
             )
         return chosen

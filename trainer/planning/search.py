@@ -73,7 +73,7 @@ def rank_layouts(run: Run, hardware: Hardware) -> list[RankedLayout]:
     if not layouts:
         raise UserError(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
-            "or a Run.batch_sequences that divides more ways."
+            "or a Run.batch_sequences with more divisors."
         )
     ranking = plan_layouts(run, drop_oversized(run, layouts, hardware), hardware, [])
     wider = legal_layouts(run, devices, widened(record, fastest_first(ranking)[0].layout))

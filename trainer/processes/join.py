@@ -41,7 +41,7 @@ def place_of(
     given = dict(zip(ALL_THREE, (coordinator_address, process_count, process_index), strict=True))
     manual = {name: value for name, value in given.items() if value is not None}
     if distributed == "off" and manual:
-        raise UserError(f"--distributed=off with {flags(manual)}.  Leave one of them away.")
+        raise UserError(f"--distributed=off with {flags(manual)}.  Remove one of them.")
     if distributed == "off":
         return None
     is_manual = distributed == "manual" or manual

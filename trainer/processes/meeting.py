@@ -103,8 +103,8 @@ class Hub:
             ["0 (this host)", *(f"{i} ({self._links[i].host})" for i in sorted(self._links))]
         )
         return (
-            f"{names(self._missing)} of {self._count} did not come to {self._address} within "
-            f"{self._timeout_s:g} s.  There are: {there}.  Look at the logs of those missing; "
+            f"{names(self._missing)} of {self._count} did not connect to {self._address} within "
+            f"{self._timeout_s:g} s.  Connected: {there}.  Read the logs of the missing ones; "
             "--start_timeout_s waits longer."
         )
 
@@ -135,8 +135,8 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float, say: Say) 
             said = time.monotonic()
         time.sleep(CONNECT_EVERY_S)
     raise RunError(
-        f"process 0 did not come to {address} within {timeout_s:g} s ({reason}).  Look at its "
-        "log, and at --coordinator_address; --start_timeout_s waits longer."
+        f"process 0 did not open {address} within {timeout_s:g} s ({reason}).  Read its "
+        "log, check --coordinator_address, or raise --start_timeout_s."
     )
 
 

@@ -260,7 +260,7 @@ def check_texts(systems: Mapping[str, Sequence[str]], references: References) ->
                 which = f"reference {number} of {len(references)}" if number > 1 else "reference"
                 raise UserError(
                     f"{name}: {len(texts)} sentences, but the {which} has {len(reference)}.  "
-                    "Give one text a reference, in the same order."
+                    "Give one translation per reference, in the same order."
                 )
 
 
@@ -269,10 +269,10 @@ def check_settings(tokenize: str | None = None, languages: str | None = None) ->
     seed = os.environ.get(SEED)
     if seed is not None and not (seed.isdecimal() and int(seed) > 0):
         # sacrebleu itself takes "none", and 0 for some tests, as no seed at all.
-        raise UserError(f"{SEED}={seed}: legal is a whole number from 1 on, or leave it unset.")
+        raise UserError(f"{SEED}={seed}: legal is an integer of at least 1, or unset.")
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         raise UserError(
-            f"tokenize = {tokenize}: no tokenizer of sacrebleu's."
+            f"tokenize = {tokenize}: not a tokenizer of sacrebleu."
             f"{did_you_mean(tokenize, BLEU.TOKENIZERS)}  Legal: {', '.join(BLEU.TOKENIZERS)}."
         )
     if tokenize in SPM_MODELS:
@@ -280,8 +280,9 @@ def check_settings(tokenize: str | None = None, languages: str | None = None) ->
         path = os.path.join(SACREBLEU_DIR, "models", file)
         if not os.path.exists(path):
             raise UserError(
-                f"tokenize = {tokenize}: its vocabulary is not at {path}.  Where there is a "
-                f"network, fetch it with: echo a | sacrebleu <(echo a) --tokenize {tokenize}."
+                f"tokenize = {tokenize}: its vocabulary is not at {path}.  With a "
+                "network connection, fetch it with: "
+                f"echo a | sacrebleu <(echo a) --tokenize {tokenize}."
             )
     try:
         _bleu(tokenize, False, languages)

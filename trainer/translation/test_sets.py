@@ -24,7 +24,7 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
     dataset = DATASETS[name]
     if languages not in dataset.langpairs:
         raise UserError(
-            f"test set {name}, languages {languages}: not there."
+            f"test set {name}, languages {languages}: no such pair."
             f"{did_you_mean(languages, dataset.langpairs)}  "
             f"Legal: {', '.join(sorted(dataset.langpairs))}."
         )
@@ -33,7 +33,7 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
     if not all(map(os.path.exists, paths)):
         raise UserError(
             f"test set {name}, languages {languages}: not in sacrebleu's cache at "
-            f"{os.path.dirname(paths[0])}.  Where there is a network, fetch it with: "
+            f"{os.path.dirname(paths[0])}.  With a network connection, fetch it with: "
             f"sacrebleu -t {name} -l {languages} --echo src.  Or give files."
         )
     sources, *references = [list(read_lines(path)) for path in paths]

@@ -110,7 +110,7 @@ def read_json(folder: Path, name: str) -> dict:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is no JSON: {error}.") from None
+        raise UserError(f"{path}: is not JSON: {error}.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}.  Legal: an object.")
     return content
@@ -218,8 +218,8 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
     vocab_file = str(model_dir.absolute() / TARGET_FILE)
     if run.task.vocab.model_file != vocab_file or run.task.source_vocab_file != TARGET_FILE:
         raise UserError(
-            "Translation.vocab: a T5 reads and writes its own vocabulary.  Leave Translation."
-            "source_vocab and SentencePiece.model_file away."
+            "Translation.vocab: a T5 reads and writes its own vocabulary.  Unset Translation."
+            "source_vocab and SentencePiece.model_file."
         )
     check_vocabs(run, vocabs)
 

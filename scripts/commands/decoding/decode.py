@@ -43,13 +43,13 @@ def search_of(flags: SearchFlags, task: Task) -> Search:
     """Samples with a temperature or a number of samples; otherwise searches by beam or greedily."""
     is_sampling = flags.temperature is not None or flags.samples is not None
     if is_sampling and flags.beam is not None:
-        raise UserError("--beam with --temperature or --samples: choose one way to search.")
+        raise UserError("--beam with --temperature or --samples: choose either search or sampling.")
     if is_sampling:
         temperature = 1.0 if flags.temperature is None else flags.temperature
         samples = flags.samples or 1
         return Sampling(temperature, flags.top_k, flags.top_p, samples, flags.flat)
     if flags.top_k is not None or flags.top_p is not None:
-        raise UserError("--top_k and --top_p cut what is drawn from.  Give --temperature=1.")
+        raise UserError("--top_k and --top_p need sampling.  Add --temperature=1.")
     width = flags.beam or (BEAM if task.has_source else 1)
     if width == 1:
         return Sampling(temperature=0)
@@ -118,7 +118,7 @@ def check_nbest(nbest: int | None, width: int) -> None:
     """Refuses more texts a line than the search keeps."""
     if nbest is not None and nbest > width:
         raise UserError(
-            f"--nbest={nbest}: the search keeps {width} texts a line.  "
+            f"--nbest={nbest}: the search keeps {width} texts per line.  "
             "Widen it with --beam or --samples."
         )
 

@@ -41,6 +41,6 @@ def _entry(number: int, line: str) -> dict[str, Any]:
         return entry
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"line {number}: no n-best entry ({type(error).__name__}: {error}).  Make the list "
+            f"line {number}: not an n-best entry ({type(error).__name__}: {error}).  Make the list "
             "with: meshloom decode --nbest=4 --format=jsonl."
         ) from None

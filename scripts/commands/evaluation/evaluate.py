@@ -47,7 +47,7 @@ def check_text(flags: TextFlags, task: Task) -> None:
     }
     if not task.has_source and (given := [name for name, value in named.items() if value]):
         raise UserError(
-            f"{', '.join(given)}: {task.name} is no translation.  "
+            f"{', '.join(given)}: {task.name} is not a translation task.  "
             "Evaluate it on --split or --input."
         )
 
@@ -212,7 +212,7 @@ def evaluation_rows(
         lines = read_raw_lines(text.text_file)
         of_file = Rows.from_lines(lines, target, task.length, word_list)
         if not len(of_file):
-            raise UserError(f"--input={text.text_file}: it is empty: there is nothing to evaluate.")
+            raise UserError(f"--input={text.text_file}: the file is empty.")
         return of_file, {}
     splits = prepare(task, data_dir, vocabs=models.vocabs).splits
     if text.split not in splits:

@@ -124,7 +124,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     kind, legal = Path(output).suffix[1:] or "png", figure.canvas.get_supported_filetypes()
     if kind not in legal:
         raise UserError(
-            f"--output={output}: no kind of picture.  Legal endings: {', '.join(legal)}."
+            f"--output={output}: not a picture format.  Legal endings: {', '.join(legal)}."
         )
     with write_errors(Path(output), "give another file"), atomic_path(Path(output)) as file:
         figure.savefig(file, dpi=120, format=kind)

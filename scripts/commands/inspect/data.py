@@ -19,7 +19,9 @@ def data(flags: InspectDataFlags) -> None:
     config = settings_of(flags.settings)
     prepared = prepare(task_of(config), data_dir_of(flags.data_dir, flags.settings.model_dir))
     if flags.split not in prepared.splits:
-        raise UserError(f"--split={flags.split}: not there.  Legal: {', '.join(prepared.splits)}.")
+        raise UserError(
+            f"--split={flags.split}: no such split.  Legal: {', '.join(prepared.splits)}."
+        )
     rows = prepared.splits[flags.split]
     if flags.step is not None:
         run = config.make(Run)
@@ -37,7 +39,9 @@ def _numbers(text: str, count: int) -> list[int]:
     try:
         ids = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--rows={text}: legal are numbers with commas, as in 0,7,12.") from None
+        raise UserError(
+            f"--rows={text}: legal are row ids, separated by commas, as in 0,7,12."
+        ) from None
     if not all(0 <= number < count for number in ids):
         raise UserError(f"--rows={text}: the split has rows 0 to {count - 1}.")
     return ids

@@ -31,16 +31,16 @@ def plan(flags: PlanFlags) -> None:
     """Plans training or decoding of a run, or its training under several layouts."""
     if flags.decode:
         if flags.compare or flags.layouts:
-            raise UserError("--decode plans one layout: no --compare.")
+            raise UserError("--decode plans one layout.  Remove --compare.")
         plan_decoding(flags)
         return
     for field in dataclasses.fields(DecodePlanFlags):
         if is_given(field.name):
-            raise UserError(f"--{field.name} is about decoding.  Give --decode as well.")
+            raise UserError(f"--{field.name} needs --decode.  Add it.")
     if flags.compare != bool(flags.layouts):
-        raise UserError("--compare and layout files go together: --compare a.gin b.gin")
+        raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
     if flags.compare and flags.html is not None:
-        raise UserError("--html is the page of one plan.  Leave --compare out, or take --json.")
+        raise UserError("--html writes the page of one plan.  Remove --compare, or use --json.")
     if flags.compare:
         compare(flags)
     else:

@@ -93,8 +93,7 @@ def padded_lengths(
         new = max_tokens or int(source * options.length_factor) + options.length_extra
     elif source_tokens is not None:
         raise UserError(
-            f"--source_tokens={source_tokens}: the model translates nothing.  "
-            "Its texts begin with --prompt_tokens."
+            f"--source_tokens={source_tokens}: the model has no encoder.  Use --prompt_tokens."
         )
     else:
         source, prompt = 0, task.length // 2 if prompt_tokens is None else prompt_tokens

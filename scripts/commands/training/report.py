@@ -30,7 +30,7 @@ def report(flags: ReportFlags) -> None:
     model_dir = flags.model_dir
     pictures = RunPlots(model_dir)
     if not pictures.names():
-        raise UserError(f"{model_dir}: no metrics.jsonl with a step there.  Train first.")
+        raise UserError(f"{model_dir}: its metrics.jsonl has no step.  Train first.")
     file = model_dir / "report.html"
     try:
         drawn = pictures.save(model_dir, *pictures.names())

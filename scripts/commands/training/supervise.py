@@ -25,7 +25,7 @@ LONGEST_S = 300.0
 def supervise(flags: SuperviseFlags) -> None:
     """Runs the command until it succeeds, is stopped, or fails as it failed before."""
     if not flags.command:
-        raise UserError("supervise what?  Give a command: meshloom supervise -- meshloom train …")
+        raise UserError("no command.  Give one, as in: meshloom supervise -- meshloom train …")
     failures, last_step = 0, None
     while True:
         code, is_stopped = run(flags.command)

@@ -105,10 +105,10 @@ def test_fields_are_chosen_by_name_also_inside_others(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"de": "a"', r"x, line 2: is no JSON: "),
-        ('{"de": "a"}', r"x, line 2: Jsonl.train asks for field 'en': no .*Its fields: de\."),
+        ('{"de": "a"', r"x, line 2: is not JSON: "),
+        ('{"de": "a"}', r"x, line 2: Jsonl.train needs field 'en': no .*Its fields: de\."),
         ('{"de": "a", "en": 3}', r"field 'en': found int, legal: text.  Its fields: de, en\."),
-        ('["de", "en"]', r"field 'de': no such field.  Its fields: none: it is no object\."),
+        ('["de", "en"]', r"field 'de': no such field.  Its fields: none: it is not an object\."),
         ('{"de": "a", "en": "\\ud800"}', r"x, line 2: half a surrogate pair"),
     ],
 )
@@ -271,7 +271,7 @@ def test_the_fingerprint_of_a_mixture_follows_each_part(many, tmp_path):
         ({"tag": "2de"}, r"Mixture.tag = '2de': legal: None.  Each part has a tag of its own"),
         ({"rates": (1, 2)}, r"Mixture.rates: 2 rates for 3 parts"),
         ({"rates": (1, 2, 0)}, r"Mixture.rates\[2\] = 0: legal: .*above 0"),
-        ({"rates": (1, 2, 3), "temperature": 5}, r"Mixture.temperature = 5.*Leave one of the two"),
+        ({"rates": (1, 2, 3), "temperature": 5}, r"Mixture.temperature = 5.*Unset one of them"),
         ({"temperature": 0}, r"Mixture.temperature = 0: legal: a number above 0"),
     ],
 )

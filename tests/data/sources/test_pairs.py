@@ -47,7 +47,7 @@ def test_a_tag_is_chosen_among_those_that_a_task_knows():
     [
         ("2df", ("2de", "2fr"), r"tag '2df': .*  Did you mean 2..\?  Legal: 2de, 2fr\."),
         (None, ("2de", "2fr"), r"no tag was given\.  Legal: 2de, 2fr\."),
-        ("2de", (), r"tag '2de': no part of the task has it.  The task knows no tags"),
+        ("2de", (), r"tag '2de': no part of the task has it.  The task has no tags"),
     ],
 )
 def test_an_unknown_tag_is_an_error_with_the_legal_ones(tag, tags, message):

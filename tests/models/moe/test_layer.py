@@ -210,7 +210,7 @@ def test_the_objective_has_the_routers_losses() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 3, "pattern": PATTERN}, "no multiple of the pattern"),
+        ({"layers": 3, "pattern": PATTERN}, "not a multiple of the pattern"),
         ({"moe": None}, "set Transformer.moe"),
         ({"pattern": ("dense",)}, "no layer has experts"),
         ({"moe": Moe(experts=4, router=ExpertChoice())}, "reads later tokens"),

@@ -23,7 +23,7 @@ def test_checkpoints_are_chosen_by_name_or_step(tmp_path: Path) -> None:
     assert chosen_steps(checkpoints, "best") == [5]
     assert chosen_steps(checkpoints, "all") == [2, 5, 7]
     assert chosen_steps(checkpoints, "7,2") == [7, 2]
-    with pytest.raises(UserError, match=r"--checkpoint=3: not there.*2, 5, 7"):
+    with pytest.raises(UserError, match=r"--checkpoint=3: no such checkpoint.*2, 5, 7"):
         chosen_steps(checkpoints, "3")
 
 

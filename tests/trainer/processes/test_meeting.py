@@ -14,11 +14,13 @@ def test_who_does_not_come_is_named() -> None:
     alone = Group.start({1: SLEEP}, count=2, timeout_s=1)
     for code, _, error in group.ends().values():
         assert code == 1
-        assert f"RunError: processes 1, 3 of 4 did not come to {group.address} within 2 s." in error
-        assert "There are: 0 (this host), 2 (" in error
+        assert (
+            f"RunError: processes 1, 3 of 4 did not connect to {group.address} within 2 s." in error
+        )
+        assert "Connected: 0 (this host), 2 (" in error
     [(code, _, error)] = alone.ends().values()
     assert code == 1
-    assert f"RunError: process 0 did not come to {alone.address} within 1 s" in error
+    assert f"RunError: process 0 did not open {alone.address} within 1 s" in error
 
 
 @pytest.mark.parametrize(

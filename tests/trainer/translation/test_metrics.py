@@ -261,7 +261,9 @@ def test_a_seed_that_cannot_be_repeated_is_refused(
 ) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", seed)
     refused(
-        lambda: compute_metrics(GOOD, [REFERENCE]), f"SACREBLEU_SEED={seed}", "whole number from 1"
+        lambda: compute_metrics(GOOD, [REFERENCE]),
+        f"SACREBLEU_SEED={seed}",
+        "an integer of at least 1",
     )
     refused(lambda: paired([REFERENCE], {"a": GOOD, "b": BAD}), "SACREBLEU_SEED")
 

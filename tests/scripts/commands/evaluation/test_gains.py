@@ -42,5 +42,5 @@ def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
 
 
 def test_an_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gains\.xyz: no kind of picture.  Legal endings: .*png"):
+    with pytest.raises(UserError, match=r"gains\.xyz: not a picture format.  Legal endings: .*png"):
         gains(flags(tmp_path, PART, "gains.xyz"))

@@ -40,13 +40,16 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--beam=4"], "--beam is about decoding.  Give --decode"),
-        (["--apart"], "--flat is about decoding"),
+        (["--beam=4"], "--beam needs --decode.  Add it"),
+        (["--apart"], "--flat needs --decode"),
         (["--decode", "--compare", "layouts/fsdp.gin"], "plans one layout"),
-        (["--compare", "layouts/fsdp.gin", "--html=page.html"], "--html is the page of one plan"),
-        (["--decode", "--source_tokens=9"], "the model translates nothing"),
-        (["--decode", "--beam=2", "--samples=2"], "choose one way to search"),
-        (["--decode", "--top_k=3"], "Give --temperature"),
+        (
+            ["--compare", "layouts/fsdp.gin", "--html=page.html"],
+            "--html writes the page of one plan",
+        ),
+        (["--decode", "--source_tokens=9"], "the model has no encoder"),
+        (["--decode", "--beam=2", "--samples=2"], "choose either search or sampling"),
+        (["--decode", "--top_k=3"], "Add --temperature"),
         (["--decode", "--prompt_tokens=20", "--max_tokens=9"], "24 learned positions"),
     ],
 )

@@ -74,7 +74,7 @@ time.sleep(60)
 def test_nothing_to_supervise(tmp_path: Path) -> None:
     process = supervised(tmp_path)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 2 and error.startswith("meshloom: supervise what?")
+    assert process.returncode == 2 and error.startswith("meshloom: no command.")
     process = supervised(tmp_path, "no-such-command")
     _, error = process.communicate(timeout=60)
     assert process.returncode == 2
