@@ -80,9 +80,7 @@ def generate(
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
     layout = step_layout(model.layout)
-    rows, prompt = inputs.prompts_BL.shape
-    hypotheses = hypothesis_cache(layout, search, rows, prompt, new_tokens)
-    model_step, cache = model.start(params, source, rows, hypotheses.cache_length)
+    hypotheses, model_step, cache = start_model(model, search, new_tokens, params, source, inputs)
     last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)
     cache, mask_BWM = hypotheses.expand(cache), repeat(layout, mask_BM, search.width, "BWM")
     last_BW = repeat(layout, last_B, search.width, "BW")
@@ -118,10 +116,22 @@ def initial_cache(
     inputs: DecodeInputs,
 ) -> Cache:
     """Returns the cache of `generate` before the first new token."""
-    layout = step_layout(model.layout)
+    hypotheses, _, cache = start_model(model, search, new_tokens, params, source, inputs)
+    return hypotheses.expand(cache)
+
+
+def start_model(
+    model: Decodable,
+    search: Search,
+    new_tokens: int,
+    params: Any,
+    source: Batch | None,
+    inputs: DecodeInputs,
+) -> tuple["SharedCache | SeparateCaches", Step, Cache]:
+    """Returns the kind of cache for the hypotheses, the model's step and its empty cache."""
     rows, prompt = inputs.prompts_BL.shape
-    hypotheses = hypothesis_cache(layout, search, rows, prompt, new_tokens)
-    return hypotheses.expand(model.start(params, source, rows, hypotheses.cache_length)[1])
+    hypotheses = hypothesis_cache(step_layout(model.layout), search, rows, prompt, new_tokens)
+    return hypotheses, *model.start(params, source, rows, hypotheses.cache_length)
 
 
 def prefill(

@@ -1,6 +1,5 @@
 """Joins this process to the others of a run: by flags, by variables, or as the cluster says."""
 
-import logging
 import os
 import re
 import sys
@@ -12,7 +11,6 @@ from trainer.processes import peers
 from trainer.processes.meeting import meet
 from trainer.processes.native_log import hide_lost_processes
 
-logger = logging.getLogger(__name__)
 Distributed = Literal["auto", "off", "manual"]
 
 ALL_THREE = ("coordinator_address", "process_count", "process_index")
@@ -101,7 +99,7 @@ def join(place: Place, timeout_s: float) -> None:
     import jax
 
     hide_lost_processes()
-    links = meet(*place, timeout_s, logger.info)
+    links = meet(*place, timeout_s)
     peers.set_current(peers.Peers(place.process_index, links))
     separate_output(place.process_index)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

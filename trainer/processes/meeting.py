@@ -1,38 +1,38 @@
-"""How the processes of a run find each other, before JAX starts: all connect to process 0."""
+"""Connects the processes of a run to process 0, before JAX starts."""
 
+import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
 
 from configs.errors import RunError, UserError
 from trainer.processes.link import Link, names
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 GREETING = "meshloom 1"
 POLL_S = 0.2
-SAY_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 CONNECT_EVERY_S = 0.5
 
 
-def meet(address: str, count: int, index: int, timeout_s: float, say: Say) -> dict[int, Link]:
+def meet(address: str, count: int, index: int, timeout_s: float) -> dict[int, Link]:
     """Returns the links of this process, once all processes of the run are there."""
     if index == 0:
-        return Hub(address, count, timeout_s, say).wait_for_all()
-    return {0: reach_hub(address, count, index, timeout_s, say)}
+        return Hub(address, count, timeout_s).wait_for_all()
+    return {0: reach_hub(address, count, index, timeout_s)}
 
 
 class Hub:
     """Waits at the address of process 0 for all others."""
 
-    def __init__(self, address: str, count: int, timeout_s: float, say: Say):
-        self._address, self._count, self._timeout_s, self._say = address, count, timeout_s, say
+    def __init__(self, address: str, count: int, timeout_s: float):
+        self._address, self._count, self._timeout_s = address, count, timeout_s
         self._links: dict[int, Link] = {}
         self._names: dict[int, str] = {}
 
     def wait_for_all(self) -> dict[int, Link]:
-        start = said = time.monotonic()
+        start = logged = time.monotonic()
         with self._listen() as server, selectors.DefaultSelector() as selector:
             selector.register(server, selectors.EVENT_READ)
             while self._missing:
@@ -45,10 +45,12 @@ class Hub:
                 now = time.monotonic()
                 if now - start > self._timeout_s:
                     raise RunError(self._send_all("end", self._who_is_missing()))
-                if now - said > SAY_EVERY_S:
-                    self._say(self._send_all("waiting", f"Waiting for {names(self._missing)} of "
-                              f"{self._count} at {self._address}."))  # fmt: skip
-                    said = now
+                if now - logged > LOG_EVERY_S:
+                    line = (
+                        f"Waiting for {names(self._missing)} of {self._count} at {self._address}."
+                    )
+                    logger.info(self._send_all("waiting", line))
+                    logged = now
         for link in self._links.values():
             link.send(["ready", socket.gethostname()])
         return self._links
@@ -76,7 +78,7 @@ class Hub:
         except (ValueError, TypeError, EOFError):  # it left, or is no process of a run
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]
-                self._say(f"Process {index} left before the run started.")
+                logger.info("Process %d left before the run started.", index)
             link.close()
             return False
         for index, count, link.host in greetings:
@@ -115,24 +117,24 @@ def _greeting(greeting: str, index: int, count: int, host: str) -> tuple[int, in
     return index, count, host
 
 
-def reach_hub(address: str, count: int, index: int, timeout_s: float, say: Say) -> Link:
+def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
     """Connects to process 0, says who this is and waits until all are there."""
     host, _, port = address.rpartition(":")
-    start = said = time.monotonic()
+    start = logged = time.monotonic()
     reason = "no answer"
     while (left := start + timeout_s - time.monotonic()) > 0:
         try:
             peer = (host.strip("[]"), int(port))
-            link = Link(socket.create_connection(peer, timeout=min(left, SAY_EVERY_S)))
+            link = Link(socket.create_connection(peer, timeout=min(left, LOG_EVERY_S)))
             link.send([GREETING, index, count, socket.gethostname()])
-            if _wait_until_ready(link, start + timeout_s + SAY_EVERY_S, say):
+            if _wait_until_ready(link, start + timeout_s + LOG_EVERY_S):
                 return link
             reason = "it closed the connection"
         except OSError as error:
             reason = error.strerror or str(error)
-        if time.monotonic() - said > SAY_EVERY_S:
-            say(f"Waiting for process 0 at {address} ({reason}).")
-            said = time.monotonic()
+        if time.monotonic() - logged > LOG_EVERY_S:
+            logger.info("Waiting for process 0 at %s (%s).", address, reason)
+            logged = time.monotonic()
         time.sleep(CONNECT_EVERY_S)
     raise RunError(
         f"process 0 did not open {address} within {timeout_s:g} s ({reason}).  Read its "
@@ -140,7 +142,7 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float, say: Say) 
     )
 
 
-def _wait_until_ready(link: Link, until: float, say: Say) -> bool:
+def _wait_until_ready(link: Link, until: float) -> bool:
     """Returns whether all processes came; raises what process 0 says against it."""
     while (left := until - time.monotonic()) > 0:
         link.connection.settimeout(left)
@@ -153,7 +155,7 @@ def _wait_until_ready(link: Link, until: float, say: Say) -> bool:
                 link.host = values[0]
                 return True
             if kind == "waiting":
-                say(values[0])
+                logger.info(values[0])
             elif kind == "refused":
                 raise UserError(values[0])
             elif kind == "end":

@@ -24,7 +24,7 @@ from trainer.processes import peers
 from trainer.processes.meeting import meet
 address, count, index, timeout_s, what = sys.argv[1:]
 try:
-    links = meet(address, int(count), int(index), float(timeout_s), print)
+    links = meet(address, int(count), int(index), float(timeout_s))
 except (UserError, RunError) as error:
     sys.exit(f"{type(error).__name__}: {error}")
 others = peers.Peers(int(index), links)
