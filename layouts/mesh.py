@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
 from layouts.device_order import check_order, device_permutation, place, torus_of
@@ -155,10 +155,16 @@ def in_order(
     return by_place[device_permutation(order, sizes, torus)]
 
 
-def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
-    """Makes a mesh without devices, to trace on."""
+def abstract_mesh(sizes: dict[str, int], tpu_kind: str | None = None) -> AbstractMesh:
+    """Makes a mesh without devices, to trace on: for TPUs of a kind, or for any device."""
+    device = None
+    if tpu_kind is not None:
+        device = AbstractDevice(device_kind=tpu_kind, num_cores=None, platform="tpu")
     return AbstractMesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Explicit,) * len(sizes)
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Explicit,) * len(sizes),
+        abstract_device=device,
     )
 
 

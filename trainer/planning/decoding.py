@@ -286,5 +286,6 @@ def plan_decode_from_trace(
     run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None, shape: DecodeShape
 ) -> DecodePlan:
     """Plans from a trace alone, which takes seconds and no compiler."""
-    step = trace_decode(run, layout, abstract_mesh(sizes), shape)
+    kind = None if slice is None else slice.chip.kind
+    step = trace_decode(run, layout, abstract_mesh(sizes, kind), shape)
     return plan_decode(step, slice, estimate_decode(step))

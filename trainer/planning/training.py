@@ -208,5 +208,6 @@ def plan_from_trace(
     run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None
 ) -> StepPlan:
     """Plans from a trace alone, which takes seconds and no compiler."""
-    step = trace_step(run, layout, abstract_mesh(sizes))
+    kind = None if slice is None else slice.chip.kind
+    step = trace_step(run, layout, abstract_mesh(sizes, kind))
     return plan_step(step, slice, estimate_step(step))

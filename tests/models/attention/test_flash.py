@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
-from layouts.mesh import make_mesh
+from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from layouts.padding import with_padding
 from models.api import Batch
 from models.architectures import Transformer
@@ -135,3 +136,40 @@ def test_flash_trains_as_plain_does() -> None:
 
 def test_the_docs_show_the_limits_of_the_kernels() -> None:
     assert table() in (ROOT / "docs" / "attention.md").read_text()
+
+
+SLICES = {"v5e:4x4": (4, 4), "v5p:2x2x1": (2, 2), "v6e:4x4": (4, 4)}
+
+
+def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
+    """Compiles the gradient of grouped causal attention over 4,096 tokens for absent TPUs."""
+    data, model = SLICES[slice]
+    layout = Layout(mesh=f"data:{data},model:{model}", rules="batch:data;heads:model")
+    mesh = topology_mesh(slice, {"data": data, "model": model})
+    spec = toy(d_kv=128, heads=4 * model, kv_heads=2 * model)
+
+    def objective(q_BJQLK: jax.Array, k_BJMK: jax.Array, segments_BL: jax.Array) -> jax.Array:
+        context = packed_context(layout, segments_BL, segments_BL, kernel=kernel)
+        layer = Attention(spec, layout, Weights(layout, spec.sizes, nnx.Rngs(0), "bfloat16"))
+        y_BJQLK = layer.attend(q_BJQLK, k_BJMK, k_BJMK, context, None)
+        return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
+
+    def argument(axes: str, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        place = NamedSharding(mesh, layout.place(axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    gradient = jax.jit(jax.grad(objective, argnums=(0, 1)))
+    with jax.set_mesh(mesh), optax_promotion(), uncached():
+        compiled = gradient.lower(
+            argument("BJQLK", (data, 2 * model, 2, 4096, 128), "bfloat16"),
+            argument("BJMK", (data, 2 * model, 4096, 128), "bfloat16"),
+            argument("BL", (data, 4096), "int32"),
+        ).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize("slice", SLICES)
+def test_a_kernel_needs_a_tenth_of_the_memory(slice: str) -> None:
+    needed_bytes = temporary_bytes(slice, Kernel("splash"))
+    assert 0 < 10 * needed_bytes < temporary_bytes(slice, None)

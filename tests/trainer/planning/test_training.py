@@ -8,10 +8,12 @@ from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, topology_mesh
+from models.architectures import Transformer
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
     LAYOUTS,
+    TASK,
     compilation_of_toy,
     compiled_toy,
     layout_named,
@@ -128,6 +130,26 @@ def test_a_plan_of_a_slice_needs_no_compiler() -> None:
     assert plan.utilisation == pytest.approx(by_hand / (plan.step_s * peak), rel=0.02)
     assert plan.step_s > plan.timing.products_s > by_hand / peak
     assert set(plan.timing.traffic_s) <= {"data", "model", "data,model"}
+
+
+@pytest.mark.parametrize(("name", "has_kernel"), [("v3:2x2", False), ("v5e:2x4", True)])
+def test_a_plan_of_a_slice_uses_its_kernels(name: str, has_kernel: bool) -> None:
+    """The kernel keeps no logits, so that most of the memory of plain attention is not needed."""
+    model = Transformer(vocab=64, layers=1, d_model=32, d_ff=40, heads=8, d_kv=16, length=1024)
+    run = dataclasses.replace(toy_run(model), task=dataclasses.replace(TASK, length=1024))
+    layout, sizes = layout_named("data_and_model_parallel"), {"data": 4, "model": 2}
+    plan, plain = (
+        plan_from_trace(
+            dataclasses.replace(run, model=dataclasses.replace(model, attention=attention)),
+            layout,
+            sizes,
+            Slice.named(name),
+        )
+        for attention in ("auto", "plain")
+    )
+    assert (plan.memory.needed_bytes < plain.memory.needed_bytes / 4) == has_kernel
+    assert plan.model_flops == plain.model_flops
+    assert plan.executed_flops >= plan.model_flops
 
 
 def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
