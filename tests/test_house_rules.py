@@ -33,13 +33,13 @@ def python_files(folder: str) -> list[Path]:
 
 def imported(path: Path) -> set[str]:
     """The top-level names that a file imports."""
-    found = set()
+    computed = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            computed |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            computed.add(node.module.split(".")[0])
+    return computed
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

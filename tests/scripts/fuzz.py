@@ -268,13 +268,13 @@ def commands() -> list[tuple[str, ...]]:
 def flag_names(command: Sequence[str]) -> list[str]:
     from scripts.cli import cli
 
-    found: click.Command = cli
+    computed: click.Command = cli
     for name in command:
-        assert isinstance(found, click.Group)
-        made = found.get_command(click.Context(found), name)
+        assert isinstance(computed, click.Group)
+        made = computed.get_command(click.Context(computed), name)
         assert made is not None
-        found = made
-    return [p.opts[0].lstrip("-") for p in found.params if isinstance(p, click.Option)]
+        computed = made
+    return [p.opts[0].lstrip("-") for p in computed.params if isinstance(p, click.Option)]
 
 
 PART = {"bleu": 20.5, "train_pairs": 1000, "references_hash": "abc", "sentences": 10}

@@ -48,9 +48,9 @@ def test_mutated_input_is_accepted_or_refused_in_one_line(trained: Place, seed: 
     ],
 )
 def test_a_wrong_end_is_found(code: int, error: str, problem: str | None) -> None:
-    found = fuzz.wrong_end(code, error)
-    assert (found is None) == (problem is None)
-    assert problem is None or problem in str(found)
+    computed = fuzz.wrong_end(code, error)
+    assert (computed is None) == (problem is None)
+    assert problem is None or problem in str(computed)
 
 
 def test_what_a_command_leaves_is_found(trained: Place) -> None:

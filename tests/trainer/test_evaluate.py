@@ -54,56 +54,62 @@ def test_every_token_counts_once_whatever_the_batch_and_the_layout(
     def progress(done: int, total: int) -> None:
         calls.append((done, total))
 
-    found = evaluated(layout, batch_sequences, progress=progress)
+    computed = evaluated(layout, batch_sequences, progress=progress)
     loss, correct = by_numpy(ROWS)
     counts = ROWS.counts
-    assert (found.tokens, found.bytes, found.lines) == (counts.tokens, counts.bytes, counts.lines)
-    assert found.words == counts.words + counts.lines
-    assert round(found.accuracy * found.tokens) == correct and correct > 0
-    np.testing.assert_allclose(found.loss, loss / counts.tokens, rtol=ROUND_OFF)
-    np.testing.assert_allclose(math.log(found.perplexity_per_token), loss / counts.tokens,
+    assert (computed.tokens, computed.bytes, computed.lines) == (
+        counts.tokens,
+        counts.bytes,
+        counts.lines,
+    )
+    assert computed.words == counts.words + counts.lines
+    assert round(computed.accuracy * computed.tokens) == correct and correct > 0
+    np.testing.assert_allclose(computed.loss, loss / counts.tokens, rtol=ROUND_OFF)
+    np.testing.assert_allclose(math.log(computed.perplexity_per_token), loss / counts.tokens,
                                rtol=ROUND_OFF)  # fmt: skip
-    np.testing.assert_allclose(math.log(found.perplexity_per_word), loss / found.words,
+    np.testing.assert_allclose(math.log(computed.perplexity_per_word), loss / computed.words,
                                rtol=ROUND_OFF)  # fmt: skip
-    np.testing.assert_allclose(found.bits_per_byte, loss / math.log(2) / counts.bytes,
+    np.testing.assert_allclose(computed.bits_per_byte, loss / math.log(2) / counts.bytes,
                                rtol=ROUND_OFF)  # fmt: skip
     batches = -(-11 // batch_sequences)
     assert calls == [(done, batches) for done in range(1, batches + 1)]
 
 
 def test_a_logit_multiplier_scales_the_logits() -> None:
-    found = evaluated(WHOLE, 4, criterion=Criterion(logit_scale=0.9))
+    computed = evaluated(WHOLE, 4, criterion=Criterion(logit_scale=0.9))
     loss, _ = by_numpy(ROWS, 0.9)
-    np.testing.assert_allclose(found.loss * found.tokens, loss, rtol=ROUND_OFF)
-    assert abs(found.loss / evaluated(WHOLE, 4).loss - 1) > 1e-3
+    np.testing.assert_allclose(computed.loss * computed.tokens, loss, rtol=ROUND_OFF)
+    assert abs(computed.loss / evaluated(WHOLE, 4).loss - 1) > 1e-3
 
 
 def test_a_shortened_evaluation_is_the_mean_of_what_it_saw() -> None:
-    found = evaluated(WHOLE, 4, batches=2)
+    computed = evaluated(WHOLE, 4, batches=2)
     first = Rows(ROWS.targets_BL[:8], ROWS.segments_BL[:8], text_rows(8).counts)
     loss, _ = by_numpy(first)
     tokens = (first.segments_BL > 0).sum()
-    np.testing.assert_allclose(found.loss, loss / tokens, rtol=ROUND_OFF)
-    ratio = ROWS.counts.tokens / found.words
-    np.testing.assert_allclose(math.log(found.perplexity_per_word), found.loss * ratio, rtol=1e-12)
+    np.testing.assert_allclose(computed.loss, loss / tokens, rtol=ROUND_OFF)
+    ratio = ROWS.counts.tokens / computed.words
+    np.testing.assert_allclose(
+        math.log(computed.perplexity_per_word), computed.loss * ratio, rtol=1e-12
+    )
 
 
 def test_parts_are_evaluated_apart_and_count_by_their_tokens() -> None:
     """Of unequal parts, also where only the first batches of each are read."""
     parts = {"first": range(0, 7), "none": range(7, 7), "second": range(7, 11)}
     rows = in_parts(parts)
-    whole, found = of_parts(rows, batches=None)
+    whole, computed = of_parts(rows, batches=None)
     for mine, other in zip(*map(dataclasses.astuple, (whole, evaluated(WHOLE, 4))), strict=True):
         assert mine == pytest.approx(other, rel=ROUND_OFF)
-    assert list(found) == ["first", "second"]
-    for name, part in found.items():
+    assert list(computed) == ["first", "second"]
+    for name, part in computed.items():
         own = Rows(ROWS.targets_BL[parts[name]], ROWS.segments_BL[parts[name]], ROWS.counts)
         assert part.tokens == (own.segments_BL > 0).sum()
         np.testing.assert_allclose(part.loss * part.tokens, by_numpy(own)[0], rtol=ROUND_OFF)
     some, cut = of_parts(rows, batches=2)
-    assert cut["second"] == found["second"] and cut["first"].loss != found["first"].loss
-    wanted = sum(part.loss * part.tokens for part in cut.values())
-    np.testing.assert_allclose(some.loss * some.tokens, wanted, rtol=1e-12)
+    assert cut["second"] == computed["second"] and cut["first"].loss != computed["first"].loss
+    expected = sum(part.loss * part.tokens for part in cut.values())
+    np.testing.assert_allclose(some.loss * some.tokens, expected, rtol=1e-12)
 
 
 def in_parts(parts: dict[str, range]) -> PairRows:
@@ -125,5 +131,5 @@ def of_parts(rows: PairRows, batches: int | None) -> tuple[Evaluation, dict[str,
 
 
 def test_a_hopeless_model_has_an_infinite_perplexity_and_no_error() -> None:
-    found = Evaluation.from_sums(1e6, 0.0, ROWS.counts.tokens, ROWS)
-    assert found.perplexity_per_word == math.inf and math.isfinite(found.bits_per_byte)
+    computed = Evaluation.from_sums(1e6, 0.0, ROWS.counts.tokens, ROWS)
+    assert computed.perplexity_per_word == math.inf and math.isfinite(computed.bits_per_byte)

@@ -52,9 +52,9 @@ def newest(command: Command) -> int:
 def test_killed_restarted_terminated_and_continued_is_undisturbed(
     killed: Command, straight: Command, tmp_path: Path
 ) -> None:
-    wanted = straight.losses()
-    assert list(wanted) == list(range(1, STEPS + 1))
-    assert len(set(wanted.values())) > STEPS * 0.9  # each step has a loss of its own
+    expected = straight.losses()
+    assert list(expected) == list(range(1, STEPS + 1))
+    assert len(set(expected.values())) > STEPS * 0.9  # each step has a loss of its own
     command = killed.copied_to(tmp_path / "run")
     saved = newest(command)
     assert 2 * EVERY <= saved <= max(command.losses()) < STEPS  # it was in the middle
@@ -66,11 +66,11 @@ def test_killed_restarted_terminated_and_continued_is_undisturbed(
     stopped = newest(command)
     assert f"Continuing from step {saved}." in said and "its lock is taken over" in said
     assert f"Stopped after step {stopped} of {STEPS}" in said and stopped < STEPS
-    assert command.losses() == {step: wanted[step] for step in range(1, stopped + 1)}
+    assert command.losses() == {step: expected[step] for step in range(1, stopped + 1)}
 
     said = command.train().finish()
     assert f"Continuing from step {stopped}." in said and "Finished" in said
-    assert list(command.losses().items()) == list(wanted.items())
+    assert list(command.losses().items()) == list(expected.items())
     ends = [read_lines(c.model_dir / "evaluations.jsonl")[-1] for c in (command, straight)]
     assert ends[0] == ends[1]
 
@@ -79,15 +79,15 @@ def test_restart_under_another_layout_and_mesh_is_equal_to_round_off(
     killed: Command, straight: Command, tmp_path: Path
 ) -> None:
     command = killed.copied_to(tmp_path / "run")
-    before, wanted = newest(command), straight.losses()
+    before, expected = newest(command), straight.losses()
     said = command.train(layout="fsdp", devices=4).finish()
     assert f"Continuing from step {before}." in said
-    found = command.losses()
-    assert list(found) == list(wanted)
+    computed = command.losses()
+    assert list(computed) == list(expected)
     steps = range(1, before + 1)
-    assert [found[step] for step in steps] == [wanted[step] for step in steps]
-    np.testing.assert_allclose([*found.values()], [*wanted.values()], rtol=ROUND_OFF)
-    assert found != wanted  # it was computed anew, in another order
+    assert [computed[step] for step in steps] == [expected[step] for step in steps]
+    np.testing.assert_allclose([*computed.values()], [*expected.values()], rtol=ROUND_OFF)
+    assert computed != expected  # it was computed anew, in another order
 
 
 def test_the_printed_command_continues_a_run_bit_for_bit(
@@ -159,9 +159,9 @@ def test_two_processes_train_like_one(straight: Command, tmp_path: Path) -> None
         for process in processes:
             process.popen.kill()
     assert all(f"Finished after step {FEW_STEPS}" in text for text in said)
-    found, wanted = command.losses(), straight.losses()
-    assert list(found) == list(range(1, FEW_STEPS + 1))
+    computed, expected = command.losses(), straight.losses()
+    assert list(computed) == list(range(1, FEW_STEPS + 1))
     np.testing.assert_allclose(
-        [*found.values()], [wanted[step] for step in found], rtol=FEW_ROUND_OFF
+        [*computed.values()], [expected[step] for step in computed], rtol=FEW_ROUND_OFF
     )
     assert {path.name for path in command.model_dir.glob("checkpoints/*")} == {"10", "20"}

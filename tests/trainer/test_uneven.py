@@ -123,28 +123,28 @@ def trained(name: str, *, padded: bool) -> Trained:
         for step in range(STEPS):
             rows = place(where, batch(case, step), case.rows * case.program.microbatches,
                          case.program.microbatches)  # fmt: skip
-            state, found = train_step(disk.program, state, rows)
-            metrics.append([float(found[key]) for key in ("loss", "grad_norm", "tokens")])
+            state, computed = train_step(disk.program, state, rows)
+            metrics.append([float(computed[key]) for key in ("loss", "grad_norm", "tokens")])
     saved = by_path(jax.device_get(disk.unpad(state)))
     return Trained(disk, np.array(metrics), state, saved)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_one_device(name: str) -> None:
-    found, wanted = trained(name, padded=True), trained(name, padded=False)
-    np.testing.assert_allclose(found.metrics, wanted.metrics, rtol=LOSS_ROUND_OFF)
-    for path, array in wanted.saved.items():
+    computed, expected = trained(name, padded=True), trained(name, padded=False)
+    np.testing.assert_allclose(computed.metrics, expected.metrics, rtol=LOSS_ROUND_OFF)
+    for path, array in expected.saved.items():
         is_weight, most = path.startswith("params"), np.abs(array).max()
         limit = WEIGHT_ROUND_OFF if is_weight else SLOT_ROUND_OFF * most
-        np.testing.assert_allclose(found.saved[path], array, rtol=0, atol=limit, err_msg=path)
+        np.testing.assert_allclose(computed.saved[path], array, rtol=0, atol=limit, err_msg=path)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
-    found, held = trained(name, padded=True), CASES[name].held
+    computed, held = trained(name, padded=True), CASES[name].held
     sizes = set()
-    for path, array in by_path(found.state["params"]).items():
-        true = found.saved[f"params/{path}"].shape
+    for path, array in by_path(computed.state["params"]).items():
+        true = computed.saved[f"params/{path}"].shape
         sizes |= {(a, b) for a, b in zip(true, array.shape, strict=True) if a != b}
         behind = np.array(array)
         behind[tuple(map(slice, true))] = 0
@@ -162,22 +162,22 @@ def test_a_batch_that_does_not_divide_is_read_whole_by_every_host() -> None:
 
 
 def test_checkpoints_have_true_sizes_and_are_restored_under_any_layout(tmp_path: Path) -> None:
-    found = trained("experts", padded=True)
+    computed = trained("experts", padded=True)
     other = under(
         Layout(mesh="data:2,model:4", rules="batch:data+;vocab:model+;experts:model+"),
         EXPERTS.program,
     )
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(STEPS, found.disk.unpad(found.state))
+        checkpoints.save(STEPS, computed.disk.unpad(computed.state))
         checkpoints.wait()
         shapes = {path: array.shape for path, array in checkpoints.describe(STEPS).items()}
         restored = other.pad(checkpoints.restore(other.unpadded)[0])
-    wanted = by_path(trained("experts", padded=False).state)
-    assert shapes == {path: array.shape for path, array in wanted.items()}
+    expected = by_path(trained("experts", padded=False).state)
+    assert shapes == {path: array.shape for path, array in expected.items()}
     assert restored["params"]["embed_VD"].shape == (24, 10)
     assert by_path(restored)["params/decoder/layers_N/mlp/wi_EDF"].shape == (1, 8, 10, 12)
     for path, array in by_path(jax.device_get(other.unpad(restored))).items():
-        np.testing.assert_array_equal(array, found.saved[path], err_msg=path)
+        np.testing.assert_array_equal(array, computed.saved[path], err_msg=path)
 
 
 def test_scores_and_samples_are_those_of_one_device() -> None:
@@ -190,26 +190,26 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         def put(array: np.ndarray, axes: str) -> jax.Array:
             return jax.device_put(array, NamedSharding(disk.mesh, model.layout.place(axes)))
 
-        saved, wanted = trained("dense", padded=False).state["params"], disk.unpadded["params"]
+        saved, expected = trained("dense", padded=False).state["params"], disk.unpadded["params"]
         params = jax.tree.map(
-            lambda x, like: jax.device_put(np.array(x), like.sharding), saved, wanted
+            lambda x, like: jax.device_put(np.array(x), like.sharding), saved, expected
         )
         params = disk.pad({"params": params})["params"]
         with jax.set_mesh(disk.mesh):
             rows = place(where, batch(DENSE, 9), DENSE.rows, 1)
             losses_BL = np.asarray(token_losses(model, params, rows))
-            asked = DecodeInputs(
+            requested = DecodeInputs(
                 prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),
                 prompt_lengths_B=put(np.zeros(4, np.int32), "B"),
                 seeds_B=put(np.arange(4, dtype=np.uint32), "B"),
                 max_new_tokens_B=put(np.full(4, 4, np.int32), "B"),
             )
-            texts = generate(model, Sampling(width=2), 4, params, None, asked)
+            texts = generate(model, Sampling(width=2), 4, params, None, requested)
         return losses_BL, *map(np.asarray, texts)
 
-    found, wanted = made(True), made(False)
-    assert found[0].shape == (5, 8) and np.count_nonzero(found[0])
-    np.testing.assert_array_equal(found[1], wanted[1])
-    assert len(np.unique(found[1])) > 5
-    for own, other in zip(found[::2], wanted[::2], strict=True):
+    computed, expected = made(True), made(False)
+    assert computed[0].shape == (5, 8) and np.count_nonzero(computed[0])
+    np.testing.assert_array_equal(computed[1], expected[1])
+    assert len(np.unique(computed[1])) > 5
+    for own, other in zip(computed[::2], expected[::2], strict=True):
         np.testing.assert_allclose(own, other, rtol=LOSS_ROUND_OFF)

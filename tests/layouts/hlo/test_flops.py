@@ -8,7 +8,7 @@ from layouts.hlo.parser import parse_instruction
 
 def flops(*lines: str) -> int:
     instructions = [parse_instruction(f"  {line}") for line in lines]
-    computation = {found.name: found for found in instructions if found is not None}
+    computation = {computed.name: computed for computed in instructions if computed is not None}
     return product_flops(computation["out"], computation)
 
 

@@ -24,12 +24,16 @@ StackFrames
 
 
 def test_an_instruction_has_name_shape_operands_and_attributes() -> None:
-    found = parse_instruction(LINE)
-    assert found is not None
-    assert (found.name, found.opcode, found.operands) == ("fusion.2", "fusion", ("a.1", "b"))
-    assert found.bytes == 2 * 4 * 6 + 3
-    assert found.attribute("calls") == "computation.7" and found.attribute("body") is None
-    assert sizes_of("fusion.2", {"fusion.2": found}) == [4, 6]
+    computed = parse_instruction(LINE)
+    assert computed is not None
+    assert (computed.name, computed.opcode, computed.operands) == (
+        "fusion.2",
+        "fusion",
+        ("a.1", "b"),
+    )
+    assert computed.bytes == 2 * 4 * 6 + 3
+    assert computed.attribute("calls") == "computation.7" and computed.attribute("body") is None
+    assert sizes_of("fusion.2", {"fusion.2": computed}) == [4, 6]
 
 
 @pytest.mark.parametrize("line", ["HloModule jit_f", "}", ""])

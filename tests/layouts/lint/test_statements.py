@@ -19,9 +19,9 @@ def error() -> Exception:
 
 
 def test_the_statement_is_the_innermost_that_names_tensors() -> None:
-    found = find_statement(error())
-    assert found.line.startswith("tests/layouts/lint/test_statements.py:")
-    assert (found.text, found.tensors) == ("y_BL = jnp.zeros(3).reshape(2)", ("y_BL",))
+    computed = find_statement(error())
+    assert computed.line.startswith("tests/layouts/lint/test_statements.py:")
+    assert (computed.text, computed.tensors) == ("y_BL = jnp.zeros(3).reshape(2)", ("y_BL",))
 
 
 def test_a_cause_is_looked_at_where_the_error_names_no_tensor() -> None:

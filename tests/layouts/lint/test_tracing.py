@@ -59,34 +59,34 @@ def test_a_layout_that_can_be_traced_is_no_problem() -> None:
 
 
 def test_a_problem_names_line_tensors_rule_and_a_layout_that_works() -> None:
-    found = problem(running_sums, "batch:x;length:y")
-    assert found is not None
-    assert (found.severity, found.code) == ("error", "untraceable")
-    assert found.subject.startswith("tests/layouts/lint/test_tracing.py:")
-    assert "sums_BL has batch over x, length over y; x_BL has batch over x" in found.message
-    assert "sums_BL = jnp.cumsum(x_BL, axis=1)" in found.message
-    assert found.rule == "length:y (Layout.rules, layouts/mine.gin:3)"
-    assert found.legal == {"rules": ("batch:x",)}
-    assert problem(running_sums, *found.legal["rules"]) is None
+    computed = problem(running_sums, "batch:x;length:y")
+    assert computed is not None
+    assert (computed.severity, computed.code) == ("error", "untraceable")
+    assert computed.subject.startswith("tests/layouts/lint/test_tracing.py:")
+    assert "sums_BL has batch over x, length over y; x_BL has batch over x" in computed.message
+    assert "sums_BL = jnp.cumsum(x_BL, axis=1)" in computed.message
+    assert computed.rule == "length:y (Layout.rules, layouts/mine.gin:3)"
+    assert computed.legal == {"rules": ("batch:x",)}
+    assert problem(running_sums, *computed.legal["rules"]) is None
 
 
 def test_a_rule_is_softened_where_that_is_enough() -> None:
     """With another axis on the same mesh axis, a soft rule gives way."""
-    found = problem(running_sums, "length:y;batch:y?")
-    assert found is not None and found.legal == {"rules": ("length:y?;batch:y?",)}
+    computed = problem(running_sums, "length:y;batch:y?")
+    assert computed is not None and computed.legal == {"rules": ("length:y?;batch:y?",)}
 
 
 def test_several_rules_are_dropped_where_one_is_not_enough() -> None:
-    found = problem(running_sums, "length:x;batch:y;length:y?")
-    assert found is not None and found.legal == {"rules": ("batch:y;length:y?",)}
+    computed = problem(running_sums, "length:x;batch:y;length:y?")
+    assert computed is not None and computed.legal == {"rules": ("batch:y;length:y?",)}
     both = problem(running_sums, "length:x;length:y")
     assert both is not None and both.legal == {"rules": ("",)}
 
 
 def test_the_backward_pass_is_explained_by_the_forward_pass() -> None:
-    found = problem(gradient_of_sums, "batch:x")
-    assert found is not None and "same_BL = f(x_BL)" in found.message
-    assert found.legal == {"rules": ("",)}
+    computed = problem(gradient_of_sums, "batch:x")
+    assert computed is not None and "same_BL = f(x_BL)" in computed.message
+    assert computed.legal == {"rules": ("",)}
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError])

@@ -62,9 +62,9 @@ def test_dropless_top_2_is_mixtrals() -> None:
     spec = dataclasses.replace(SPEC, activation="silu", gated=True, moe=moe)
     x_BLD = np.random.default_rng(1).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
     with torch.inference_mode():
-        wanted_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
-    assert np.abs(wanted_BLD).max() > 0.1
-    np.testing.assert_allclose(output(spec, weights, x_BLD), wanted_BLD, rtol=0, atol=1e-4)
+        expected_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
+    assert np.abs(expected_BLD).max() > 0.1
+    np.testing.assert_allclose(output(spec, weights, x_BLD), expected_BLD, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dispatch", ["einsum", "gather"])
@@ -93,7 +93,7 @@ def test_top_1_with_capacity_is_the_switchs(dispatch: Dispatch, factor: float) -
     moe = Moe(experts=EXPERTS, router=router, dispatch=dispatch)
     x_BLD = np.random.default_rng(1).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
     with torch.inference_mode():
-        wanted_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
-    assert np.any(np.all(wanted_BLD == 0, axis=-1)) == (factor < 1)
+        expected_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
+    assert np.any(np.all(expected_BLD == 0, axis=-1)) == (factor < 1)
     found_BLD = output(dataclasses.replace(SPEC, moe=moe), weights, x_BLD)
-    np.testing.assert_allclose(found_BLD, wanted_BLD, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found_BLD, expected_BLD, rtol=0, atol=1e-4)

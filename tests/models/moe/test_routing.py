@@ -115,10 +115,10 @@ def test_top_2_is_algorithm_1(case, random: bool) -> None:
     if key is not None:
         drawn_S = np.asarray(jax.random.uniform(key, (1, len(is_token_S))))[0]
     weight_SE, place, aux = algorithm_1(gates_SE, is_token_S, capacity, drawn_S)
-    found_SE, found_place = dense(routing, gates_SE.shape[1])
-    np.testing.assert_array_max_ulp(found_SE, weight_SE, maxulp=2)  # one division
+    computed_SE, found_place = dense(routing, gates_SE.shape[1])
+    np.testing.assert_array_max_ulp(computed_SE, weight_SE, maxulp=2)  # one division
     assert found_place == place
-    assert np.all(found_SE.sum(axis=1) <= 1 + 1e-6)
+    assert np.all(computed_SE.sum(axis=1) <= 1 + 1e-6)
     experts, tokens = gates_SE.shape[1], max(int(is_token_S.sum()), 1)
     np.testing.assert_allclose(load.aux / tokens, experts**2 * aux, rtol=2e-6, atol=1e-7)
     assert np.all(load.kept_e <= capacity)
@@ -153,8 +153,8 @@ def test_experts_choose_their_best_tokens(case) -> None:
         order = np.argsort(-np.where(is_token_S, gates_SE[:, expert], -1), kind="stable")
         for s in order[:capacity]:
             weight_SE[s, expert] = gates_SE[s, expert] * is_token_S[s]
-    found_SE, place = dense(routing, gates_SE.shape[1])
-    np.testing.assert_array_equal(found_SE, weight_SE)
+    computed_SE, place = dense(routing, gates_SE.shape[1])
+    np.testing.assert_array_equal(computed_SE, weight_SE)
     taken = [(expert, at) for (_, expert), at in place.items()]
     assert len(set(taken)) == len(taken)
 

@@ -53,9 +53,9 @@ def collectives(layout: Layout, dispatch: Dispatch, *, trains: bool) -> tuple[Co
             return jax.grad(squared, argnums=(0, 1))(params, x_BLD)
 
         program = jax.jit(gradient if trains else forward).lower(params, x_BLD).compile()
-    found = CompiledProgram.read(program.as_text()).collectives(mesh.shape)
-    counts = Counter(own.kind for own in found for _ in range(own.times))
-    sent_bytes = sum(own.bytes * own.times for own in found if own.kind == "all-to-all")
+    computed = CompiledProgram.read(program.as_text()).collectives(mesh.shape)
+    counts = Counter(own.kind for own in computed for _ in range(own.times))
+    sent_bytes = sum(own.bytes * own.times for own in computed if own.kind == "all-to-all")
     return counts, sent_bytes // 4
 
 

@@ -194,12 +194,12 @@ def check_like_hugging_face(imported: Imported) -> None:
 
     none = np.zeros((ROWS, 0), np.int32)
     most = np.full(ROWS, NEW, np.int32)
-    asked = DecodeInputs(none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), most)
+    requested = DecodeInputs(none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), most)
     source = {name: array for name, array in batch.items() if name.endswith("M")}
     with jax.set_mesh(trained.mesh):
         greedy = Sampling(temperature=0)
-        found = generate(trained.model, greedy, NEW, trained.params, source, asked)
-    np.testing.assert_array_equal(np.asarray(found.tokens_BWT)[:, 0], case["texts"])
+        computed = generate(trained.model, greedy, NEW, trained.params, source, requested)
+    np.testing.assert_array_equal(np.asarray(computed.tokens_BWT)[:, 0], case["texts"])
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -289,8 +289,8 @@ def file_bytes(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 def test_a_round_trip_keeps_every_bit(imported: Imported, tmp_path: Path) -> None:
     export_t5(imported.model_dir, tmp_path)
-    wanted = file_bytes(imported.folder / "model.safetensors")
-    assert file_bytes(tmp_path / "model.safetensors") == wanted
+    expected = file_bytes(imported.folder / "model.safetensors")
+    assert file_bytes(tmp_path / "model.safetensors") == expected
     assert (tmp_path / "spiece.model").read_bytes() == spiece()
     before, after = (
         json.loads((folder / "config.json").read_text()) for folder in (imported.folder, tmp_path)
@@ -309,15 +309,15 @@ def test_a_round_trip_keeps_the_type(tied: Path, tmp_path: Path, dtype: str) -> 
         {n: x.astype(jax.numpy.dtype(dtype)) for n, x in tensors.items()},
         tied / "model.safetensors",
     )
-    wanted = file_bytes(tied / "model.safetensors")
+    expected = file_bytes(tied / "model.safetensors")
     import_t5(tied, tmp_path / "run", gin_param=ADAMW)
     export_t5(tmp_path / "run", tmp_path / "out")
-    assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
-    assert {kind for kind, _, _ in wanted.values()} == {dtype}
+    assert file_bytes(tmp_path / "out" / "model.safetensors") == expected
+    assert {kind for kind, _, _ in expected.values()} == {dtype}
 
 
 def test_a_sharded_t5_is_the_same_in_one_file(tied: Path, tmp_path: Path) -> None:
-    wanted = file_bytes(tied / "model.safetensors")
+    expected = file_bytes(tied / "model.safetensors")
     tensors = load_file(tied / "model.safetensors")
     (tied / "model.safetensors").unlink()
     where = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
@@ -326,13 +326,13 @@ def test_a_sharded_t5_is_the_same_in_one_file(tied: Path, tmp_path: Path) -> Non
     (tied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     import_t5(tied, tmp_path / "run", gin_param=ADAMW)
     export_t5(tmp_path / "run", tmp_path / "out")
-    assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
+    assert file_bytes(tmp_path / "out" / "model.safetensors") == expected
 
 
 def test_copies_and_what_t5_never_reads_are_left_out(
     tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = file_bytes(tied / "model.safetensors")
+    expected = file_bytes(tied / "model.safetensors")
     tensors = load_file(tied / "model.safetensors")
     shared = tensors["shared.weight"]
     copies = {f"{name}.weight": shared for name in
@@ -344,7 +344,7 @@ def test_copies_and_what_t5_never_reads_are_left_out(
     said = capsys.readouterr().err
     assert all(f"Left out: {name}," in said for name in more)
     export_t5(tmp_path / "run", tmp_path / "out")
-    assert file_bytes(tmp_path / "out" / "model.safetensors") == wanted
+    assert file_bytes(tmp_path / "out" / "model.safetensors") == expected
 
 
 def test_several_types_become_float32(
@@ -418,8 +418,8 @@ def test_every_command_takes_an_imported_t5(tied: Path, tmp_path: Path) -> None:
 
 def change(**settings: Any) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
-        found = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(found | settings))
+        computed = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(computed | settings))
 
     return apply
 

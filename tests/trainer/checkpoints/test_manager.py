@@ -111,11 +111,11 @@ def test_a_state_moves_to_any_mesh(tmp_path: Path, sizes: tuple[int, ...]) -> No
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(7, saved)
         checkpoints.wait()
-        found, step = checkpoints.restore(abstract(other))
+        computed, step = checkpoints.restore(abstract(other))
     assert step == 7
-    assert_same(found, saved)
+    assert_same(computed, saved)
     jax.tree.map(
-        lambda a, b: a.sharding == b.sharding or pytest.fail(str(a.sharding)), found, other
+        lambda a, b: a.sharding == b.sharding or pytest.fail(str(a.sharding)), computed, other
     )
 
 
@@ -137,9 +137,9 @@ def test_the_state_may_be_donated_while_it_is_saved(tmp_path: Path) -> None:
                 state = train(state)
         checkpoints.wait()
         for step, expected in copies.items():
-            found, _ = checkpoints.restore(abstract(state), step)
-            assert_same(found, expected)
-            jax.block_until_ready(train(found))  # what was read may be donated too
+            computed, _ = checkpoints.restore(abstract(state), step)
+            assert_same(computed, expected)
+            jax.block_until_ready(train(computed))  # what was read may be donated too
 
 
 def test_nothing_is_made_before_a_save(tmp_path: Path) -> None:
@@ -596,6 +596,6 @@ def test_two_processes_restore_what_one_saved_and_back(tmp_path: Path) -> None:
     assert [process.returncode for process in pair] == [0, 0], "\n".join(log_lines)
     assert "checkpoint 2 is damaged" in log_lines[0] and "checkpoint 2 is set aside" in log_lines[0]
     with Checkpoints(tmp_path) as checkpoints:
-        found, step = checkpoints.restore(abstract(state))
+        computed, step = checkpoints.restore(abstract(state))
     assert step == 2
-    assert_same(found, jax.tree.map(lambda a: np.asarray(a) + 1, state))
+    assert_same(computed, jax.tree.map(lambda a: np.asarray(a) + 1, state))

@@ -58,8 +58,8 @@ def test_copied_experts_say_what_the_dense_layer_said(
     """Gates sum to 1, so the first loss of the sparse model is the dense one's."""
     folder, dense_params = dense
     params = started(SPARSE, layout, folder)
-    wanted = loss(DENSE, WHOLE, dense_params)
-    np.testing.assert_allclose(loss(SPARSE, layout, params), wanted, rtol=1e-5)
+    expected = loss(DENSE, WHOLE, dense_params)
+    np.testing.assert_allclose(loss(SPARSE, layout, params), expected, rtol=1e-5)
     assert log_lines == [
         f"Weights of {folder}, step 7; new: decoder/layers_N/block1/mlp/router_DE."
     ]

@@ -50,12 +50,12 @@ def by_sacrebleu(*flags: str, folder: Path, **texts: list[str]) -> str:
 
 
 def test_numbers_that_can_be_counted_by_hand() -> None:
-    found = compute_metrics(["a b c d"], [["a b c d e"]], resamples=0)
-    assert found.bleu.score == pytest.approx(100 * math.exp(1 - 5 / 4))
-    assert (found.bleu.sys_len, found.bleu.ref_len) == (4, 5)
-    assert found.bleu.bp == pytest.approx(math.exp(-0.25))
-    assert found.bleu.precisions == pytest.approx((100, 100, 100, 100))
-    assert found.ter is not None and found.ter.score == pytest.approx(20)
+    computed = compute_metrics(["a b c d"], [["a b c d e"]], resamples=0)
+    assert computed.bleu.score == pytest.approx(100 * math.exp(1 - 5 / 4))
+    assert (computed.bleu.sys_len, computed.bleu.ref_len) == (4, 5)
+    assert computed.bleu.bp == pytest.approx(math.exp(-0.25))
+    assert computed.bleu.precisions == pytest.approx((100, 100, 100, 100))
+    assert computed.ter is not None and computed.ter.score == pytest.approx(20)
     # One and two letters count: precision 1, recall the mean of 2/3 and 1/2.
     chrf = compute_metrics(["ab"], [["abc"]], resamples=0).chrf
     assert chrf.score == pytest.approx(100 * 5 * (7 / 12) / (4 + 7 / 12))
@@ -68,8 +68,8 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_pat
         *flags, "--format=json", "--confidence", "--confidence-n=99", folder=tmp_path,
         hyp=GOOD, ref=REFERENCE, ref2=second,
     )  # fmt: skip
-    found = compute_metrics(GOOD, [REFERENCE, second], tokenize="intl", resamples=99)
-    for measure, theirs in zip(found.measures, json.loads(answer), strict=True):
+    computed = compute_metrics(GOOD, [REFERENCE, second], tokenize="intl", resamples=99)
+    for measure, theirs in zip(computed.measures, json.loads(answer), strict=True):
         assert measure.name == theirs["name"]
         assert measure.signature == theirs["signature"]
         assert measure.score == pytest.approx(theirs["score"])
@@ -79,9 +79,9 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_pat
 
 
 def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
-    found = compute_metrics(GOOD, [REFERENCE])
+    computed = compute_metrics(GOOD, [REFERENCE])
     more = compute_metrics(GOOD * 9, [REFERENCE * 9])
-    for few, many in zip(found.measures, more.measures, strict=True):
+    for few, many in zip(computed.measures, more.measures, strict=True):
         assert few.low is not None and few.high is not None
         assert many.low is not None and many.high is not None
         assert few.low < few.score < few.high
@@ -90,18 +90,18 @@ def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
 
 
 def test_a_signature_names_what_was_done() -> None:
-    found = compute_metrics(
+    computed = compute_metrics(
         GOOD, [REFERENCE], tokenize="char", lowercase=True, resamples=50,
         test_set="wmt14/full", languages="en-de", ter=False,
     )  # fmt: skip
-    parts = set(found.bleu.signature.split("|"))
+    parts = set(computed.bleu.signature.split("|"))
     assert parts >= {
         "nrefs:1", "bs:50", "seed:12345", "case:lc", "tok:char", "test:wmt14/full", "lang:en-de",
         f"version:{sacrebleu.__version__}",
     }  # fmt: skip
-    assert {"case:lc", "nc:6", "nw:0"} <= set(found.chrf.signature.split("|"))
-    assert found.ter is None
-    assert found.bleu.signature in str(found) and found.chrf.signature in str(found)
+    assert {"case:lc", "nc:6", "nw:0"} <= set(computed.chrf.signature.split("|"))
+    assert computed.ter is None
+    assert computed.bleu.signature in str(computed) and computed.chrf.signature in str(computed)
 
 
 def test_the_target_language_chooses_the_tokenizer() -> None:
@@ -131,14 +131,14 @@ def test_resamples_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
-    found = compute_metrics(GOOD, [REFERENCE, BAD], resamples=0, ter=False)
+    computed = compute_metrics(GOOD, [REFERENCE, BAD], resamples=0, ter=False)
     path = tmp_path / "hypotheses"
     path.write_text("\n".join(GOOD) + "\n", encoding="utf-8")
-    assert found.hypotheses_hash == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert computed.hypotheses_hash == hashlib.sha256(path.read_bytes()).hexdigest()
     both = "\n".join(REFERENCE + BAD) + "\n"
-    assert found.references_hash == hashlib.sha256(both.encode()).hexdigest()
+    assert computed.references_hash == hashlib.sha256(both.encode()).hexdigest()
     moved = compute_metrics([*GOOD[1:], GOOD[0]], [REFERENCE, BAD], resamples=0, ter=False)
-    assert moved.hypotheses_hash != found.hypotheses_hash
+    assert moved.hypotheses_hash != computed.hypotheses_hash
 
 
 def test_the_names_in_json_do_not_change() -> None:
@@ -160,14 +160,16 @@ def test_the_names_in_json_do_not_change() -> None:
 
 
 def test_texts_without_a_match_score_nothing() -> None:
-    found = compute_metrics([""] * 3, [["eins zwei", "drei", "vier"]], resamples=20)
-    assert (found.bleu.score, found.bleu.low, found.bleu.high) == (0, 0, 0)
-    assert found.ter is not None and found.ter.score == pytest.approx(100)
+    computed = compute_metrics([""] * 3, [["eins zwei", "drei", "vier"]], resamples=20)
+    assert (computed.bleu.score, computed.bleu.low, computed.bleu.high) == (0, 0, 0)
+    assert computed.ter is not None and computed.ter.score == pytest.approx(100)
 
 
 def test_resamples_may_be_without_a_match() -> None:
-    found = compute_metrics(["eins zwei drei vier", "xx", ""], [["eins zwei drei vier", "yy", ""]])
-    for measure in found.measures:
+    computed = compute_metrics(
+        ["eins zwei drei vier", "xx", ""], [["eins zwei drei vier", "yy", ""]]
+    )
+    for measure in computed.measures:
         assert measure.low is not None and measure.high is not None
         assert measure.low < measure.score < measure.high
 
@@ -185,24 +187,24 @@ def test_paired_resampling_is_that_of_sacrebleus_command(tmp_path: Path) -> None
         "--paired-bs-n=200", "--format=latex", folder=tmp_path, ref=REFERENCE, good=GOOD,
         other=other, bad=BAD,
     )  # fmt: skip
-    found = paired([REFERENCE], {"good": GOOD, "other": other, "bad": BAD}, resamples=200)
-    assert found.baseline == found.systems[0].system == "good"
-    for ours in found.systems:
+    computed = paired([REFERENCE], {"good": GOOD, "other": other, "bad": BAD}, resamples=200)
+    assert computed.baseline == computed.systems[0].system == "good"
+    for ours in computed.systems:
         (line,) = re.findall(rf"^ *(?:Baseline: )?{ours.system} +&.*", answer, re.MULTILINE)
         assert re.findall(r"([\d.]+) \(", line) == [f"{ours.bleu:.9f}", f"{ours.chrf:.9f}"]
-        wanted = [p for p in (ours.bleu_p, ours.chrf_p) if p is not None]
-        assert re.findall(r"p = ([\d.]+)", line) == [f"{p:.4f}" for p in wanted]
-    assert f"BLEU       {found.bleu_signature}\n" in answer
-    assert f"chrF2      {found.chrf_signature}\n" in answer
-    assert found.systems[2].bleu_p == pytest.approx(1 / 201)
-    assert found.rows()[0][2] == "baseline" and found.rows()[2][0] == "bad"
+        expected = [p for p in (ours.bleu_p, ours.chrf_p) if p is not None]
+        assert re.findall(r"p = ([\d.]+)", line) == [f"{p:.4f}" for p in expected]
+    assert f"BLEU       {computed.bleu_signature}\n" in answer
+    assert f"chrF2      {computed.chrf_signature}\n" in answer
+    assert computed.systems[2].bleu_p == pytest.approx(1 / 201)
+    assert computed.rows()[0][2] == "baseline" and computed.rows()[2][0] == "bad"
 
 
 def test_a_system_does_not_differ_from_itself() -> None:
-    found = paired([REFERENCE], {"a": GOOD, "b": list(GOOD), "c": BAD})
-    assert (found.systems[1].bleu_p, found.systems[1].chrf_p) == (1, 1)
-    assert found.systems[2].bleu_p is not None and found.systems[2].bleu_p < 0.01
-    assert json.loads(json.dumps(found.as_dict()))["systems"][1]["chrf_p"] == 1
+    computed = paired([REFERENCE], {"a": GOOD, "b": list(GOOD), "c": BAD})
+    assert (computed.systems[1].bleu_p, computed.systems[1].chrf_p) == (1, 1)
+    assert computed.systems[2].bleu_p is not None and computed.systems[2].bleu_p < 0.01
+    assert json.loads(json.dumps(computed.as_dict()))["systems"][1]["chrf_p"] == 1
 
 
 def refused(call: Any, *words: str) -> None:
@@ -274,8 +276,12 @@ def test_newstest2014_against_itself(pair: str, ref_len: int) -> None:
     if not path.exists():
         pytest.skip(f"{path} is not there")
     lines = list(read_lines(str(path)))
-    found = compute_metrics(lines, [lines], resamples=0)
-    assert found.bleu.score == pytest.approx(100) and found.chrf.score == pytest.approx(100)
-    assert found.ter is not None and found.ter.score == 0
-    assert (found.bleu.ref_len, found.bleu.sys_len, found.sentences) == (ref_len, ref_len, 3003)
-    assert found.hypotheses_hash == found.references_hash
+    computed = compute_metrics(lines, [lines], resamples=0)
+    assert computed.bleu.score == pytest.approx(100) and computed.chrf.score == pytest.approx(100)
+    assert computed.ter is not None and computed.ter.score == 0
+    assert (computed.bleu.ref_len, computed.bleu.sys_len, computed.sentences) == (
+        ref_len,
+        ref_len,
+        3003,
+    )
+    assert computed.hypotheses_hash == computed.references_hash

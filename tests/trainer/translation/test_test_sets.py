@@ -35,8 +35,8 @@ def test_a_set_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     place = cached("wmt14/full", tmp_path, monkeypatch)
     write(place / "wmt14_full.en-de.src", "one\u2028more\ntwo\n")
     write(place / "wmt14_full.en-de.ref", "eins\nzwei\n")
-    wanted = ["one\u2028more", "two"], [["eins", "zwei"]]
-    assert read_test_set("wmt14/full", "en-de") == wanted
+    expected = ["one\u2028more", "two"], [["eins", "zwei"]]
+    assert read_test_set("wmt14/full", "en-de") == expected
 
 
 def test_a_set_with_several_references_gives_those_that_count(
