@@ -3,6 +3,8 @@
 # make test                   lint, types and all tests
 # make test-sweep             a search for layouts that change a result, until stopped
 # make test-faults            many kills, signals, stalls and interrupts; much mutated input
+# make bench                  speed beside other libraries, where these are installed
+# make bench-gpu              the same on a GPU: 1.3B dense, long rows, experts, decoding
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +12,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-translate test test-faults test-sweep lint audit lock
+.PHONY: help install quickstart quickstart-translate test test-faults test-sweep lint bench bench-gpu audit \
+  lock
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,6 +50,13 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: install
+	@for name in train translate decode moe generate input start; do \
+	  echo "$$name:"; $(BIN)/meshloom bench $$name --json=bench/$$name.json || exit 1; done
+
+bench-gpu: install  # with JAX for the GPU and PyTorch: .venv/bin/pip install --editable ".[cuda,bench]"
+	$(BIN)/meshloom bench gpu
 
 audit: install  # looks the locked packages up among the known vulnerabilities
 	$(BIN)/uv venv --quiet --allow-existing .venv/audit

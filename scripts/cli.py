@@ -2,7 +2,7 @@
 
 import click
 
-from scripts.command_line import LazyGroup
+from scripts.command_line import BenchmarkGroup, LazyGroup
 
 # The dataclass of each command's flags and the function that takes it, in a module each, so that
 # --help imports no library of the work.
@@ -32,6 +32,8 @@ INSPECT_WORK = {
 IMPORT_WORK = {"t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5")}
 EXPORT_WORK = {"t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5")}
 
+BENCHMARKS = ("train", "translate", "decode", "generate", "moe", "input", "start", "gpu")
+
 
 @click.group(
     cls=LazyGroup,
@@ -56,3 +58,8 @@ def import_group() -> None:
 @cli.group("export", cls=LazyGroup, work=EXPORT_WORK)
 def export_group() -> None:
     """Writes a model for another library."""
+
+
+@cli.group("bench", cls=BenchmarkGroup, benchmarks=BENCHMARKS)
+def bench_group() -> None:
+    """Measures speed, beside other libraries where these are installed."""

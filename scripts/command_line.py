@@ -190,6 +190,23 @@ class LazyGroup(click.Group):
         return command_of(cmd_name, imported(flags), function)
 
 
+class BenchmarkGroup(click.Group):
+    """Imports a benchmark, scripts/benchmarks/NAME.py, when its help or its run needs it."""
+
+    def __init__(self, *arguments: Any, benchmarks: Sequence[str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.benchmarks = benchmarks
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.benchmarks)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.benchmarks:
+            return None
+        main: click.Command = importlib.import_module(f"scripts.benchmarks.{cmd_name}").main
+        return main
+
+
 def command_of(name: str, flags: type, function: str) -> Command:
     """Makes the command that calls a function ("module:name") with its flags."""
 

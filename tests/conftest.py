@@ -12,7 +12,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # compiler that does not know a flag ends the process.
 if jax.__version_info__ < (0, 11) and importlib.util.find_spec("libtpu") is None:
     os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
-jax.config.update("jax_platforms", "cpu")
+# tests/test_accelerator.py runs on others too: MESHLOOM_TEST_PLATFORMS=cuda,cpu
+jax.config.update("jax_platforms", os.environ.get("MESHLOOM_TEST_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
     "jax_compilation_cache_dir", os.path.join(os.path.dirname(__file__), "..", ".cache")

@@ -1,7 +1,7 @@
 """Translation speed beside Hugging Face and CTranslate2, interleaved in one run.
 
     pip install torch transformers ctranslate2
-    python -m scripts.benchmarks.decode --json=bench.json
+    meshloom bench decode --json=bench.json
 
 Beam search of width 5 with Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000
 tied words, random weights, float32) on 1,000 sources whose lengths are those of Multi30k's
@@ -13,7 +13,7 @@ rounds; the ratio is the median over rounds of one round's rates.  Compiling is 
 reported (warm_s).
 """
 
-import importlib.util
+import importlib
 import itertools
 import tempfile
 import time
@@ -24,7 +24,7 @@ import click
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.rounds import Worker, cores, ended, ratio, rounds, serve, show
+from scripts.benchmarks.rounds import Worker, cores, ended, installed, ratio, rounds, serve, show
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 
 WIDTH = 5
@@ -240,10 +240,7 @@ def main(
     """Compares translation speed with Hugging Face and CTranslate2."""
     if worker is not None:
         return work(worker, sentences)
-    names = systems.split(",")
-    if importlib.util.find_spec("ctranslate2") is None and "ctranslate2" in names:
-        click.echo("ctranslate2 is not installed and left out: pip install ctranslate2", err=True)
-        names.remove("ctranslate2")
+    names = installed(systems)
     arguments = [f"--sentences={sentences}"]
     workers = {name: Worker("scripts.benchmarks.decode", name, *arguments) for name in names}
     sizes, result = {}, dict[str, Any]()

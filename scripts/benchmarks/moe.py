@@ -1,7 +1,7 @@
 """What a layer of experts costs beside a dense one, interleaved in one run.
 
     pip install torch
-    python -m scripts.benchmarks.moe --json=bench.json
+    meshloom bench moe --json=bench.json
 
 Forward and backward of one layer in float32: 4,096 tokens of width 256 in 16 rows, 16 experts of
 width 1,024, two for each token (GShard's top-2, with room for all even shares).  The dense layer
@@ -18,7 +18,17 @@ from typing import Any
 
 import click
 
-from scripts.benchmarks.rounds import cores, ended, options, rounds, serve, show, speedups, start
+from scripts.benchmarks.rounds import (
+    cores,
+    ended,
+    installed,
+    options,
+    rounds,
+    serve,
+    show,
+    speedups,
+    start,
+)
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
 SYSTEMS = ("dense", "gather", "einsum", "dropless", "torch_dense", "torch")
@@ -148,7 +158,7 @@ def main(
     """Compares layers of experts with dense ones, and with those of another checkout."""
     if worker is not None:
         return work(worker)
-    names = systems.split(",")
+    names = installed(systems)
     workers = start("scripts.benchmarks.moe", names, baseline)
     seconds = list(rounds(workers, dict.fromkeys(workers, passes), count))
     result: dict[str, Any] = ended(workers, seconds)

@@ -1,5 +1,6 @@
 """Measures the systems of a benchmark in alternating rounds, each in a process of its own."""
 
+import importlib.util
 import json
 import os
 import resource
@@ -16,7 +17,13 @@ import click
 Answers = dict[str, float]  # of each system in one round
 Function = TypeVar("Function", bound=Callable[..., object])
 CHECKOUT = Path(__file__).parents[2]
-OTHER_LIBRARIES = ("torch", "huggingface", "ctranslate2")  # what names of their systems begin with
+LIBRARIES = {  # of the systems whose names begin so
+    "torch": ("torch",),
+    "huggingface": ("torch", "transformers"),
+    "ctranslate2": ("ctranslate2",),
+}
+MATRIX = {False: 2048, True: 8192}
+"""Rows of the square matrices whose product gives the matrix rate: of a CPU, and of a GPU."""
 BASELINE = "baseline_"
 
 
@@ -25,15 +32,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def matrix_rate(product: Callable[[], object]) -> float:
-    """Measures the FLOP/s of 2048 x 2048 products in float32, the best of a few."""
-    product()
+def best_seconds(call: Callable[[], object]) -> float:
+    """Measures a call, which waits for its result, the best of a few."""
+    call()
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        product()
+        call()
         times.append(time.perf_counter() - start)
-    return 2 * 2048**3 / min(times)
+    return min(times)
+
+
+def installed(systems: str) -> list[str]:
+    """Returns the systems, separated by commas, of which the libraries are here; names the rest."""
+    names = []
+    for name in systems.split(","):
+        missing = [
+            library
+            for library in LIBRARIES.get(name.split("_")[0], ())
+            if importlib.util.find_spec(library) is None
+        ]
+        if missing:
+            click.echo(f"{name} is left out: pip install {' '.join(missing)}", err=True)
+        else:
+            names.append(name)
+    return names
 
 
 def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
@@ -114,7 +137,7 @@ def start(
     """Starts the systems; with a baseline also Meshloom's systems from that checkout."""
     workers = {name: Worker(module, name, *arguments) for name in systems}
     for name in systems if baseline is not None else ():
-        if not name.startswith(OTHER_LIBRARIES):
+        if not name.startswith(tuple(LIBRARIES)):
             assert baseline is not None
             workers[BASELINE + name] = Worker(module, name, *arguments, checkout=baseline)
     return workers

@@ -1,7 +1,7 @@
 """Training speed of a translation model beside Hugging Face's Marian, interleaved in one run.
 
     pip install torch transformers
-    python -m scripts.benchmarks.translate --json=bench.json
+    meshloom bench translate --json=bench.json
 
 Transformer-Tiny (4 + 4 layers, d_model 128, d_ff 256, 4 heads, 10,000 tied words) in float32 with
 dropout 0.3 after each layer and in each feed-forward, label smoothing 0.1 and AdamW, on random
@@ -23,6 +23,7 @@ from scripts.benchmarks import tiny_transformer as tiny
 from scripts.benchmarks.rounds import (
     cores,
     ended,
+    installed,
     options,
     ratio,
     rounds,
@@ -195,7 +196,7 @@ def main(
     if worker is not None:
         return work(worker, pairs)
     module = "scripts.benchmarks.translate"
-    workers = start(module, systems.split(","), baseline, f"--pairs={pairs}")
+    workers = start(module, installed(systems), baseline, f"--pairs={pairs}")
     seconds = list(rounds(workers, dict.fromkeys(workers, "epoch"), count))
     tokens = sum(len(target) for _, target in pairs_of(pairs))
     result: dict[str, Any] = ended(workers, seconds)

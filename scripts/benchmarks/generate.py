@@ -1,0 +1,130 @@
+"""Speed of greedy decoding with a language model, as a share of the memory's bandwidth.
+
+    meshloom bench generate --shape=1.3b --batch_sizes=1,32
+
+Each new token reads all weights and the cache once, so that the bandwidth of the memory bounds the
+speed.  The bandwidth is measured in the same session, by adding 1 to an array that no cache holds.
+Weights are random, in the type of products; a text is as long as the shape's rows at most.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scripts.benchmarks.language_model import SHAPES, Shape, transformer
+from scripts.benchmarks.rounds import best_seconds, show
+
+if TYPE_CHECKING:
+    from models.decoding.generate import DecodeInputs
+
+BYTES = 2**28
+"""Of the array that measures the bandwidth."""
+
+
+def bandwidth() -> float:
+    """Measures how many bytes a second the device reads and writes."""
+    import jax
+    import jax.numpy as jnp
+
+    array = jnp.zeros(BYTES // 4, jnp.float32)
+    add = jax.jit(lambda array: array + 1)
+    return 2 * BYTES / best_seconds(lambda: add(array).block_until_ready())
+
+
+def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
+    """Returns prompts of this length, each to be continued by exactly so many tokens."""
+    import jax.numpy as jnp
+
+    from models.decoding.generate import DecodeInputs
+
+    return DecodeInputs(
+        prompts_BL=jnp.full((rows, prompt), 2, jnp.int32),
+        prompt_lengths_B=jnp.full(rows, prompt, jnp.int32),
+        seeds_B=jnp.zeros(rows, jnp.uint32),
+        max_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
+        min_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
+    )
+
+
+def nbytes(tree: Any) -> int:
+    """Counts the bytes of all arrays of a tree."""
+    import jax
+
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(tree))
+
+
+def measure(shape: Shape, batch_sizes: list[int], prompt: int, new_tokens: int) -> dict[str, Any]:
+    """Returns the speed at each batch size."""
+    import jax
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+    from models.decoding.generate import generate, initial_cache
+    from models.decoding.sampling import Sampling
+
+    layout = Layout(mesh="data:1", rules="batch:data")
+    on_cpu = jax.devices()[0].platform == "cpu"
+    model = transformer(shape, store="float32" if on_cpu else "bfloat16").model(layout)
+    greedy = Sampling(temperature=0.0)
+    bytes_per_s = bandwidth()
+    with jax.set_mesh(make_mesh(layout)):
+        params = jax.jit(model.init)(jax.random.key(0))
+
+        def run(rows: int, count: int) -> None:
+            inputs = inputs_of(rows, prompt, count)
+            generate(model, greedy, count, params, None, inputs).tokens_BWT.block_until_ready()
+
+        def times(rows: int) -> dict[str, float]:
+            start = time.perf_counter()
+            run(rows, new_tokens)
+            warm_s = time.perf_counter() - start
+            # What the prompt takes is in both.
+            token_s = (
+                best_seconds(lambda: run(rows, new_tokens)) - best_seconds(lambda: run(rows, 1))
+            ) / (new_tokens - 1)
+            inputs = inputs_of(rows, prompt, new_tokens)
+            cache = jax.eval_shape(
+                lambda: initial_cache(model, greedy, new_tokens, params, None, inputs)
+            )
+            read_bytes = nbytes(params) + nbytes(cache)
+            return {
+                "token_s": token_s,
+                "tokens_per_s": rows / token_s,
+                "bytes_a_token": read_bytes,
+                "share_of_bandwidth": read_bytes / token_s / bytes_per_s,
+                "warm_s": warm_s,
+            }
+
+        by_batch_size = {str(rows): times(rows) for rows in batch_sizes}
+    return {
+        "batch_sizes": by_batch_size,
+        "weight_bytes": nbytes(params),
+        "bandwidth_bytes_per_s": bytes_per_s,
+        "prompt_tokens": prompt,
+        "new_tokens": new_tokens,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
+@click.command()
+@click.option(
+    "--shape",
+    type=click.Choice(list(SHAPES)),
+    default="small",
+    show_default=True,
+    help="The model; its rows are not used.",
+)
+@click.option("--batch_sizes", default="1,32", show_default=True, help="Texts decoded together.")
+@click.option("--prompt", default=64, show_default=True, help="Tokens of each prompt.")
+@click.option("--new_tokens", default=128, show_default=True, help="New tokens of each text.")
+@click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE.")
+def main(shape: str, batch_sizes: str, prompt: int, new_tokens: int, json_file: str | None) -> None:
+    """Measures greedy decoding beside the memory's bandwidth."""
+    sizes = [int(size) for size in batch_sizes.split(",")]
+    show({"shape": shape, **measure(SHAPES[shape], sizes, prompt, new_tokens)}, json_file)
+
+
+if __name__ == "__main__":
+    main()

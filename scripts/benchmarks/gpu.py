@@ -1,0 +1,114 @@
+"""All that is to be measured on a GPU, in about 8 minutes.
+
+    make bench-gpu
+
+Compares losses, gradients and texts with those of a CPU (tests/test_accelerator.py).  Trains the
+1.3B model in bfloat16 at 2,048 and at 8,192 tokens beside PyTorch with torch.compile and flash
+attention, and one with experts of equal active size.  Decodes with it at batch 1 and 32.  Each part
+runs in processes of its own and writes its JSON as soon as it ends, so that one that fails costs
+only itself; the exit code is 1 then.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from configs.errors import UserError
+from scripts.benchmarks.rounds import CHECKOUT
+from scripts.exits import exits
+
+TESTS = "tests"
+PARTS = {
+    "train_1.3b": ("train", "--shape=1.3b", "--systems=meshloom,torch_compiled"),
+    "train_1.3b_8k": ("train", "--shape=1.3b_8k", "--systems=meshloom,torch_compiled"),
+    "train_1.3b_experts": ("train", "--shape=1.3b_experts", "--systems=meshloom"),
+    "generate_1.3b": ("generate", "--shape=1.3b", "--batch_sizes=1,32"),
+}
+TRAIN = ("--rounds=3", "--steps=5")
+GOALS = {  # the share of the measured rate, by part
+    "train_1.3b": 0.60,
+    "train_1.3b_8k": 0.60,
+    "train_1.3b_experts": 0.45,
+    "generate_1.3b": 0.60,
+}
+
+
+def run_tests() -> bool:
+    """Compares losses, gradients and texts on the GPU with those of the CPU."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_accelerator.py"]
+    environment = {**os.environ, "MESHLOOM_TEST_PLATFORMS": "cuda,cpu"}
+    return subprocess.run(command, cwd=CHECKOUT, env=environment).returncode == 0
+
+
+def run(name: str, folder: Path) -> bool:
+    """Runs one part; returns whether it ended well."""
+    benchmark, *flags = PARTS[name]
+    file = folder / f"{name}.json"
+    command = [sys.executable, "-m", f"scripts.benchmarks.{benchmark}", *flags, f"--json={file}"]
+    command += TRAIN if benchmark == "train" else ()
+    start = time.perf_counter()
+    process = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
+    seconds = time.perf_counter() - start
+    if process.returncode:
+        print(f"{name}: failed with exit code {process.returncode} after {seconds:.0f} s")
+        return False
+    shares = ", ".join(f"{key} {share:.3f}" for key, share in shares_of(file).items())
+    print(f"{name}: {shares} (goal {GOALS[name]}), {seconds:.0f} s, {file}")
+    return True
+
+
+def shares_of(file: Path) -> dict[str, float]:
+    """Reads the share of the device's measured rate of each system, or of each batch size."""
+    result = json.loads(file.read_text())
+    systems = result.get("batch_sizes", result)
+    names = ("share_of_bandwidth", "share_of_matrix_rate")
+    return {
+        system: measured[name]
+        for system, measured in systems.items()
+        for name in names
+        if isinstance(measured, dict) and name in measured
+    }
+
+
+@click.command()
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path("bench_gpu"), show_default=True,
+    help="Where the JSON of each part goes.",
+)  # fmt: skip
+@click.option(
+    "--parts",
+    default=",".join([TESTS, *PARTS]),
+    show_default=True,
+    help="Parts to run, in this order.",
+)
+def main(folder: Path, parts: str) -> None:
+    """Measures training and decoding on one GPU, beside PyTorch where it is installed."""
+    names = parts.split(",")
+    if unknown := [name for name in names if name not in (TESTS, *PARTS)]:
+        legal = ", ".join([TESTS, *PARTS])
+        raise UserError(f"--parts={parts}: no {', '.join(unknown)}.  Legal: {legal}.")
+    check_gpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not all([run_tests() if name == TESTS else run(name, folder) for name in names]):
+        sys.exit(1)
+
+
+def check_gpu() -> None:
+    """Raises where JAX has no GPU, asked in a process of its own: one that has it keeps it."""
+    code = "import jax; print(jax.default_backend())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    platform = answer.stdout.strip()
+    if platform != "gpu":
+        raise UserError(
+            f"no GPU: JAX computes on {platform or 'nothing'}.  On a machine that has one, install "
+            'JAX for it: .venv/bin/pip install --editable ".[cuda,bench]".'
+        )
+
+
+if __name__ == "__main__":
+    exits(lambda: main(standalone_mode=False))

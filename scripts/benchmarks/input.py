@@ -1,0 +1,61 @@
+"""Speed of preparing text and of reading batches, beside what a training step needs.
+
+    meshloom bench input --json=bench.json
+
+Prepares the language model of the docstrings in a new folder, and reads the batches of its run in
+the order of training, as the loop does, but without a step between them.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scripts.benchmarks.rounds import cores, show
+
+GIN_FILE = "configs/runs/quickstart.gin"
+
+
+def measure(batches: int) -> dict[str, Any]:
+    """Returns the megabytes prepared a minute and the tokens read a second."""
+    import data.cache
+    from configs.load import load
+    from data.order import batches as read_batches
+    from trainer.run import Run
+
+    run = load([GIN_FILE]).make(Run)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        prepared = data.cache.prepare(run.task, Path(folder))
+        prepare_s = time.perf_counter() - start
+        rows = prepared.splits["train"]
+        reader = read_batches(rows, run.seed, run.batch_sequences, 0)
+        next(reader)
+        start = time.perf_counter()
+        for _ in range(batches):
+            next(reader)
+        read_s = time.perf_counter() - start
+    text_bytes = sum(split.counts.bytes for split in prepared.splits.values())
+    tokens = batches * run.batch_sequences * rows.length
+    return {
+        "prepare_s": prepare_s,
+        "prepared_megabytes_a_minute": text_bytes / 1e6 / prepare_s * 60,
+        "batch_s": read_s / batches,
+        "read_tokens_per_s": tokens / read_s,
+        "batches": batches,
+        "cores": cores(),
+    }
+
+
+@click.command()
+@click.option("--batches", default=500, show_default=True, help="Batches to read.")
+@click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE.")
+def main(batches: int, json_file: str | None) -> None:
+    """Measures how fast text is prepared, and batches are read."""
+    show(measure(batches), json_file)
+
+
+if __name__ == "__main__":
+    main()

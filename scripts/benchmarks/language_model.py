@@ -1,0 +1,151 @@
+"""The language models of the benchmarks: their shapes, in Meshloom and in PyTorch.
+
+Float32 weights, learned positions, a tied vocabulary, ReLU; no dropout.  On a GPU both libraries
+compute in bfloat16, PyTorch through autocast.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.architectures import Transformer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Describes a model and its batch."""
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    vocab: int
+    rows: int
+    length: int
+    experts: int = 0
+    """Experts of every other layer, each half as wide as a dense layer; a token has two."""
+    loss_chunks: int = 1
+    cpu_slices: tuple[int, int] = (1, 1)
+    """Microbatches, and slices of queries, whose activations stay in a processor's cache."""
+
+    @property
+    def tokens(self) -> int:
+        """Counts the tokens of a batch."""
+        return self.rows * self.length
+
+    @property
+    def layer_weights(self) -> int:
+        """Counts the weights of a layer that one token meets."""
+        return 4 * self.d_model**2 + 2 * self.d_model * self.d_ff
+
+    @property
+    def step_flops(self) -> int:
+        """Counts the FLOPs of the products of a step: three times those of a forward pass.
+
+        Of attention only the half that causality leaves counts.
+        """
+        products = 2 * (self.layers * self.layer_weights + self.vocab * self.d_model)
+        attention = 2 * self.layers * self.length * self.d_model
+        return 3 * self.tokens * (products + attention)
+
+    def ids(self, seed: int = 0) -> np.ndarray:
+        """Draws the tokens of a batch, one more for each row than it has inputs."""
+        size = (self.rows, self.length + 1)
+        return np.random.default_rng(seed).integers(2, self.vocab, size).astype(np.int32)
+
+
+SHAPES = {
+    "small": Shape(4, 256, 1024, 4, 8192, 16, 256, loss_chunks=2, cpu_slices=(4, 2)),
+    "1.3b": Shape(24, 2048, 8192, 16, 32_768, 8, 2048, loss_chunks=4),
+    "1.3b_8k": Shape(24, 2048, 8192, 16, 32_768, 2, 8192, loss_chunks=4),
+    "1.3b_experts": Shape(24, 2048, 8192, 16, 32_768, 8, 2048, experts=8, loss_chunks=4),
+    "toy": Shape(2, 32, 48, 2, 64, 4, 16),
+    "toy_experts": Shape(2, 32, 48, 2, 64, 4, 16, experts=4),
+}
+
+
+def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
+    """Returns Meshloom's model, with the settings that are fastest on the device at hand."""
+    import jax
+
+    from models.architectures import Transformer
+    from models.moe.routing import Top2
+    from models.spec import Moe, Precision
+
+    on_cpu = jax.devices()[0].platform == "cpu"
+    moe = None
+    if shape.experts:
+        moe = Moe(experts=shape.experts, router=Top2(), d_ff=shape.d_ff // 2)
+    return Transformer(
+        vocab=shape.vocab,
+        layers=shape.layers,
+        d_model=shape.d_model,
+        d_ff=shape.d_ff,
+        heads=shape.heads,
+        d_kv=shape.d_model // shape.heads,
+        positions="learned",
+        length=shape.length,
+        scan=not on_cpu,
+        combined_qkv=True,
+        loss_chunks=shape.loss_chunks,
+        attention_chunks=shape.cpu_slices[1] if on_cpu else 1,
+        pattern=("dense", "moe") if moe else ("dense",),
+        moe=moe,
+        precision=Precision(
+            store="bfloat16" if store == "bfloat16" else "float32",
+            compute="float32" if on_cpu else "bfloat16",
+        ),
+    )
+
+
+def torch_model(shape: Shape) -> "torch.nn.Module":
+    """Returns the dense model in PyTorch: (inputs, targets) to the mean loss."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    assert not shape.experts, "only dense shapes have a model in PyTorch"
+    d_model, length = shape.d_model, shape.length
+
+    class TorchBlock(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_norm, self.mlp_norm = nn.RMSNorm(d_model), nn.RMSNorm(d_model)
+            self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+            self.out = nn.Linear(d_model, d_model, bias=False)
+            self.wi = nn.Linear(d_model, shape.d_ff, bias=False)
+            self.wo = nn.Linear(shape.d_ff, d_model, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = (-1, length, shape.heads, d_model // shape.heads)
+            parts = self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
+            q, k, v = (part.view(heads).transpose(1, 2) for part in parts)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(-1, length, d_model))
+            return x + self.wo(functional.relu(self.wi(self.mlp_norm(x))))
+
+    class TorchModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(shape.vocab, d_model)
+            nn.init.normal_(self.embed.weight, std=d_model**-0.5)
+            self.places = nn.Embedding(length, d_model)
+            nn.init.normal_(self.places.weight, std=d_model**-0.5)
+            self.blocks = nn.ModuleList(TorchBlock() for _ in range(shape.layers))
+            self.norm = nn.RMSNorm(d_model)
+
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            x = (self.embed(inputs) + self.places.weight) * d_model**0.5
+            for block in self.blocks:
+                x = block(x)
+            logits = functional.linear(self.norm(x), self.embed.weight)
+            return functional.cross_entropy(
+                logits.view(-1, shape.vocab).float(), targets.reshape(-1)
+            )
+
+    torch.manual_seed(0)
+    return TorchModel()

@@ -1,0 +1,30 @@
+"""What `meshloom bench gpu` says where there is no GPU, and reads from results."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from configs.errors import UserError
+from scripts.benchmarks.gpu import main, shares_of
+
+
+def test_no_gpu_is_an_error_that_says_what_to_install() -> None:
+    with pytest.raises(UserError, match=r"JAX computes on cpu.*\[cuda,bench\]"):
+        CliRunner().invoke(main, [], catch_exceptions=False, standalone_mode=False)
+
+
+def test_an_unknown_part_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"no train_2b\.  Legal: tests, train_1.3b,"):
+        CliRunner().invoke(
+            main, ["--parts=train_2b"], catch_exceptions=False, standalone_mode=False
+        )
+
+
+def test_shares_are_read_by_system_or_batch_size(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"meshloom": {"share_of_matrix_rate": 0.5}, "rounds": 3}))
+    assert shares_of(file) == {"meshloom": 0.5}
+    file.write_text(json.dumps({"batch_sizes": {"1": {"share_of_bandwidth": 0.25}}}))
+    assert shares_of(file) == {"1": 0.25}
