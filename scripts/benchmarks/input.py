@@ -21,11 +21,11 @@ GIN_FILE = "configs/runs/quickstart.gin"
 def measure(batches: int) -> dict[str, Any]:
     """Returns the megabytes prepared a minute and the tokens read a second."""
     import data.cache
-    from configs.load import load
     from data.order import batches as read_batches
+    from scripts.commands.common import settings
     from trainer.run import Run
 
-    run = load([GIN_FILE]).make(Run)
+    run = settings(None, (GIN_FILE,), ()).make(Run)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         prepared = data.cache.prepare(run.task, Path(folder))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.benchmarks.toy_layouts import LAYOUTS, formulas, illegal, measure
+from scripts.benchmarks.studies.toy_layouts import LAYOUTS, formulas, illegal, measure
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

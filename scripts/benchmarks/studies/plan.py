@@ -1,6 +1,6 @@
 """Plans the published models and compares the predictions with the published figures.
 
-    python -m scripts.benchmarks.plan --folder=/tmp/plans   (an hour and a half; needs libtpu)
+    python -m scripts.benchmarks.studies.plan --folder=/tmp/plans   (90 minutes; needs libtpu)
 
 Each row is a process of its own, `meshloom plan`, and leaves a JSON file in the folder; a row whose
 file is there is not planned again.  The table goes to the standard output, as Markdown.

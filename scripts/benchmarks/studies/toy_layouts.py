@@ -1,6 +1,6 @@
 """Measures the two-layer example of Mesh-TensorFlow under its five layouts, beside Table 1.
 
-    python -m scripts.benchmarks.toy_layouts
+    python -m scripts.benchmarks.studies.toy_layouts
 
 Shazeer et al. 2018, algorithm 1 and section 8: y = relu(x w + bias) v, with all gradients.  Each
 layout is compiled for eight virtual devices; what the compiled program sums up over the network,

@@ -1,6 +1,6 @@
 """Measures every legal layout of a small model on eight devices, beside a search's predictions.
 
-    python -m scripts.benchmarks.layouts --json=layouts.json   (about 15 minutes on two quiet cores)
+    python -m scripts.benchmarks.studies.layouts --json=layouts.json   (15 minutes)
 
 The search knows rates of this machine, measured first, and each layout's trace.  Then the real
 training steps of all layouts alternate; a layout's ratio is the median over rounds of its time by

@@ -1,6 +1,6 @@
 """What translation models take out of the source, beside what they know of the target language.
 
-    python -m scripts.benchmarks.source_share --model_dir=runs/dense --model_dir=runs/experts
+    python -m scripts.benchmarks.studies.source_share --model_dir=runs/dense --model_dir=runs/moe
 
 Each held-out target is scored with its own source and with a stranger's: the source of another pair
 of the same part, whose target is about as long.  What the strangers' sources leave is what a model
