@@ -34,7 +34,7 @@ class ExecutedInstruction(NamedTuple):
     fused_in: Instruction | None = None
 
 
-class Kernel(NamedTuple):
+class KernelCall(NamedTuple):
     """Describes a kernel, which the compiler neither reads nor estimates."""
 
     name: str
@@ -160,10 +160,10 @@ class CompiledProgram:
         return cycles
 
     @functools.cached_property
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[KernelCall]:
         """Lists the kernels that a step runs: Pallas calls."""
         return [
-            Kernel(
+            KernelCall(
                 kernel_name(instruction),
                 instruction.bytes
                 + sum(executed.computation[o].bytes for o in instruction.operands),

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
-from layouts.hlo.program import CompiledProgram, Kernel
+from layouts.hlo.program import CompiledProgram, KernelCall
 from tests.layouts.hlo.programs import sizes as programs
 
 SIZES = {"x": 4, "y": 2}
@@ -159,4 +159,4 @@ def test_a_program_goes_on_behind_the_metadata_of_a_kernel() -> None:
     read = program("gathered_weights")
     assert read.flops == programs.N * 2 * (2 * programs.B * programs.D * programs.F)
     array = 2 * programs.B * programs.D
-    assert read.kernels == [Kernel("double", 2 * array, programs.N)]
+    assert read.kernels == [KernelCall("double", 2 * array, programs.N)]
