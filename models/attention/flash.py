@@ -20,7 +20,7 @@ OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
 
 
 class Kernel(NamedTuple):
-    """A kernel, and whether it is interpreted, which is slow."""
+    """Holds a kernel, and whether it is interpreted, which is slow."""
 
     name: KernelName
     interpret: bool = False
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """A case in which plain attention computes."""
+    """Describes a case in which plain attention computes."""
 
     case: str
     reason: str
@@ -81,7 +81,7 @@ LIMITS = (
 
 
 class Choice(NamedTuple):
-    """The kernel that computes an attention; None, and why, where plain attention does."""
+    """Returns the kernel that computes an attention; None, and why, where plain attention does."""
 
     kernel: Kernel | None
     reason: str = ""
