@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data.packing.rows import Rows
+from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from models.api import Batch
 from trainer.checkpoints.manager import Checkpoints
@@ -148,7 +149,7 @@ def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
         start = time.perf_counter()
-        program = traced.lower().compile()
+        program = compile_program(traced, job.mesh, run.compiler_options)
     seconds = time.perf_counter() - start
     return CompiledStep(run, job.layout, job.mesh, state, batch, traced, program, seconds)
 

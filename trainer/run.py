@@ -6,6 +6,7 @@ from typing import Literal
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
 from data.task import Task
+from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
 from models.loss import Criterion
 from trainer.optimizers.adafactor import Adafactor
@@ -62,8 +63,13 @@ class Run:
 
     bleu_sentences: CountOrZero = 0
     """Sentences of the validation split that each of these evaluations translates for BLEU."""
+    compiler_options: tuple[str, ...] = ()
+    """Options of XLA for the training step, "tpu:xla_enable_async_all_gather=true".  Those for
+    other platforms are ignored.  configs/compilers/ has a set for TPUs and one for GPUs."""
 
     def __post_init__(self) -> None:
+        for option in self.compiler_options:
+            CompilerOption.parse(option)
         if self.best_by == "bleu" and not self.bleu_sentences:
             raise UserError('Run.best_by = "bleu": set Run.bleu_sentences, such as to 200.')
         if self.bleu_sentences and not self.task.has_source:

@@ -26,6 +26,7 @@ from layouts.cost.step_time import (
     coordinates,
     cycles_s,
 )
+from layouts.hlo.compilation import compile_program, platform_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import uncached, use_mesh
@@ -166,18 +167,15 @@ def excess_flops(executed: float, traced: float) -> str | None:
     )
 
 
-def platform_of(mesh: Mesh | AbstractMesh) -> str | None:
-    """Returns CPU, TPU or GPU; None for a mesh without devices."""
-    return mesh.devices.flat[0].platform.upper() if isinstance(mesh, Mesh) else None
-
-
-def compile_for(program: Any, mesh: Mesh | AbstractMesh) -> Compilation:
+def compile_for(
+    program: Any, mesh: Mesh | AbstractMesh, compiler_options: Iterable[str] = ()
+) -> Compilation:
     """Compiles a traced program for the devices of a mesh, which may be absent TPUs."""
     start, platform = time.perf_counter(), platform_of(mesh)
     try:
         cache = uncached() if platform == "TPU" else contextlib.nullcontext()
         with use_mesh(mesh), cache:
-            executable = program.lower().compile()
+            executable = compile_program(program, mesh, compiler_options)
     except jax.errors.JaxRuntimeError as error:
         needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
         if needed is None:

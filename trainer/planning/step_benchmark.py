@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
+from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from trainer.feed import place, placement
@@ -28,10 +29,13 @@ class StepBenchmark:
         self, run: Run, layout: Layout, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        self._mesh, self._program = make_mesh(layout), train_step_spec(run, layout)
+        self._mesh, program = make_mesh(layout), train_step_spec(run, layout)
         shardings = placement(layout, self._mesh, run.microbatches)
         self._batch = place(shardings, random_batch(run), run.batch_sequences, run.microbatches)
-        self._state = init_state(self._program, self._mesh)
+        self._state = init_state(program, self._mesh)
+        with jax.set_mesh(self._mesh):
+            traced = train_step.trace(program, self._state, self._batch)
+            self._step = compile_program(traced, self._mesh, run.compiler_options)
         self.run_steps(1)
         self._steps = math.ceil(BURST_S / self.run_steps(1))
 
@@ -44,7 +48,7 @@ class StepBenchmark:
         start = self._clock()
         with jax.set_mesh(self._mesh):
             for _ in range(steps):
-                self._state, metrics = train_step(self._program, self._state, self._batch)
+                self._state, metrics = self._step(self._state, self._batch)
                 jax.block_until_ready((self._state, metrics))
         return self._clock() - start
 

@@ -123,7 +123,7 @@ def estimate_step(step: TracedStep) -> StepCounts:
 
 def compile_step(step: TracedStep) -> StepCounts:
     """Compiles a step for its mesh, which may be of absent TPUs, and counts what it does."""
-    compilation = compile_for(step.program, step.mesh)
+    compilation = compile_for(step.program, step.mesh, step.run.compiler_options)
     if compilation.needed_bytes is None:
         return count_step(step, compilation)
     work, memory = estimate_step(step)

@@ -17,8 +17,9 @@ from trainer.step import train_step_spec
 
 # Settings that may change at any time: how long, how often, how fast.
 FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every",
-        "Run.stall_minutes", "Run.microbatches", "Transformer.scan", "Transformer.remat",
-        "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks",
+        "Run.stall_minutes", "Run.compiler_options", "Run.microbatches",
+        "Transformer.scan", "Transformer.remat", "Transformer.attention",
+        "Transformer.attention_chunks", "Transformer.loss_chunks",
         "Transformer.combined_qkv", "Moe.dispatch")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.

@@ -21,6 +21,7 @@ REPLACED = {
     "attention": dataclasses.replace(
         RUN, model=dataclasses.replace(MODEL, attention="plain", attention_chunks=2)
     ),
+    "compiler": dataclasses.replace(RUN, compiler_options=("tpu:xla_a=1",), log_every=2),
     "dropout": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, attention_dropout=0.1)),
     "schedule": dataclasses.replace(RUN, optimizer=AdamW(schedule=Constant(peak=0.5))),
     "scalars": dataclasses.replace(RUN, optimizer=AdamW(beta1=0.8, clip_global_norm=None)),
@@ -38,7 +39,7 @@ def names(kind: str, *, override: bool) -> list[str]:
     return [change.name for change in changes]
 
 
-@pytest.mark.parametrize("kind", ["speed", "evaluation", "attention"])
+@pytest.mark.parametrize("kind", ["speed", "evaluation", "attention", "compiler"])
 def test_what_changes_no_weight_may_always_change(kind: str) -> None:
     assert len(names(kind, override=False)) == 2
 

@@ -1,0 +1,82 @@
+"""Options for the compiler: checked, for one platform, used by training and by plans alike."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh, NamedSharding
+
+from configs.errors import UserError
+from configs.load import load
+from layouts.hlo.compilation import CompilerOption, compile_program
+from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
+from tests.toys import ROOT, WHOLE, optax_promotion
+from tests.trainer.planning.runs import TASK
+from tests.trainer.test_loop import RUN, job
+from trainer.loop import train
+from trainer.planning.training import compile_step, trace_step
+from trainer.run import Run
+
+UNKNOWN = "cpu:xla_no_such_option=true"
+
+
+def run_with(*options: str) -> Run:
+    return dataclasses.replace(RUN, task=TASK, compiler_options=options)
+
+
+@pytest.mark.parametrize(
+    "option", ["xla_a=1", "tpus:xla_a=1", "tpu:xla_a", "tpu:a=1", "tpu:xla_a= "]
+)
+def test_an_option_without_platform_name_or_value_is_refused(option: str) -> None:
+    with pytest.raises(UserError, match="legal is platform:name=value"):
+        run_with(option)
+
+
+def test_training_and_its_plan_use_the_same_options(tmp_path: Path) -> None:
+    run = run_with(UNKNOWN)
+    for use in (
+        lambda: train(job(tmp_path, run)),
+        lambda: compile_step(trace_step(run, WHOLE, make_mesh(WHOLE))),
+    ):
+        with optax_promotion(), pytest.raises(UserError, match="option: 'xla_no_such_option'"):
+            use()
+
+
+def test_an_option_for_another_platform_is_ignored() -> None:
+    compiled([UNKNOWN.replace("cpu", "tpu")])
+
+
+def test_the_options_for_gpus_are_known_to_this_compiler() -> None:
+    """It knows the names for GPUs though it compiles for CPUs."""
+    compiled([option.replace("gpu:", "cpu:") for option in options_of("gpu")])
+    with pytest.raises(UserError, match="not a valid bool value"):
+        compiled([options_of("gpu")[0].replace("gpu:", "cpu:").replace("true", "perhaps")])
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_set_of_options_is_for_one_platform(platform: str) -> None:
+    assert {CompilerOption.parse(option).platform for option in options_of(platform)} == {platform}
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_the_options_for_tpus_are_known_to_their_compiler() -> None:
+    mesh = topology_mesh("v5e:2x2", {"data": 4})
+    with uncached():
+        compiled(options_of("tpu"), mesh)
+        with pytest.raises(UserError, match="No such compile option"):
+            compiled([UNKNOWN.replace("cpu", "tpu")], mesh)
+
+
+def compiled(options: Sequence[str], mesh: Mesh | None = None) -> None:
+    mesh = make_mesh(WHOLE) if mesh is None else mesh
+    array = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=NamedSharding(mesh, jax.P()))
+    with jax.set_mesh(mesh):
+        compile_program(jax.jit(jnp.sin).trace(array), mesh, options)
+
+
+def options_of(platform: str) -> tuple[str, ...]:
+    path = str(ROOT / f"configs/compilers/{platform}.gin")
+    return load([path]).bound["Run.compiler_options"].value
