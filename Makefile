@@ -1,5 +1,6 @@
 # make quickstart             a trained language model in minutes
 # make quickstart-translate   a trained translation model, and its BLEU
+# make cuda, make tpu         JAX for the NVIDIA GPUs, or the TPUs, of this machine
 # make test                   lint, types and all tests
 # make test-sweep             a search for layouts that change a result, until stopped
 # make test-faults            many kills, signals, stalls and interrupts; much mutated input
@@ -12,7 +13,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-translate test test-faults test-sweep lint bench bench-gpu audit \
+.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-sweep lint bench bench-gpu audit \
   lock
 
 help:
@@ -29,6 +30,9 @@ install: .venv/installed
 	  || $(PIP) --no-deps --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
+
+cuda tpu: install
+	$(BIN)/uv pip install --python $(BIN)/python --constraint requirements.lock --editable ".[$@]"
 
 quickstart: install
 	$(BIN)/python -m scripts.quickstart
@@ -55,7 +59,7 @@ bench: install
 	@for name in train translate decode moe generate input start; do \
 	  echo "$$name:"; $(BIN)/meshloom bench $$name --json=bench/$$name.json || exit 1; done
 
-bench-gpu: install  # with JAX for the GPU and PyTorch: .venv/bin/pip install --editable ".[cuda,bench]"
+bench-gpu: cuda  # beside PyTorch where it is installed: .venv/bin/pip install torch
 	$(BIN)/meshloom bench gpu
 
 audit: install  # looks the locked packages up among the known vulnerabilities

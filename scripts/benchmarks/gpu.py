@@ -105,8 +105,8 @@ def check_gpu() -> None:
     platform = answer.stdout.strip()
     if platform != "gpu":
         raise UserError(
-            f"no GPU: JAX computes on {platform or 'nothing'}.  On a machine that has one, install "
-            'JAX for it: .venv/bin/pip install --editable ".[cuda,bench]".'
+            f"no GPU: JAX computes on {platform or 'nothing'}.  Where there is one, install "
+            "JAX for it: make cuda."
         )
 
 
