@@ -11,7 +11,7 @@ from scripts.benchmarks.gpu import main, shares_of
 
 
 def test_no_gpu_is_an_error_that_says_what_to_install() -> None:
-    with pytest.raises(UserError, match="JAX computes on cpu.*make cuda"):
+    with pytest.raises(UserError, match=r"JAX computes on cpu.*make cuda"):
         CliRunner().invoke(main, [], catch_exceptions=False, standalone_mode=False)
 
 
