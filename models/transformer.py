@@ -58,7 +58,7 @@ class Network(nnx.Module):
                 segments_BL,
                 batch["segments_BM"],
                 memory_BMD,
-                kernel=self.kernel(length, memory_BMD.shape[1], training=training),
+                kernel=self.kernel(length, memory_BMD.shape[1], is_cross=True, training=training),
             )
         context = packed_context(
             self.layout,
@@ -73,9 +73,11 @@ class Network(nnx.Module):
         x_BLD, loads["decoder"] = self.decoder(x_BLD, context, source, key)
         return x_BLD, loads
 
-    def kernel(self, length: int, memory: int, *, training: bool) -> Kernel | None:
+    def kernel(
+        self, length: int, memory: int, *, is_cross: bool = False, training: bool
+    ) -> Kernel | None:
         """Returns the kernel that computes attention; None where plain attention does."""
-        return choose(Call(self.spec, self.layout, (length, memory), training)).kernel
+        return choose(Call(self.spec, self.layout, (length, memory), is_cross, training)).kernel
 
     @jax.named_scope("encoder")
     def encode(

@@ -11,12 +11,17 @@ import jax
 
 from layouts.einsum import mesh_device
 from layouts.layout import Layout
-from models.attention.splash import LANES, splash_attention
+from models.attention.splash import splash_attention
+from models.attention.triton import triton_attention
 from models.spec import TransformerSpec
 
 Array = jax.Array
-KernelName = Literal["splash"]
+KernelName = Literal["splash", "triton"]
+BOTH: tuple[KernelName, ...] = ("splash", "triton")
 OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
+NEW_GPUS = ("NVIDIA",)  # those before Ampere have the names Tesla and Quadro
+BLOCK = 128
+MIN_WIDTH, MAX_WIDTH = 16, 256  # of a head
 
 
 class Kernel(NamedTuple):
@@ -33,6 +38,8 @@ class Call(NamedTuple):
     layout: Layout
     lengths: tuple[int, int]
     """Of the queries and of the keys."""
+    is_cross: bool = False
+    """Whether keys are those of a source."""
     training: bool = False
     """Whether there is dropout."""
 
@@ -56,26 +63,38 @@ LIMITS = (
     Limit(
         "`positions = 'relative'`",
         "a bias is added to the logits, and its gradient needs all of them",
-        ("splash",),
+        BOTH,
         lambda call: call.spec.positions == "relative",
     ),
     Limit(
         "`attention_dropout` in training",
         "the kernels drop no probabilities",
-        ("splash",),
+        BOTH,
         lambda call: call.training and call.spec.attention_dropout > 0,
     ),
     Limit(
         "a layout that splits `length`, `memory` or `d_kv` of queries or keys",
         "a kernel sees whole rows and whole heads",
-        ("splash",),
+        BOTH,
         lambda call: not call.splits_heads_alone,
     ),
     Limit(
-        f"rows whose length is no multiple of {LANES}",
+        f"rows whose length is no multiple of {BLOCK}",
         "a kernel computes in blocks",
-        ("splash",),
-        lambda call: any(length % LANES for length in call.lengths),
+        BOTH,
+        lambda call: any(length % BLOCK for length in call.lengths),
+    ),
+    Limit(
+        "attention to a source",
+        "the kernel has one array of segments, for queries and keys",
+        ("triton",),
+        lambda call: call.is_cross,
+    ),
+    Limit(
+        f"`d_kv` below {MIN_WIDTH} or above {MAX_WIDTH}",
+        "the kernel multiplies blocks of whole heads",
+        ("triton",),
+        lambda call: not MIN_WIDTH <= call.spec.d_kv <= MAX_WIDTH,
     ),
 )
 
@@ -106,6 +125,8 @@ def kernel_of_mesh(*, interpreted: bool) -> Kernel | None:
         return None
     if device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS):
         return Kernel("splash")
+    if device.platform == "gpu" and device.device_kind.startswith(NEW_GPUS):
+        return Kernel("triton")
     if device.platform == "cpu" and interpreted:
         return Kernel("splash", interpret=True)
     return None
@@ -124,8 +145,10 @@ def flash_attention(
 ) -> Array:
     """Averages the values by the softmax of query-key products, by blocks, within segments."""
 
+    compute = {"splash": splash_attention, "triton": triton_attention}[kernel.name]
+
     def attend(*shards: Array) -> Array:
-        return splash_attention(*shards, causal=causal, interpret=kernel.interpret)
+        return compute(*shards, causal=causal, interpret=kernel.interpret)
 
     # Lowercase letters are whole on each device; those in parentheses, which a tensor lacks, choose
     # their mesh axes nevertheless, so that all tensors are split alike.

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
 
 Array = jax.Array
 
-LANES = 128
-"""Lengths must be multiples of this width of a TPU's vector registers."""
-BLOCKS = (1024, 512, 256, LANES)
-"""Sizes of blocks of queries and of keys, the best first; the largest that divides is taken."""
+BLOCKS = (1024, 512, 256, 128)
+"""Sizes of blocks of queries and of keys, the best first; the largest that divides is taken.  The
+smallest is the width of a TPU's vector registers."""
 MAX_BLOCK_BYTES = 512 * 1024
 """Of a block of one head, so that all of a kernel's blocks are in fast memory together (16 MiB on
 v4)."""
@@ -58,7 +57,7 @@ def block_sizes(length: int, memory: int, token_bytes: int) -> "BlockSizes":
     """Returns the sizes of blocks for so many queries and keys, each of so many bytes."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
-    fitting = [size for size in BLOCKS if size * token_bytes <= MAX_BLOCK_BYTES or size == LANES]
+    fitting = [size for size in BLOCKS if size * token_bytes <= MAX_BLOCK_BYTES] or BLOCKS[-1:]
     block_q, block_kv = (
         next(size for size in fitting if count % size == 0) for count in (length, memory)
     )

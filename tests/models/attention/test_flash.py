@@ -1,6 +1,7 @@
 """Kernels, interpreted on CPUs, attend as plain attention does, under the layouts they can."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
@@ -16,7 +17,15 @@ from layouts.padding import with_padding
 from models.api import Batch
 from models.architectures import Transformer
 from models.attention.context import AttentionContext, cross_context, packed_context
-from models.attention.flash import Kernel, table
+from models.attention.flash import (
+    LIMITS,
+    Call,
+    Choice,
+    Kernel,
+    choose,
+    flash_attention,
+    table,
+)
 from models.attention.layer import Attention, CrossAttention
 from models.initializers import Weights
 from models.loss import Criterion
@@ -24,6 +33,7 @@ from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
 
 LENGTH, MEMORY, ROWS = 256, 128, 2
 SPLASH = Kernel("splash", interpret=True)
+TRITON = Kernel("triton", interpret=True)
 SPLITS = {
     "whole": WHOLE,
     "batch and heads": Layout(mesh="data:2,model:2", rules="batch:data;heads:model"),
@@ -32,9 +42,11 @@ SPLITS = {
     "heads that pad": Layout(mesh="x:4", rules="heads:x+"),
     "heads, or else length": Layout(mesh="x:2", rules="length:x?;heads:x"),
 }
+SOME = ("whole", "batch and heads")
 CASES = [
-    *(("causal", name) for name in SPLITS),
-    *((kind, name) for kind in ("encoder", "cross") for name in ("whole", "batch and heads")),
+    *((SPLASH, "causal", name) for name in SPLITS),
+    *((SPLASH, kind, name) for kind in ("encoder", "cross") for name in SOME),
+    *((TRITON, kind, name) for kind in ("causal", "encoder") for name in SOME),
 ]
 SPEC = toy(heads=12, kv_heads=2, d_kv=8)
 
@@ -87,10 +99,10 @@ def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, Any]:
         return jax.device_get(computed())
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_a_kernel_attends_as_plain_attention_does(kind: str, name: str) -> None:
+@pytest.mark.parametrize(("kernel", "kind", "name"), CASES)
+def test_a_kernel_attends_as_plain_attention_does(kernel: Kernel, kind: str, name: str) -> None:
     expected = outputs(kind, WHOLE, None)
-    computed = outputs(kind, SPLITS[name], SPLASH)
+    computed = outputs(kind, SPLITS[name], kernel)
     for path, array in expected.items():
         part = tuple(map(slice, array.shape))  # without what pads
         np.testing.assert_allclose(
@@ -138,6 +150,106 @@ def test_the_docs_show_the_limits_of_the_kernels() -> None:
     assert table() in (ROOT / "docs" / "attention.md").read_text()
 
 
+def chosen(kind: str, platform: str, **changes: Any) -> Choice:
+    """Returns the choice of an attention on devices of a kind."""
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
+    spec = toy(**{"d_kv": 64, **changes.pop("spec", {})})
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Explicit,), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return choose(Call(**{"spec": spec, "layout": WHOLE, "lengths": (256, 256), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "platform", "attention", "kernel"),
+    [
+        ("TPU v4", "tpu", "auto", Kernel("splash")),
+        ("TPU v5 lite", "tpu", "flash", Kernel("splash")),
+        ("TPU v5 lite", "tpu", "plain", None),
+        ("TPU v3", "tpu", "flash", None),
+        ("NVIDIA H100 80GB HBM3", "gpu", "auto", Kernel("triton")),
+        ("Tesla V100-SXM2-16GB", "gpu", "auto", None),
+        ("cpu", "cpu", "auto", None),
+        ("cpu", "cpu", "flash", SPLASH),
+    ],
+)
+def test_the_devices_of_the_mesh_choose_the_kernel(
+    kind: str, platform: str, attention: str, kernel: Kernel | None
+) -> None:
+    choice = chosen(kind, platform, spec={"attention": attention})
+    assert choice.kernel == kernel
+    assert bool(choice.reason) == (kernel is None)
+
+
+def test_without_devices_attention_is_plain() -> None:
+    assert choose(Call(toy(), WHOLE, (256, 256))).kernel is None
+
+
+def by_rules(rules: str) -> dict[str, Any]:
+    return {"layout": Layout(mesh="x:2", rules=rules)}
+
+
+LIMITED: list[tuple[str, dict[str, Any]]] = [
+    ("relative", {"spec": {"positions": "relative"}}),
+    ("attention_dropout", {"spec": {"attention_dropout": 0.1}, "training": True}),
+    ("splits", by_rules("length:x")),
+    ("splits", by_rules("memory:x")),
+    ("splits", by_rules("d_kv:x")),
+    ("multiple of 128", {"lengths": (256, 200)}),
+    ("a source", {"is_cross": True}),
+    ("`d_kv` below", {"spec": {"d_kv": 8}}),
+]
+UNLIMITED: list[dict[str, Any]] = [
+    {"spec": {"attention_dropout": 0.1}},
+    by_rules("batch:x"),
+    by_rules("heads:x;length:x?"),
+    {"spec": {"positions": "rotary", "attention_chunks": 2}, "training": True},
+]
+
+
+@pytest.mark.parametrize(("words", "changes"), LIMITED)
+def test_what_a_kernel_cannot_is_plain_and_says_why(words: str, changes: dict[str, Any]) -> None:
+    (limit,) = (limit for limit in LIMITS if words in limit.case)
+    for name, device in (("splash", ("TPU v4", "tpu")), ("triton", ("NVIDIA A100", "gpu"))):
+        choice = chosen(*device, **changes)
+        assert (choice.kernel is None) == (name in limit.kernels)
+        assert words in choice.reason or choice.kernel is not None
+
+
+@pytest.mark.parametrize("changes", UNLIMITED)
+def test_all_else_a_kernel_can(changes: dict[str, Any]) -> None:
+    assert chosen("NVIDIA A100", "gpu", **changes).kernel == Kernel("triton")
+
+
+def test_each_limit_has_a_test() -> None:
+    assert all(any(words in limit.case for words, _ in LIMITED) for limit in LIMITS)
+
+
+def argument(
+    layout: Layout, mesh: Mesh, axes: str, shape: tuple[int, ...], dtype: str
+) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
+
+
+def test_the_kernel_for_gpus_lowers_without_one() -> None:
+    """Its blocks, types and shards; whether they fit into shared memory only a GPU says."""
+    layout = SPLITS["batch and heads"]
+
+    def objective(q_BJQLK: jax.Array, k_BJMK: jax.Array, segments_BL: jax.Array) -> jax.Array:
+        arrays = (q_BJQLK, k_BJMK, k_BJMK, segments_BL, segments_BL)
+        y_BJQLK = flash_attention(layout, Kernel("triton"), *arrays, causal=True)
+        return jnp.sum(y_BJQLK.astype(jnp.float32))
+
+    mesh = make_mesh(layout)
+    with jax.set_mesh(mesh), optax_promotion():
+        traced = jax.jit(jax.grad(objective, argnums=(0, 1))).trace(
+            argument(layout, mesh, "BJQLK", (2, 4, 2, 256, 128), "bfloat16"),
+            argument(layout, mesh, "BJMK", (2, 4, 256, 128), "bfloat16"),
+            argument(layout, mesh, "BL", (2, 256), "int32"),
+        )
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert set(re.findall(r'name = "(mha_\w+)"', text)) >= {"mha_forward", "mha_backward"}
+
+
 SLICES = {"v5e:4x4": (4, 4), "v5p:2x2x1": (2, 2), "v6e:4x4": (4, 4)}
 
 
@@ -154,16 +266,12 @@ def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
         y_BJQLK = layer.attend(q_BJQLK, k_BJMK, k_BJMK, context, None)
         return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
 
-    def argument(axes: str, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-        place = NamedSharding(mesh, layout.place(axes))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
     gradient = jax.jit(jax.grad(objective, argnums=(0, 1)))
     with jax.set_mesh(mesh), optax_promotion(), uncached():
         compiled = gradient.lower(
-            argument("BJQLK", (data, 2 * model, 2, 4096, 128), "bfloat16"),
-            argument("BJMK", (data, 2 * model, 4096, 128), "bfloat16"),
-            argument("BL", (data, 4096), "int32"),
+            argument(layout, mesh, "BJQLK", (data, 2 * model, 2, 4096, 128), "bfloat16"),
+            argument(layout, mesh, "BJMK", (data, 2 * model, 4096, 128), "bfloat16"),
+            argument(layout, mesh, "BL", (data, 4096), "int32"),
         ).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 

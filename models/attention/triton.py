@@ -1,0 +1,74 @@
+"""Computes attention on NVIDIA GPUs by JAX's Triton kernel, which keeps no logits in memory.
+
+cuDNN's attention (`jax.nn.dot_product_attention`) takes segments only as a mask of all queries and
+keys, which goes to memory.
+"""
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
+
+Array = jax.Array
+
+MIN_BLOCK, MAX_BLOCK = 16, 128
+"""Queries or keys: what Triton multiplies at least, and what lengths must be multiples of."""
+BACKWARD_BLOCK = 32
+"""JAX's default in the kernels of the gradients."""
+BLOCK_BYTES = 16 * 1024
+"""Of a block of one head: five of them fit into the shared memory of every GPU since Ampere."""
+
+
+def triton_attention(
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    segments_BL: Array,
+    segments_BM: Array,
+    *,
+    causal: bool,
+    interpret: bool,
+) -> Array:
+    """Attends within the segments of rows whose keys are their queries, on one device."""
+    # Imported here, because most runs on CPUs never need it.
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    rows, kv_heads, queries, length, width = q_BJQLK.shape
+    heads = kv_heads * queries
+
+    def repeated(x_BJMK: Array) -> Array:
+        """Gives each query head its keys (or values), with heads behind positions."""
+        x_BJQMK = jnp.broadcast_to(x_BJMK[:, :, None], (rows, kv_heads, queries, *x_BJMK.shape[2:]))
+        return jnp.swapaxes(x_BJQMK.reshape(rows, heads, -1, width), 1, 2)
+
+    q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, heads, length, width), 1, 2)
+    y_BLHK = mha(
+        q_BLHK,
+        repeated(k_BJMK),
+        repeated(v_BJMK),
+        segments_BL,
+        causal=causal,
+        block_sizes=block_sizes(width * q_BJQLK.dtype.itemsize),
+        interpret=interpret,
+    )
+    return jnp.swapaxes(y_BLHK, 1, 2).reshape(q_BJQLK.shape)
+
+
+def block_sizes(token_bytes: int) -> "BlockSizes":
+    """Returns the sizes of blocks for tokens of so many bytes in a head."""
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
+
+    fitting = BLOCK_BYTES // token_bytes
+    block = max(MIN_BLOCK, min(MAX_BLOCK, 1 << (fitting.bit_length() - 1)))
+    backward = min(block, BACKWARD_BLOCK)
+    return BlockSizes(
+        block_q=block,
+        block_k=block,
+        block_q_dkv=backward,
+        block_kv_dkv=backward,
+        block_q_dq=backward,
+        block_kv_dq=backward,
+    )
