@@ -5,7 +5,6 @@ import pytest
 
 from models.moe.routing import Load
 from trainer.metrics.expert_load import layer_stats, scalars, stats_by_layer
-from trainer.metrics.router_warnings import warnings
 
 COUNTS = Load(
     aux=np.array(15.0),
@@ -39,12 +38,7 @@ def test_layers_are_numbered_as_they_are_run() -> None:
     assert stats_by_layer({}) == {} and stats_by_layer({"decoder": None}) == {}
 
 
-def test_curves_and_warnings() -> None:
+def test_curves() -> None:
     layers = {"decoder 1": layer_stats(COUNTS)}
     assert scalars(layers)["decoder 1/dropped_2"] == pytest.approx(0.4)
     assert scalars(layers)["decoder 1/largest_load"] == 0.375
-    assert warnings(layers) == ["decoder 1: 40% of the choices number 2 found no place."]
-    one = COUNTS._replace(kept_e=np.eye(16)[3] * 10, kept_i=np.array([10.0, 10.0]))
-    assert warnings({"encoder 0": layer_stats(one)}) == [
-        "encoder 0: one expert has 16.0 times its even share of the tokens."
-    ]

@@ -5,7 +5,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
 import pytest
 from PIL import Image
 
@@ -13,9 +12,8 @@ from configs.errors import RunError
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
 from trainer.metrics.jsonl import read_lines
-from trainer.metrics.plots import smoothed
 from trainer.metrics.writers import LossPlot, MetricsFile, MetricsWriter
-from trainer.observers import Observers, StepResult, on_first_process
+from trainer.observers import Observers, StepResult
 from trainer.run import Run
 
 
@@ -107,15 +105,6 @@ def test_lines_are_written_every_so_many_steps_and_at_the_end(tmp_path: Path) ->
     assert steps(tmp_path / "metrics.jsonl") == [2, 4, 5]
 
 
-def test_a_process_that_is_not_the_first_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = MetricsWriter(tmp_path)
-    assert on_first_process(writer) == (writer,)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert on_first_process(writer) == ()
-
-
 def test_what_never_started_closes(tmp_path: Path) -> None:
     Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)]).close()
     assert not list(tmp_path.iterdir())
@@ -132,9 +121,3 @@ def test_the_error_that_ended_a_run_is_told_where_the_disk_is_full(
         stack.callback(observers.close)
         raise RunError("disk full while saving step 7")
     assert "LossPlot: not closed: No space left on device." in caplog.text
-
-
-def test_smoothing_keeps_a_constant_and_follows_a_step() -> None:
-    assert [round(x, 12) for x in smoothed([3.0] * 5)] == [3.0] * 5
-    rising = smoothed([0.0] * 3 + [1.0] * 3)
-    assert rising[:3] == [0, 0, 0] and 0 < rising[3] < rising[4] < rising[5] < 1

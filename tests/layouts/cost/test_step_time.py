@@ -1,0 +1,28 @@
+"""Seconds of a step, from its parts."""
+
+import pytest
+
+from layouts.cost.interconnect import Slice
+from layouts.cost.jaxpr_cost import OpCost
+from layouts.cost.step_time import PRODUCT_UTILISATION, Timing, compute_s
+
+CHIP = Slice.named("v3:2x2").chip
+
+
+def test_overlapped_traffic_counts_only_beyond_the_compute() -> None:
+    timing = Timing(2.0, 1.0, {"x": 0.5}, {"y": 2.5})
+    assert timing.step_s == 3.5
+    assert Timing(2.0, 1.0, {"x": 0.5}, {"y": 2.5, "x": 1.5}).step_s == 4.5
+    assert Timing(2.0, 1.0, {}, {}, memory_s=7.0).step_s == 7.0
+    assert Timing(2.0, 1.0, {}, {}, memory_s=7.0).parts["waiting for memory"] == 4.0
+
+
+def test_an_operation_takes_its_flops_or_its_bytes() -> None:
+    dense = OpCost(flops=10**12, bytes=8, elements=0, times=3)
+    narrow = OpCost(flops=8, bytes=10**9, elements=0, times=2)
+    look_up = OpCost(flops=0, bytes=10**9, elements=0, times=5)
+    products_s, other_s = compute_s(CHIP, [dense, narrow, look_up])
+    read_s = 1e9 / CHIP.memory_bandwidth
+    multiply_s = 1e12 / CHIP.peak_flops / PRODUCT_UTILISATION
+    assert products_s == pytest.approx(3 * multiply_s + 2 * read_s)
+    assert other_s == pytest.approx(5 * read_s)
