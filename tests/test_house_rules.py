@@ -1,6 +1,7 @@
 """Rules of the house that no linter knows: import edges, names that tell the truth, gin files."""
 
 import ast
+import fnmatch
 import graphlib
 import re
 from collections import Counter
@@ -89,6 +90,58 @@ def test_an_import_cycle_is_found() -> None:
     }
     assert set(import_cycle(sources)) == set(sources)
     assert not import_cycle(sources | {"models.spec": "from models.api import ModelSpec"})
+
+
+# Modules without a test file of their name: folders and patterns, and what tests them.
+TESTED_ELSEWHERE = {
+    "configs/read.py": "configs/test_load.py",
+    "data/build.py": "data/test_cache.py",
+    "data/manifest.py": "data/test_cache.py",
+    "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
+    "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
+    "layouts/lint/errors.py": "layouts/lint/test_report.py",
+    "layouts/shards.py": "layouts/test_random_bytes.py",
+    "models/api.py": "models/test_transformer.py",  # protocols
+    "models/architectures.py": "models/test_sizes.py",  # a name for gin files
+    "models/attention/*": "models/attention/test_flash.py",  # kernels
+    "models/moe/grouped_matmul.py": "models/moe/test_layer.py",
+    "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
+    # Flags have no logic, and a command few calls: tests run it as a user does.
+    "scripts/*flags.py": "scripts/test_command_line.py",
+    "scripts/commands/decoding/*": "scripts/test_translation.py",
+    "scripts/commands/doctor/*": "scripts/commands/doctor/test_doctor.py",
+    "scripts/commands/planning/*": "scripts/commands/planning/test_plan.py",
+    "scripts/commands/*": "scripts/test_commands.py",
+    "scripts/cli.py": "scripts/test_command_line.py",
+    "scripts/devices.py": "scripts/test_command_line.py",
+    "scripts/flag.py": "scripts/test_command_line.py",
+    "scripts/meshloom.py": "scripts/test_exits.py",
+    "scripts/quickstart*.py": "test_readme.py",
+    "trainer/checkpoints/unpadded.py": "trainer/test_uneven.py",
+    "trainer/checks.py": "scripts/commands/test_trained.py",
+    "trainer/planning/report.py": "scripts/commands/planning/test_plan.py",
+    "trainer/planning/step_benchmark.py": "trainer/planning/test_search.py",
+    "trainer/prepare.py": "scripts/test_processes.py",
+    "trainer/progress.py": "trainer/test_loop.py",
+    "trainer/traces.py": "trainer/planning/test_training.py",
+    "trainer/translation/bleu.py": "scripts/test_translation.py",
+}
+
+
+def test_tests_mirror_the_modules() -> None:
+    """A module has a test file of its name, doctests, or a line above that is in use."""
+    unused, missing = set(TESTED_ELSEWHERE), []
+    for path in (path for folder in FOLDERS for path in python_files(folder)):
+        module = path.relative_to(ROOT)
+        mirror = ROOT / "tests" / module.with_name(f"test_{module.name}")
+        if path.stem == "__init__" or mirror.exists() or ">>> " in path.read_text():
+            continue
+        patterns = [p for p in TESTED_ELSEWHERE if fnmatch.fnmatch(str(module), p)]
+        unused -= {*patterns[:1]}
+        missing += [str(module)] if not patterns else []
+    assert not missing, "Add a test file of the same name in the same folder of tests/."
+    assert not unused
+    assert all((ROOT / "tests" / name).exists() for name in TESTED_ELSEWHERE.values())
 
 
 MAX_MODULES = 14  # about a dozen: beyond that a folder is a drawer

@@ -1,0 +1,52 @@
+"""Settings that save memory, by estimates from traces of a small run."""
+
+import dataclasses
+
+from layouts.cost.interconnect import Slice
+from tests.toys import SPLITTABLE, optax_promotion
+from tests.trainer.planning.runs import layout_named, toy_run
+from trainer.planning.savings import memory_savings, smallest_slice, variants
+from trainer.planning.training import StepPlan, plan_from_trace
+from trainer.run import Run
+
+RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0))
+LAYOUT = layout_named("data_parallel")
+
+
+def planned(run: Run, slice_name: str) -> StepPlan:
+    slice = Slice.named(slice_name)
+    return plan_from_trace(run, LAYOUT, {"data": slice.devices}, slice)
+
+
+def test_savings_are_real_and_the_largest_comes_first() -> None:
+    with optax_promotion():
+        plan = planned(RUN, "v3:2x2")
+        savings = memory_savings(plan, LAYOUT)
+        changed = dict(variants(plan.run))
+        first = savings[0]
+        other = planned(changed[first.setting], "v3:2x2")
+    assert [s.saved_bytes for s in savings] == sorted(
+        (s.saved_bytes for s in savings), reverse=True
+    )
+    assert first.saved_bytes == plan.memory.needed_bytes - other.memory.needed_bytes > 0
+    # 16 rows in 4 microbatches are 4 rows, which do not split over 8 cores.
+    assert "Run.microbatches = 4" in changed
+    assert "Run.microbatches = 4" not in {saving.setting for saving in savings}
+
+
+def test_only_settings_that_are_not_set_are_tried() -> None:
+    model = dataclasses.replace(RUN.model, remat="full", loss_chunks=8)
+    run = dataclasses.replace(RUN, model=model, batch_sequences=6)
+    names = [name for name, _ in variants(run)]
+    assert names == ["Run.microbatches = 2", 'Precision.compute = "bfloat16"',
+                     'Precision.store = "bfloat16"']  # fmt: skip
+
+
+def test_the_smallest_slice_holds_the_run() -> None:
+    with optax_promotion():
+        plan = planned(RUN, "v3:2x2")
+    assert plan.slice is not None
+    too_large = plan.memory._replace(needed_bytes=5 * plan.slice.chip.memory_bytes)
+    needs = smallest_slice(dataclasses.replace(plan, memory=too_large))
+    # 40 cores are 20 chips, more than 4 x 4.
+    assert needs.endswith("at least 40 devices: try --topology=v3:8x8.")

@@ -1,0 +1,43 @@
+"""The small files of a model directory."""
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import UserError
+from layouts.layout import Layout
+from tests.trainer.planning.runs import TASK
+from trainer.model_dir import ModelDir, starting_vocabs
+from trainer.resume.history import record_start
+
+
+def prepared(content_hash: str) -> Any:
+    return types.SimpleNamespace(manifest={"content_hash": content_hash})
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    directory = ModelDir(tmp_path / "none")
+    assert not directory.has_run() and directory.layout is None and directory.last_start is None
+    with pytest.raises(UserError, match=r"none: no trained model there \(config.gin is missing\)"):
+        directory.load()
+    with pytest.raises(UserError, match=r"Run.start_from = '.*none': no trained model there"):
+        starting_vocabs(str(tmp_path / "none"), TASK)
+
+
+def test_the_last_layout_is_kept(tmp_path: Path) -> None:
+    directory = ModelDir(tmp_path)
+    for rules in ("batch:data", "batch:data;d_ff:model"):
+        layout = Layout(mesh="data:2,model:4", rules=rules)
+        directory.save_layout(layout)
+        assert directory.layout == layout
+
+
+def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
+    directory = ModelDir(tmp_path)
+    directory.check_text(prepared("any"), TASK)
+    record_start(tmp_path, 0, tmp_path, "abc", [])
+    directory.check_text(prepared("abc"), TASK)
+    with pytest.raises(UserError, match=r"other text of task toy \(content hash abc, now abd\)"):
+        directory.check_text(prepared("abd"), TASK)
