@@ -25,20 +25,53 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
     return layout.reshard(waves_BLd, "BLD")
 
 
-def rotate(layout: Layout, x: Array, axes: str, positions_BL: Array) -> Array:
-    """Rotates each pair of head columns by position x rate.  Su et al. 2021 (RoFormer), eq. 34.
+class Rotation(NamedTuple):
+    """Holds the angles by which positions rotate heads, in float32, of both halves of a head."""
 
-    The last two axes are positions and the head width, which must be whole: its two halves are
-    paired.
-    """
-    half = x.shape[-1] // 2
+    cos_BLk: Array
+    sin_BLk: Array
+    """Negative for the left half."""
+
+
+def rotation_of(positions_BL: Array, d_kv: int) -> Rotation:
+    """Returns the angles position x rate.  Su et al. 2021 (RoFormer), section 3.2.2."""
+    half = d_kv // 2
     rates_k = 10_000.0 ** (-jnp.arange(half) / half)
-    places = layout.broadcast_like(positions_BL, axes[0] + axes[-2], axes).astype(jnp.float32)
-    angles = places * jnp.expand_dims(rates_k, range(len(axes) - 1))
-    left, right = jax.lax.split(x.astype(jnp.float32), (half, half), axis=x.ndim - 1)
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
-    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(jnp.float32), rates_k)
+    cos_BLk, sin_BLk = jnp.cos(angles_BLk), jnp.sin(angles_BLk)
+    return Rotation(
+        cos_BLk=jnp.concatenate([cos_BLk, cos_BLk], axis=-1),
+        sin_BLk=jnp.concatenate([-sin_BLk, sin_BLk], axis=-1),
+    )
+
+
+def rotate(layout: Layout, x: Array, axes: str, rotation: Rotation) -> Array:
+    """Rotates pairs of head columns, whose halves are paired.  RoFormer, equation 34.
+
+    The last two axes are positions and the head width, which must be whole.
+    """
+    table_axes = axes[0] + axes[-2:]
+    return _rotated(x, *(layout.broadcast_like(table, table_axes, axes) for table in rotation))
+
+
+@jax.custom_vjp
+def _rotated(x: Array, cos: Array, sin: Array) -> Array:
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    swapped = jnp.concatenate([right, left], axis=-1)
+    return (x.astype(jnp.float32) * cos + swapped * sin).astype(x.dtype)
+
+
+def _rotated_forward(x: Array, cos: Array, sin: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _rotated(x, cos, sin), (cos, sin)
+
+
+def _rotated_backward(tables: tuple[Array, Array], dx: Array) -> tuple[Array, None, None]:
+    """Rotates back: one pass, where the gradient of parts would add up padded arrays."""
+    cos, sin = tables
+    return _rotated(dx, cos, -sin), None, None
+
+
+_rotated.defvjp(_rotated_forward, _rotated_backward)
 
 
 class Bias(NamedTuple):

@@ -14,7 +14,7 @@ from models.api import Cache
 from models.attention.context import AttentionContext
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
-from models.positions import RelativeBias
+from models.positions import RelativeBias, rotation_of
 from models.spec import BlockKind, TransformerSpec
 
 Array = jax.Array
@@ -73,7 +73,7 @@ class Stack(nnx.Module):
         key: Array | None = None,
     ) -> tuple[Array, Loads]:
         """Runs whole rows through all layers; returns them normed, and the loads of the experts."""
-        context = self.with_shared_bias(context)
+        context = self.with_shared_positions(context)
         graph, weights = nnx.split(self.layers_N)
 
         def layer(x_BLD: Array, numbered: tuple[Stacked, Array | int]) -> tuple[Array, Loads]:
@@ -96,8 +96,12 @@ class Stack(nnx.Module):
             loads = jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
         return self.norm(x_BLD), loads
 
-    def with_shared_bias(self, context: AttentionContext) -> AttentionContext:
-        """Adds the relative bias that all layers share, where they do."""
+    def with_shared_positions(self, context: AttentionContext) -> AttentionContext:
+        """Adds what all layers share of positions: the angles of rotary ones, a shared bias."""
+        if self.spec.positions == "rotary":
+            assert context.positions_BL is not None
+            rotation = rotation_of(context.positions_BL, self.spec.d_kv)
+            context = dataclasses.replace(context, rotation=rotation)
         if self.bias is None:
             return context
         assert context.relative_positions is not None
@@ -126,7 +130,9 @@ class Stack(nnx.Module):
             context: AttentionContext,
             source_context: AttentionContext | None,
         ) -> tuple[Array, Caches]:
-            x_BLD, caches = run(x_BLD, caches, (self.with_shared_bias(context), source_context))
+            x_BLD, caches = run(
+                x_BLD, caches, (self.with_shared_positions(context), source_context)
+            )
             return self.norm(x_BLD), caches
 
         return step, caches

@@ -6,7 +6,7 @@ import jax
 
 from layouts.layout import Layout
 from models.attention.flash import Kernel
-from models.positions import Bias
+from models.positions import Bias, Rotation
 
 Array = jax.Array
 
@@ -20,6 +20,8 @@ class AttentionContext:
     causal: bool
     positions_BL: Array | None = None
     """Of the queries; in self-attention also of the keys."""
+    rotation: Rotation | None = None
+    """Of queries and keys by their positions, where positions are rotary."""
     relative_positions: Array | None = None
     """Query position - key position, with axes "LM" or, with a cache, "BLM"."""
     bias: Bias | None = None
@@ -67,7 +69,7 @@ def packed_context(
         mask_BLM,
         causal,
         positions_BL,
-        relative_LM,
+        relative_positions=relative_LM,
         segments_BL=segments_BL,
         drop_tokens=drop_tokens,
     )

@@ -12,7 +12,7 @@ from models.attention.context import AttentionContext
 from models.attention.flash import Kernel, flash_attention
 from models.attention.plain import attend_in_chunks, attend_with_dropout
 from models.initializers import Weights
-from models.positions import RelativeBias, rotate
+from models.positions import RelativeBias, Rotation, rotate
 from models.spec import TransformerSpec
 
 Array = jax.Array
@@ -45,7 +45,7 @@ class Attention(nnx.Module):
         key: Array | None = None,
     ) -> tuple[Array, Cache | None]:
         """Attends within a row, or to the cache after the row is written to it."""
-        q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context.positions_BL)
+        q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context.rotation)
         if cache is None:
             y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)
         else:
@@ -66,7 +66,7 @@ class Attention(nnx.Module):
         y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
         return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...])
 
-    def project(self, x_BLD: Array, positions_BL: Array | None) -> tuple[Array, Array, Array]:
+    def project(self, x_BLD: Array, rotation: Rotation | None) -> tuple[Array, Array, Array]:
         """Projects a row to queries, keys and values."""
         einsum, reshard = self.layout.einsum, self.layout.reshard
         if self.spec.combined_qkv:
@@ -78,10 +78,10 @@ class Attention(nnx.Module):
         q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.scales[1]
         k_BJMK, v_BJMK = einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
         if self.spec.positions == "rotary":
-            assert positions_BL is not None
+            assert rotation is not None
             q_BJQLk, k_BJMk = reshard(q_BJQLK, "BJQLk"), reshard(k_BJMK, "BJMk")
-            q_BJQLK = reshard(rotate(self.layout, q_BJQLk, "BJQLk", positions_BL), "BJQLK")
-            k_BJMK = reshard(rotate(self.layout, k_BJMk, "BJMk", positions_BL), "BJMK")
+            q_BJQLK = reshard(rotate(self.layout, q_BJQLk, "BJQLk", rotation), "BJQLK")
+            k_BJMK = reshard(rotate(self.layout, k_BJMk, "BJMk", rotation), "BJMK")
         return q_BJQLK, k_BJMK, v_BJMK
 
     def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:

@@ -1,5 +1,7 @@
 """Blocks: the norm against numpy, residuals, and several blocks as one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from layouts.mesh import make_mesh
 from models.attention.context import AttentionContext, packed_context
 from models.blocks import Block, Blocks, Norm
 from models.initializers import Weights
+from models.positions import rotation_of
 from models.spec import Moe
 from tests.toys import WHOLE, toy
 
@@ -22,7 +25,9 @@ def weights() -> Weights:
 
 def context() -> AttentionContext:
     ones_BL = jnp.ones(X_BLD.shape[:2], jnp.int32)
-    return packed_context(WHOLE, jnp.cumsum(ones_BL, axis=1) - 1, ones_BL)
+    positions_BL = jnp.cumsum(ones_BL, axis=1) - 1
+    packed = packed_context(WHOLE, positions_BL, ones_BL)
+    return dataclasses.replace(packed, rotation=rotation_of(positions_BL, SPEC.d_kv))
 
 
 def test_the_norm_divides_by_the_root_mean_square() -> None:

@@ -14,7 +14,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.attention.plain import dot_product_attention, unnormalized_probs
 from models.initializers import Weights
-from models.positions import RelativeBias, relative_buckets
+from models.positions import RelativeBias, relative_buckets, rotate, rotation_of
 from tests.toys import WHOLE, toy
 
 SPEC = toy(positions="relative", buckets=7, max_distance=20)
@@ -34,6 +34,27 @@ def test_buckets_are_exact_while_near_and_logarithmic_beyond() -> None:
     np.testing.assert_array_equal(causal, [0, 0, 1, 3, 4, 4, 5, 6, 6, 7, 7, 7])
     both = relative_buckets(jnp.array([-99, -2, -1, 0, 1, 2, 99]), 8, 16, causal=False)
     np.testing.assert_array_equal(both, [7, 6, 5, 0, 1, 2, 3])
+
+
+def test_rotation_multiplies_pairs_by_complex_numbers_and_its_gradient_divides() -> None:
+    rng, width = np.random.default_rng(0), 6
+    x_BJMK, dy_BJMK = rng.normal(size=(2, 2, 3, 5, width)).astype(np.float32)
+    positions_BM = rng.integers(0, 99, (2, 5)).astype(np.int32)
+    angles = positions_BM[:, None, :, None] * 10_000.0 ** (-2 * np.arange(3) / width)
+
+    def times(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        turned = (x[..., :3] + 1j * x[..., 3:]) * turn
+        return np.concatenate([turned.real, turned.imag], axis=-1)
+
+    def rotated(x_BJMK: jax.Array) -> jax.Array:
+        rotation = rotation_of(jnp.asarray(positions_BM), width)
+        return rotate(WHOLE, x_BJMK, "BJMK", rotation)
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        y_BJMK, pull = jax.vjp(rotated, jnp.asarray(x_BJMK))
+        (dx_BJMK,) = pull(jnp.asarray(dy_BJMK))
+    np.testing.assert_allclose(y_BJMK, times(x_BJMK, np.exp(1j * angles)), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(dx_BJMK, times(dy_BJMK, np.exp(-1j * angles)), rtol=0, atol=2e-5)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from layouts.cost.dataflow import executed_equations
 from layouts.mesh import make_mesh
 from models.attention.context import AttentionContext, packed_context
 from models.blocks import Block
@@ -45,7 +46,7 @@ def test_layers_run_in_order_with_one_bias_and_keys_of_their_own(scan: bool) -> 
         x_BLD = jnp.asarray(X_BLD)
         for index, layer in enumerate(WHOLE.unstack(weights)):
             block: Block = nnx.merge(graph, layer)
-            shared = stack.with_shared_bias(context())
+            shared = stack.with_shared_positions(context())
             x_BLD, _, _ = block(x_BLD, shared, key=jax.random.fold_in(key, index))
         return y_BLD, stack.norm(x_BLD)
 
@@ -61,3 +62,21 @@ def test_each_layer_has_a_cache_of_its_own(scan: bool) -> None:
         caches = jax.eval_shape(lambda: made(spec).start_decoding(5, 9, None)[1])
     keys = [cache["keys_BJMK"].shape for cache in ([caches] if scan else caches)]
     assert keys == ([(3, 5, 3, 9, 4)] if scan else [(5, 3, 9, 4)] * 3)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_step_computes_angles_once_for_all_layers(scan: bool) -> None:
+    spec = dataclasses.replace(SPEC, positions="rotary", shares_bias=False, scan=scan, remat="full")
+
+    def objective(x_BLD: jax.Array) -> jax.Array:
+        weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+        return jnp.sum(Stack(spec, WHOLE, weights, spec.layers, spec.pattern)(x_BLD, context())[0])
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        traced = jax.jit(jax.grad(objective)).trace(jnp.asarray(X_BLD))
+    sines = [
+        times
+        for eqn, times in executed_equations(traced.jaxpr.jaxpr)
+        if eqn.primitive.name == "sin"
+    ]
+    assert sines == [1]

@@ -1,5 +1,6 @@
 """One attention layer, and its gradients, under every kind of split."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ from layouts.mesh import make_mesh
 from models.attention.context import packed_context
 from models.attention.layer import Attention
 from models.initializers import Weights
+from models.positions import rotation_of
 from tests.toys import WHOLE, toy
 
 SPLITS = {
@@ -53,7 +55,11 @@ def attention_and_gradients(layout: Layout, kind: str) -> dict[str, np.ndarray]:
         params: nnx.State, x_BLD: jax.Array, dy_BLD: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         segments = jnp.asarray(segments_BL, jnp.int32)
-        context = packed_context(layout, layout.reshard(segments, "BL"), segments)
+        positions_BL = layout.reshard(segments, "BL")
+        context = dataclasses.replace(
+            packed_context(layout, positions_BL, segments),
+            rotation=rotation_of(positions_BL, spec.d_kv),
+        )
         y_BLD, _ = nnx.merge(graph, params)(x_BLD, context, key=jax.random.key(1))
         return jnp.sum(y_BLD * dy_BLD), y_BLD
 
