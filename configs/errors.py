@@ -43,6 +43,11 @@ def brief(value: str, length: int = 120) -> str:
     return f"{value[:half]} … {value[-half:]} ({len(value):,} characters)"
 
 
+def one_line(error: BaseException) -> str:
+    """Returns the text of an error in one line of moderate length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def listed(title: str, problems: Sequence[str]) -> str:
     """Joins all problems into one message; a single problem stands alone.
 

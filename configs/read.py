@@ -4,6 +4,7 @@ gin's grammar and its rules for scopes are kept; its global registry and state a
 two configs can live side by side and every mistake is found and reported with its place.
 """
 
+import io
 import re
 import tokenize
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +16,7 @@ from gin import config_parser
 
 from configs.errors import brief, did_you_mean
 from configs.imports import CHECKOUT, import_module
+from configs.paths import is_remote, path_of
 from configs.spec import ABSTRACT, SPECS, cannot_make, names, no_such_parameter
 
 FLAG = "--gin_param"
@@ -107,7 +109,7 @@ class Reader:
         self.statements: list[tuple[str, Any]] = []
 
     def file(self, name: str, origin: str = "", outer: tuple[Path, ...] = ()) -> None:
-        path = next((p for p in _candidates(name) if _is(p, Path.is_file)), None)
+        path = next((p for p in _candidates(name) if _is_file(p)), None)
         self.files += 1
         if self.files > MAX_FILES:
             if self.files == MAX_FILES + 1:
@@ -118,7 +120,8 @@ class Reader:
             self.problems.append(f"{origin}{name} includes itself.")
         else:
             try:
-                with path.open(encoding="utf-8", errors="replace") as file:
+                with path.open("rb") as raw:
+                    file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
                     text = file.read(MAX_CHARACTERS + 1)
             except OSError as error:
                 self.problems.append(f"{origin}{name}: cannot be read: {error.strerror}.")
@@ -242,6 +245,10 @@ def _check_depth(value: Any, depth: int = 0) -> None:
             _check_depth(item, depth + 1)
 
 
+def _is_file(path: Path) -> bool:
+    return path.exists() if is_remote(path) else _is(path, Path.is_file)
+
+
 def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
     try:
         return kind(path)
@@ -250,13 +257,15 @@ def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
 
 
 def _candidates(name: str) -> tuple[Path, ...]:
-    return (Path.cwd() / name, CHECKOUT / name)
+    path = path_of(name)
+    return (path,) if is_remote(path) else (Path.cwd() / path, CHECKOUT / path)
 
 
 def _no_such_file(name: str) -> str:
     """Describes where a file was searched, and suggests a similar name beside it."""
     folders = [path.parent for path in _candidates(name)]
-    near = [p.name for folder in folders if _is(folder, Path.is_dir) for p in folder.glob("*.gin")]
+    local = [folder for folder in folders if not is_remote(folder) and _is(folder, Path.is_dir)]
+    near = [file.name for folder in local for file in folder.glob("*.gin")]
     hint = did_you_mean(Path(name).name, near)
     looked = " and ".join(brief(str(folder)) for folder in dict.fromkeys(folders))
     return f"{brief(name)}: no such file in {looked}.{hint}"

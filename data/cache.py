@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+from configs.paths import is_remote, path_of
 from data import manifest, storage
 from data.build import build
 from data.packing.rows import Rows
@@ -46,25 +47,37 @@ def prepare(
     with them.
     """
     given = {"vocab": vocab, "source_vocab": source_vocab}
-    folder = Path(data_dir).expanduser() / task.name
-    if not rebuild and folder.exists():
+    folder = cache_folder(task, data_dir)
+    if not rebuild and is_there(folder):
         return _open(folder, task, given)
-    with storage.lock(folder):
-        if rebuild or not folder.exists():  # another process may have built it meanwhile
-            with storage.whole_folder(folder) as building:
+    twin = storage.local_twin(folder)
+    with storage.lock(twin):
+        if rebuild or not is_there(folder):  # another process may have built it meanwhile
+            with storage.whole_folder(twin) as building:
                 build(building, task, vocab, source_vocab)
+            storage.publish(twin, folder, last=manifest.NAME)
     return _open(folder, task, given)
+
+
+def cache_folder(task: Task, data_dir: str | Path) -> Path:
+    """Returns the folder of a task's rows in data_dir."""
+    return path_of(data_dir).expanduser() / task.name
+
+
+def is_there(folder: Path) -> bool:
+    """Tells whether a folder of rows was written; a remote one is whole with its manifest."""
+    return (folder / manifest.NAME if is_remote(folder) else folder).exists()
 
 
 def open_prepared(task: Task, data_dir: str | Path) -> Prepared | None:
     """Returns the rows of a task where data_dir has them; builds nothing."""
-    folder = Path(data_dir).expanduser() / task.name
-    return _open(folder, task, {}) if folder.exists() else None
+    folder = cache_folder(task, data_dir)
+    return _open(folder, task, {}) if is_there(folder) else None
 
 
 def cache_folders(data_dir: str | Path) -> list[Path]:
     """Returns the folders of data_dir that hold the rows of a task, or did."""
-    folders = [path for path in Path(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
+    folders = [path for path in path_of(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
     kept = (manifest.NAME, "*.npy")
     return sorted(f for f in folders if any(next(f.glob(name), None) for name in kept))
 
@@ -74,6 +87,7 @@ def check_rows(folder: Path) -> bool:
 
     Returns False where an older version wrote rows without checksums.
     """
+    folder = storage.fetch(folder, last=manifest.NAME)
     sums = set(folder.glob("*.crc32.npy"))
     paths = sorted(set(folder.glob("*.npy")) - sums)
     for path in paths:
@@ -82,6 +96,7 @@ def check_rows(folder: Path) -> bool:
 
 
 def _open(folder: Path, task: Task, given: dict[str, Vocab | None]) -> Prepared:
+    folder = storage.fetch(folder, last=manifest.NAME)
     stored = manifest.read(folder)
     now = manifest.settings(task)
     cached = dict(stored["settings"])

@@ -3,17 +3,20 @@
 import dataclasses
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+from configs.paths import path_of
 from data import storage
 from data.packing.rows import hashed_bytes
 from data.task import Task
 
 FORMAT = 1
 NAME = "manifest.json"
+CHECKSUM = "crc32"
 _FILES = ("Task.word_list", "SentencePiece.model_file")
 _OF_THE_ORDER = ("Mixture.rates", "Mixture.temperature")  # the rows do not depend on these
 
@@ -53,9 +56,9 @@ def _flat(spec: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
 
 def _file_hash(name: str, path: str) -> str:
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(path_of(path).read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror}.") from None
+        raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror or error}.") from None
 
 
 def text_hash(task: Task) -> str:
@@ -79,8 +82,10 @@ def read(folder: Path) -> dict[str, Any]:
     """Reads a manifest and checks that the files that it lists are there and whole."""
     try:
         manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
+        if manifest.pop(CHECKSUM, None) not in (None, _checksum(manifest)):  # old ones have none
+            raise ValueError("it is damaged")
         files = manifest["file_bytes"] if manifest["format"] == FORMAT else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{folder}: is not a complete cache ({NAME}: {error}).  {rebuild_hint()}"
         ) from None
@@ -88,7 +93,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: was written by another version.  {rebuild_hint()}")
     for name, size in files.items():
         path = folder / name
-        size_now = path.stat().st_size if path.exists() else 0
+        size_now = storage.size_of(path)
         if size_now != size:
             raise UserError(
                 f"{path}: holds {size_now:,} bytes, {size:,} were written: the file is damaged.  "
@@ -99,7 +104,12 @@ def read(folder: Path) -> dict[str, Any]:
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes a manifest, or replaces the old one."""
-    storage.atomic_write(folder / NAME, json.dumps(manifest, indent=1) + "\n")
+    content = {**manifest, CHECKSUM: _checksum(manifest)}
+    storage.atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
+
+
+def _checksum(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
 
 
 def rebuild_hint() -> str:

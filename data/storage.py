@@ -1,9 +1,14 @@
-"""Writes files and folders that appear whole or not at all, and .npy files that grow."""
+"""Writes files and folders that appear whole or not at all, and .npy files that grow.
+
+What a file system can do and Google Cloud Storage cannot (rename, lock, append, map into memory,
+wait for the disk) is done here alone, and in `data.remote` what replaces it there.
+"""
 
 import array
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -19,9 +24,13 @@ from typing import IO, Any, Literal, Self, TextIO
 import numpy as np
 
 from configs.errors import RunError, UserError
+from configs.paths import REMOTE, is_remote, path_of
+from data import remote
 
 _CHUNK_BYTES = 1 << 16
 """Rows that share a checksum take at most as much: part of the format of a cache."""
+SCRATCH = Path("~/.cache/meshloom/.remote")
+"""Where copies of remote data lie, by bucket and name."""
 _STREAMS = {"/dev/stdin": "/dev/fd/0", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
 
 
@@ -30,10 +39,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Gives an unused path beside the target; the file written there replaces the target.
 
     Until then a reader sees the old file, and so it stays after an error.  A device, a FIFO or an
-    open file of this process such as /dev/stdout is written directly.
+    open file of this process such as /dev/stdout is written directly.  For a remote target the
+    path is one of this machine, which is uploaded.
     """
     if is_stream(path):
         yield path
+        return
+    if is_remote(path):
+        with WorkingFolder(path.parent) as folder:
+            yield folder.path / path.name
         return
     check_output(path)
     path = path.resolve()  # a link stays, and what it names is replaced
@@ -77,6 +91,8 @@ def is_stream(path: Path) -> bool:
     """Returns whether a path is a device, a FIFO or a file that this process has open."""
     if _open_descriptor(path) is not None:
         return True
+    if is_remote(path):
+        return False
     with contextlib.suppress(OSError, ValueError):
         mode = path.stat().st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -94,8 +110,11 @@ def check_output(name: str | Path) -> None:
     """Raises where no file can be written under a name, before work is done for it."""
     if name == "":
         raise UserError("the name of a file to write is empty.")
-    path = Path(name)
-    problem = None if is_stream(path) else _output_problem(path)
+    path = path_of(name)
+    if is_remote(path):
+        problem = None if remote.bucket_exists(path) else "there is no such bucket"
+    else:
+        problem = None if is_stream(path) else _output_problem(path)
     if problem:
         raise UserError(f"{path}: cannot be written: {problem}.  Give another file.")
 
@@ -178,6 +197,52 @@ def try_flock(file: IO[str]) -> bool | None:
     except OSError:
         return None
     return True
+
+
+class WorkingFolder:
+    """Holds a folder in which files can grow: the target, or for a remote one a temporary folder of
+    this machine, from which they are uploaded.
+    """
+
+    def __init__(self, target: Path):
+        self._target = target
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="meshloom-") if is_remote(target) else None
+        )
+        self.path = target if self._temporary is None else Path(self._temporary.name)
+
+    def fetch(self, *names: str) -> None:
+        """Brings those of these files that are there."""
+        for name in names if self._temporary is not None else ():
+            if (self._target / name).exists():
+                remote.download(self._target / name, self.path / name)
+
+    def upload(self) -> None:
+        """Uploads the files that changed since the last time; of a local folder does nothing."""
+        for file in sorted(self.path.rglob("*")) if self._temporary is not None else ():
+            name, state = str(file.relative_to(self.path)), file.stat()
+            version = (state.st_size, state.st_mtime_ns)
+            if file.is_file() and self._uploaded.get(name) != version:
+                remote.upload(file, self._target / name)
+                self._uploaded[name] = version
+
+    def close(self) -> None:
+        """Uploads what changed, and removes the temporary folder."""
+        try:
+            self.upload()
+        finally:
+            if self._temporary is not None:
+                self._temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        elif self._temporary is not None:
+            self._temporary.cleanup()
 
 
 @contextlib.contextmanager
@@ -310,6 +375,80 @@ def _replace(folder: Path, target: Path) -> None:
     sync(target.parent)
     if old:
         shutil.rmtree(old)
+
+
+def size_of(path: Path) -> int:
+    """Returns the bytes of a file; 0 where there is none."""
+    try:
+        return version(path)[0]
+    except FileNotFoundError:
+        return 0
+
+
+def version(path: Path) -> list[int]:
+    """Returns the size of a file and the time of its change, or the number of its last write."""
+    if is_remote(path):
+        return remote.version(path)
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns]
+
+
+def matches(pattern: str) -> list[str]:
+    """Returns the files that a glob matches, sorted."""
+    if is_remote(path_of(pattern)):
+        return remote.matches(pattern)
+    return sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+
+
+def local_twin(path: Path) -> Path:
+    """Returns the path itself; of a remote one, where this machine keeps what it copies or makes of
+    it.
+    """
+    return SCRATCH.expanduser() / str(path).removeprefix(REMOTE) if is_remote(path) else path
+
+
+def fetch(folder: Path, last: str) -> Path:
+    """Returns a folder of this machine: the given one, or a copy of a remote one.
+
+    `last` names the file that is written last.  A copy that has the same one is not made again.
+    """
+    twin = local_twin(folder)
+    if is_remote(folder):
+        with lock(twin):
+            if not (twin / last).exists() or (
+                (twin / last).read_bytes() != (folder / last).read_bytes()
+            ):
+                with whole_folder(twin) as copy:
+                    for name, _ in remote.sizes_below(folder):
+                        remote.download(folder / name, copy / name)
+    return twin
+
+
+def publish(twin: Path, folder: Path, last: str) -> None:
+    """Uploads the copy that this machine has of a remote folder: without `last` it is not whole."""
+    if is_remote(folder):
+        (folder / last).unlink(missing_ok=True)
+        for name in sorted((name for name, _ in sizes_below(twin)), key=lambda name: name == last):
+            remote.upload(twin / name, folder / name)
+
+
+def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yields name and size of each file below a folder, at any depth."""
+    if is_remote(folder):
+        yield from remote.sizes_below(folder)
+        return
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            yield str(path.relative_to(folder)), path.stat().st_size
+
+
+def sync_below(folder: Path) -> None:
+    """Waits until a folder and all below it are on the disk; remote objects are when written."""
+    if not is_remote(folder):
+        for parent, _, names in os.walk(folder, topdown=False):
+            for name in names:
+                sync(Path(parent, name))
+            sync(Path(parent))
 
 
 def sync(path: Path) -> None:

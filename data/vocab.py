@@ -7,7 +7,6 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ import sentencepiece
 from pydantic import Field
 
 from configs.errors import UserError
+from configs.paths import path_of
 from configs.spec import Count, spec
 
 logger = logging.getLogger(__name__)
@@ -89,16 +89,16 @@ class Vocab:
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_bytes(self.model)
+        path_of(path).write_bytes(self.model)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Vocab":
         try:
-            vocab = cls(Path(path).read_bytes())
+            vocab = cls(path_of(path).read_bytes())
             vocab.pieces(range(vocab.size))  # those of a damaged one are not all text
             return vocab
         except OSError as error:
-            raise UserError(f"vocab {path}: cannot be read: {error.strerror}.") from None
+            raise UserError(f"vocab {path}: cannot be read: {error.strerror or error}.") from None
         except (RuntimeError, UnicodeDecodeError):
             raise UserError(f"vocab {path}: is not a SentencePiece model.") from None
 

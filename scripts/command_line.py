@@ -14,6 +14,7 @@ import click
 
 from configs import imports
 from configs.errors import UserError
+from configs.paths import local_path, path_of
 from scripts import devices
 from scripts.flag import Flag
 
@@ -42,7 +43,6 @@ class OutputFile(click.ParamType):
         """Returns the name, where a file can be written under it."""
         from data.storage import check_output  # imports NumPy, which --help does without
 
-        LocalPath().convert(value, param, ctx)
         try:
             if value != "-":
                 check_output(value)
@@ -51,15 +51,15 @@ class OutputFile(click.ParamType):
         return value
 
 
-class LocalPath(click.Path):
-    """Checks a path of this machine: gs://bucket is not a folder named gs:."""
+class AnyPath(click.Path):
+    """Checks a path of this machine or of Google Cloud Storage."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path."""
-        scheme, separator, _ = str(value).partition("://")
-        if separator and scheme.isalnum():
-            self.fail(f"{value}: {scheme}:// is not supported.  Give a local path.", param, ctx)
-        return super().convert(value, param, ctx)
+        try:
+            return path_of(value)
+        except UserError as error:
+            self.fail(str(error), param, ctx)
 
 
 class FlagOption(click.Option):
@@ -122,7 +122,7 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     if flag.names_output:
         return OutputFile()
     if kind is Path:
-        return LocalPath(path_type=Path)
+        return AnyPath()
     if typing.get_origin(kind) is Literal:
         return click.Choice(typing.get_args(kind))
     if kind in METAVARS and (flag.min, flag.max) != (None, None):
@@ -213,7 +213,7 @@ def command_of(name: str, flags: type, function: str) -> Command:
     def call(**values: Any) -> None:
         given: Any = value_of(flags, values)
         for folder in values.get("gin_import_path", ()):
-            imports.allow_folder(Path(folder))
+            imports.allow_folder(local_path(folder, "--gin_import_path"))
         if hasattr(given, "devices"):
             devices.start_devices(given.devices)
         imported(function)(given)

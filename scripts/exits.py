@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from configs.errors import RunError, UserError, brief
+from data import remote
 from trainer.processes import keyboard, peers
 from trainer.processes.ending import FAILED, INTERRUPTED, end_process
 from trainer.processes.join import leave
@@ -69,6 +70,8 @@ def report(error: BaseException) -> tuple[int, str]:
         return USAGE if isinstance(error, UserError) else FAILED, printed(str(error))
     if memory := out_of_memory(error):
         return USAGE, printed(memory)
+    if problem := remote.failure(error):
+        return FAILED, printed(problem)
     if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
         time.sleep(LOSS_S)
     if isinstance(error, OSError):

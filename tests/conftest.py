@@ -3,9 +3,17 @@
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import pytest
+
+from configs.paths import path_of
+
+if TYPE_CHECKING:
+    from tests.gcs import Cloud
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The older of the compiler's two ways to write fused loops compiles in a third of the time.  A
@@ -23,6 +31,25 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and laws hold at any level of optimisation.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator["Cloud"]:
+    """An emulated Google Cloud Storage."""
+    from tests.gcs import running_cloud
+
+    with running_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def there(cloud: "Cloud", tmp_path: Path) -> Path:
+    """A folder of its bucket, where no request fails."""
+    from tests.gcs import BUCKET
+
+    cloud.rate = 0.0
+    return path_of(f"gs://{BUCKET}/{tmp_path.name}")
+
 
 # Files that take minutes begin first, so that no worker waits for one at the end.
 LONGEST = ("test_readme.py", "test_layout_sweep.py", "test_translation.py")

@@ -102,6 +102,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                             job, step, state, watch, interrupts
                         )
                 with timer.spending("checkpoints"):
+                    watch.before_save(step)
                     checkpoints.save(step, padding.unpad(state), metric)
                 timer.restart()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from configs.errors import UserError
 from configs.load import Config, load
+from configs.paths import path_of
 from configs.write import dump
 from data.cache import Prepared
 from data.storage import atomic_write
@@ -89,7 +90,7 @@ class ModelDir:
 
 def starting_vocabs(folder: str, task: Task) -> Vocabs:
     """Returns the vocabularies of another run, whose weights mean its ids, for this task."""
-    directory = ModelDir(Path(folder))
+    directory = ModelDir(path_of(folder))
     if not directory.has_run():
         raise UserError(
             f"Run.start_from = {folder!r}: no trained model there (config.gin is missing).  "
@@ -103,7 +104,7 @@ def starting_vocabs(folder: str, task: Task) -> Vocabs:
         )
     for name, settings in task.vocab_settings.items():
         model = settings.model_file
-        if model is not None and Vocab.load(model).hash != Vocab.load(Path(folder) / name).hash:
+        if model is not None and Vocab.load(model).hash != Vocab.load(path_of(folder) / name).hash:
             raise UserError(
                 f"Run.start_from = {folder!r}: its weights belong to the vocabulary {name} there, "
                 f"and task {task.name} has SentencePiece.model_file = {model!r}.  Unset "

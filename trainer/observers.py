@@ -85,6 +85,11 @@ class Observer:
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         """Runs after an evaluation of the validation split."""
 
+    def before_save(self, step: int) -> None:
+        """Runs before a checkpoint is saved; the run that continues from it relies on what was
+        written before.
+        """
+
     def on_end(self, outcome: Outcome) -> None:
         """Runs when the run ends without an error."""
 
@@ -127,6 +132,10 @@ class Observers(Observer):
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         for observer in self._observers:
             observer.on_evaluation(line, parts)
+
+    def before_save(self, step: int) -> None:
+        for observer in self._observers:
+            observer.before_save(step)
 
     def on_end(self, outcome: Outcome) -> None:
         for observer in self._observers:

@@ -28,8 +28,8 @@ def prepare(
         prepared = cache.prepare(task, data_dir, rebuild=rebuild, **given)
         gather(prepared.manifest)
     else:
-        folder = data_dir.expanduser() / task.name
-        if rebuild or not folder.exists():
+        folder = cache.cache_folder(task, data_dir)
+        if rebuild or not cache.is_there(folder):
             logger.info("%s: process 0 prepares it; this one waits.", task.name)
         no_manifest: dict[str, Any] = {}
         first = gather(no_manifest)[0]

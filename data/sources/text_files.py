@@ -1,17 +1,17 @@
 """Reads lines of plain, .gz and .xz text files, and says what is wrong with a file."""
 
 import contextlib
-import glob
 import gzip
 import lzma
 import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from configs.errors import UserError, did_you_mean
+from configs.paths import absolute, is_remote, path_of
+from data import storage
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 
@@ -20,11 +20,11 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
     """Returns the files that paths or globs name, sorted within each pattern, none twice."""
     files: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        matches = storage.matches(pattern)
         if not matches:
             raise UserError(f"{setting}: no file matches {pattern!r}.{_nearest(pattern)}")
         for path in matches:
-            if os.path.isdir(path):
+            if path_of(path).is_dir():
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {path + '/*.txt'!r}."
@@ -77,21 +77,24 @@ def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
 
 
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Returns size and modification time of each file, a cheap fingerprint of its content."""
-    return {os.path.abspath(p): [(s := os.stat(p)).st_size, s.st_mtime_ns] for p in paths}
+    """Returns size and time of change of each file, a cheap fingerprint of its content."""
+    return {str(absolute(path_of(path))): storage.version(path_of(path)) for path in paths}
 
 
-def _open(path: str) -> IO[bytes] | gzip.GzipFile:
+def _open(name: str) -> IO[bytes] | gzip.GzipFile:
+    path = path_of(name)
     try:
-        match Path(path).suffix:
+        file: Any = path.open("rb") if is_remote(path) else path
+        match path.suffix:
             case ".gz":
-                return gzip.open(path, "rb")
+                return gzip.open(file, "rb")
             case ".xz":
-                return lzma.open(path, "rb")
+                return lzma.open(file, "rb")
             case _:
-                return open(path, "rb")
+                return open(path, "rb") if file is path else file
     except OSError as error:
-        raise UserError(f"{path}: cannot be opened: {error.strerror}.{_nearest(path)}") from None
+        reason = error.strerror or "there is no such file"
+        raise UserError(f"{name}: cannot be opened: {reason}.{_nearest(name)}") from None
 
 
 @contextlib.contextmanager
@@ -113,6 +116,8 @@ def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> 
 
 
 def _nearest(path: str) -> str:
+    if is_remote(path):
+        return ""
     folder, name = os.path.split(os.path.expanduser(path))
     while folder and not os.path.isdir(folder):
         folder, name = os.path.split(folder)

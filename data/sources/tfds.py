@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.errors import UserError, did_you_mean
+from configs.paths import local_path
 
 _RECORDS_A_READ = 1024
 
@@ -78,6 +79,8 @@ def prepared(kind: str, name: str, folder: str | None, archives: str | None) -> 
 def _builder(kind: str, name: str, folder: str | None) -> Any:
     import tensorflow_datasets as tfds
 
+    if folder is not None:
+        local_path(folder, f"{kind}.folder")
     if re.match(r"\w+:[a-zA-Z_]", name):
         raise UserError(
             f"{kind}.name = {name!r}: a community data set, whose code TFDS would download and run."

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from configs.errors import UserError
 from configs.load import Config, load
+from configs.paths import path_of
 from configs.read import Reference
 from configs.spec import SPECS
 from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
@@ -48,10 +49,11 @@ def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
     last = None if model_dir is None else ModelDir(model_dir).last_start
     if last is None or last.data_dir is None:
         return DATA_DIR
-    if not Path(last.data_dir).exists():
+    data_dir = path_of(last.data_dir)
+    if not data_dir.exists():
         print_note(f"--data_dir of the run, {last.data_dir}, is not there: {DATA_DIR} is used.")
         return DATA_DIR
-    return Path(last.data_dir)
+    return data_dir
 
 
 def settings_of(flags: SavedSettingsFlags) -> Config:
@@ -122,7 +124,8 @@ def open_output(path: str) -> Iterator[TextIO]:
         with open(os.devnull, "w", encoding="utf-8") as file:
             yield file
         return
-    with write_errors(Path(path), "give another file"), atomic_open(Path(path)) as file:
+    output = path_of(path)
+    with write_errors(output, "give another file"), atomic_open(output) as file:
         yield file
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from configs.errors import RunError, UserError
 from data.cache import prepare
+from data.manifest import read as read_manifest
 from data.order import batches, rows_of_step
 from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
@@ -59,7 +60,7 @@ def test_the_rows_hold_the_text(text, data_dir):
     prepared = prepare(task_of(text, length=128), data_dir)
     splits = [decoded(prepared, split) for split in ("train", "validation")]
     assert sorted(splits[0] + splits[1]) == sorted(TEXT)
-    manifest = json.loads((data_dir / "mine" / "manifest.json").read_text())
+    manifest = read_manifest(data_dir / "mine")
     assert manifest == prepared.manifest
     assert sum(s["words"] for s in manifest["splits"].values()) == sum(len(x.split()) for x in TEXT)
     assert manifest["settings"]["SentencePiece.size"] == 320
@@ -158,10 +159,22 @@ def test_a_changed_row_is_found_when_it_is_read(text, data_dir):
         rows.batch(np.array([len(rows) - 1]))
 
 
+def test_a_changed_digit_of_the_manifest_is_noticed(text, data_dir):
+    prepare(task_of(text), data_dir)
+    file = data_dir / "mine" / "manifest.json"
+    contents = file.read_text()
+    for at in [i for i, character in enumerate(contents) if character.isdigit()][::7]:
+        changed = str((int(contents[at]) + 1) % 10)
+        file.write_text(contents[:at] + changed + contents[at + 1 :])
+        with pytest.raises(UserError, match=r"manifest.json: it is damaged.*--rebuild"):
+            prepare(task_of(text), data_dir)
+
+
 def test_a_cache_of_an_older_version_is_read(text, data_dir):
     before = decoded(prepare(task_of(text), data_dir), "train")
     file = data_dir / "mine" / "manifest.json"
     stored = json.loads(file.read_text())
+    del stored["crc32"]
     for path in file.parent.glob("*.crc32.npy"):
         del stored["file_bytes"][path.name]
         path.unlink()
@@ -462,6 +475,7 @@ def test_a_manifest_of_before_translation_still_serves(text, data_dir):
     first = prepare(task_of(text), data_dir)
     path = data_dir / "mine" / "manifest.json"
     old = json.loads(path.read_text())
+    del old["crc32"]
     for split in old["splits"].values():
         for name in ("source_words", "source_bytes", "source_tokens", "left_out"):
             del split[name]

@@ -4,14 +4,14 @@ A manifest, written last, lists the files: the small ones with checksums.  The c
 in the large ones carry checksums of their own, which are verified wherever they are read.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import sys
 import zlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import jax
@@ -23,7 +23,8 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from data import storage
+from configs.errors import RunError, one_line
+from data import remote, storage
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -53,16 +54,12 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
-        files, folders = {}, []
-        for folder, _, names in directory.walk():
-            folders.append(folder)
-            for name in names:
-                files[str((folder / name).relative_to(directory))] = fingerprint(folder / name)
-                _sync(folder / name)
+        files = {}
+        for name, _ in storage.sizes_below(directory):
+            files[name] = fingerprint(directory / name)
         manifest = Manifest(self.metric, self.higher_is_better, files)
         (directory / MANIFEST).write_text(manifest.dump())
-        for path in (directory / MANIFEST, *folders):
-            _sync(path)
+        storage.sync_below(directory)
 
 
 @functools.cache
@@ -84,12 +81,6 @@ def checksum_chunks() -> None:
         return metadata
 
     tensorstore_utils._build_zarr3_metadata = build_with_checksums
-
-
-def _sync(path: epath.Path) -> None:
-    """Waits until a local file is on the disk; remote ones are when their write has ended."""
-    if "://" not in str(path):
-        storage.sync(Path(path))
 
 
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
@@ -139,9 +130,21 @@ def _checksum(fields: dict[str, Any]) -> int:
 def read_manifest(folder: epath.Path) -> Manifest:
     """Returns the list of a checkpoint's files, by name, and its metric."""
     try:
-        return Manifest.parse((folder / MANIFEST).read_text())
+        with storage_errors(folder):
+            return Manifest.parse((folder / MANIFEST).read_text())
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} is missing or unreadable") from error
+
+
+@contextlib.contextmanager
+def storage_errors(folder: epath.Path) -> Iterator[None]:
+    """Raises `RunError` where remote storage does not answer: that is no damage."""
+    try:
+        yield
+    except Exception as error:
+        if problem := remote.failure(error):
+            raise RunError(f"{folder}: {problem}") from error
+        raise
 
 
 def verify(folder: epath.Path) -> None:
@@ -151,7 +154,8 @@ def verify(folder: epath.Path) -> None:
     """
     for name, saved in read_manifest(folder).files.items():
         try:
-            present = fingerprint(folder / name)
+            with storage_errors(folder):
+                present = fingerprint(folder / name)
         except (OSError, ValueError) as error:  # a null byte in the name
             raise DamagedCheckpoint(f"{name} is missing or unreadable") from error
         if present[0] != saved[0]:
@@ -168,7 +172,10 @@ def read(call: Callable[[], T]) -> T:
         raise
     except Exception as error:  # Orbax raises Exception itself for an array that ends too early
         _hide_abandoned_reads()
-        raise DamagedCheckpoint(one_line(_first_cause(error))) from error
+        cause = _first_cause(error)
+        if problem := remote.failure(cause):
+            raise RunError(problem) from error
+        raise DamagedCheckpoint(one_line(cause)) from error
 
 
 def on_all_processes(call: Callable[[], T]) -> T:
@@ -206,7 +213,3 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -12,7 +12,6 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -31,14 +30,14 @@ from orbax.checkpoint.checkpoint_managers import (
     PreservationPolicy,
 )
 
-from configs.errors import RunError, UserError
+from configs.errors import RunError, UserError, one_line
+from configs.paths import absolute, is_remote, path_of
 from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,
     Save,
     checksum_chunks,
     on_all_processes,
-    one_line,
     read,
     read_manifest,
     verify,
@@ -83,7 +82,7 @@ class Checkpoints:
     higher_is_better: bool = False
 
     def __post_init__(self) -> None:
-        self.folder = epath.Path(self.model_dir).absolute() / "checkpoints"
+        self.folder = epath.Path(absolute(path_of(self.model_dir))) / "checkpoints"
         self._manager: ocp.CheckpointManager | None = None
         self._reader = ocp.PyTreeCheckpointHandler()
         self._current: int | None = None  # the step saved or restored last
@@ -163,7 +162,7 @@ class Checkpoints:
     @functools.cached_property
     def _run_prefers_higher(self) -> bool:
         """Reads from the run's settings what older checkpoints do not say."""
-        model_dir = ModelDir(Path(self.model_dir))
+        model_dir = ModelDir(path_of(self.model_dir))
         if model_dir.has_run():
             return model_dir.load((), ()).make(Run).higher_is_better
         logger.warning(
@@ -240,7 +239,8 @@ class Checkpoints:
         """Clears away the save that failed, and says what happened."""
         step, self._current, self._manager = self._current, None, None
         what = f"saving step {step} to {self.folder} failed: {one_line(error)}"
-        if any(words in str(error) for words in ("No space left", "quota", "File too large")):
+        is_full = any(words in str(error) for words in ("No space left", "quota", "File too large"))
+        if is_full and not is_remote(self.folder):
             free_bytes = shutil.disk_usage(self.folder.parent).free
             what = f"disk full while saving step {step} to {self.folder}; free {free_bytes:,} bytes"
         if jax.process_index() == 0:

@@ -5,7 +5,6 @@ Komatsuzaki et al. 2022.
 
 import logging
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import UserError, listed
+from configs.paths import path_of
 from layouts.axes import axes_of_path
 from layouts.layout import Layout
 from models.api import Params
@@ -45,7 +45,7 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
     Routers that the other run has not stay as they are.
     """
     new = traverse_util.flatten_dict(params, sep="/")
-    with Checkpoints(Path(folder)) as checkpoints:
+    with Checkpoints(path_of(folder)) as checkpoints:
         step = checkpoints.latest
         if step is None:
             raise UserError(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import UserError
-from data.storage import atomic_open, atomic_write, open_alone, write_errors
+from configs.paths import is_remote
+from data.storage import atomic_open, atomic_write, local_twin, open_alone, write_errors
 
 Hypotheses = list[list[Any]]
 
@@ -27,14 +28,14 @@ class Journal:
     """Keeps what of an output is done.  Beside OUTPUT lies OUTPUT.made, which says what made it.
 
     While lines are missing, those that are there lie in OUTPUT.part, one JSON object each, behind
-    a first one with the settings.
+    a first one with the settings; for a remote output that file is on this machine.
     """
 
     output: Path
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self.journal_file = self.output.with_name(self.output.name + ".part")
+        self.journal_file = local_twin(self.output.with_name(self.output.name + ".part"))
         self.settings_file = self.output.with_name(self.output.name + ".made")
         self._file: TextIO | None = None
 
@@ -49,7 +50,9 @@ class Journal:
         """Returns the lines that are done; from here on `add` keeps more."""
         if header := _read(self.journal_file)[:1]:
             self._compare(self.journal_file, header)
-        with write_errors(self.output, "give another --output"):
+        with write_errors(self.journal_file, "give another --output"):
+            if is_remote(self.output):
+                self.journal_file.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_alone(self.journal_file)
         entries = _read(self.journal_file)
         # What a crash left half-written at the end is not taken over.
@@ -108,7 +111,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Reads the entries of a journal up to the first that is not whole."""
     entries: list[dict[str, Any]] = []
     if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        for text in path.read_bytes().decode("utf-8", "replace").split("\n"):
             try:
                 entries.append(json.loads(text))
             except json.JSONDecodeError:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 from configs.errors import UserError, brief
+from data.storage import WorkingFolder
 from trainer.observers import Observer, StepResult
 
 FOLDER = "profile"  # in the model directory
@@ -44,13 +45,14 @@ class Profile(Observer):
     """
 
     def __init__(self, model_dir: Path, steps: ProfileSteps):
-        self._folder = model_dir / FOLDER
+        self._target = model_dir / FOLDER
         self._steps = steps
         self._is_running = False
 
     def before_step(self, step: int) -> None:
         if step == self._steps.first and jax.process_index() == 0:
-            jax.profiler.start_trace(str(self._folder))
+            self._folder = WorkingFolder(self._target)
+            jax.profiler.start_trace(str(self._folder.path))
             self._is_running = True
 
     def on_step(self, result: StepResult) -> None:
@@ -61,3 +63,4 @@ class Profile(Observer):
         if self._is_running:
             self._is_running = False
             jax.profiler.stop_trace()
+            self._folder.close()

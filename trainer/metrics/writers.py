@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write, write_errors
+from data.storage import WorkingFolder, atomic_write, sync, write_errors
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.observers import Line, Observer, StepResult
 from trainer.run import Run
+
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,11 @@ class MetricsFile:
         with write_errors(self._path, "train into another --model_dir"):
             self._file.write(json.dumps(line) + "\n")
 
+    def sync(self) -> None:
+        """Waits until all lines are on the disk."""
+        self._file.flush()
+        sync(self._path)
+
     def close(self) -> None:
         self._file.close()
 
@@ -61,10 +68,13 @@ class MetricsWriter(Observer):
         from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
 
         self._run = run
-        self._train = MetricsFile(self._model_dir / "metrics.jsonl", first_step)
-        self._evaluations = MetricsFile(self._model_dir / "evaluations.jsonl", first_step)
+        self._folder = WorkingFolder(self._model_dir)
+        self._open.callback(self._folder.close)
+        self._folder.fetch(METRICS, EVALUATIONS)
+        self._train = MetricsFile(self._folder.path / METRICS, first_step)
+        self._evaluations = MetricsFile(self._folder.path / EVALUATIONS, first_step)
         self._events = SummaryWriter(
-            str(self._model_dir / "events"), purge_step=first_step or None, flush_secs=10
+            str(self._folder.path / "events"), purge_step=first_step or None, flush_secs=10
         )
         for file in (self._train, self._evaluations, self._events):
             self._open.callback(file.close)
@@ -85,6 +95,13 @@ class MetricsWriter(Observer):
         self._add_scalars("validation", line)
         losses: Line = {name: part.loss for name, part in parts.items()}
         self._add_scalars("validation_loss", {"step": line["step"], **losses})
+
+    def before_save(self, step: int) -> None:
+        """Makes the lines last as long as the checkpoint, whose run takes them for granted."""
+        self._train.sync()
+        self._evaluations.sync()
+        self._events.flush()
+        self._folder.upload()
 
     def close(self) -> None:
         self._open.close()

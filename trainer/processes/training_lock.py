@@ -1,4 +1,8 @@
-"""Keeps a second training out of a model directory."""
+"""Keeps a second training out of a model directory.
+
+On a file system the lock is a file, and a lock of the system on it; in remote storage it is an
+object, which only its last writer can write or remove.
+"""
 
 import contextlib
 import dataclasses
@@ -8,15 +12,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import jax
 
-from configs.errors import UserError
+from configs.errors import UserError, one_line
+from configs.paths import is_remote
+from data.remote import ConditionalObject
 from data.storage import try_flock, write_errors
 from trainer.multihost import gather
+from trainer.processes.ending import FAILED, end_process
 
 FILE = "train.lock"
 BEAT_S = 10
@@ -42,12 +49,15 @@ class Holder:
     def this_process(cls) -> "Holder":
         return cls(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S %z"))
 
+    def dump(self) -> str:
+        """Returns what `parse` reads."""
+        return json.dumps(dataclasses.asdict(self))
+
     @classmethod
-    def read(cls, file: IO[str]) -> "Holder | None":
+    def parse(cls, text: str) -> "Holder | None":
         """Returns what a lock says; None where nobody trains."""
-        file.seek(0)
         try:
-            return cls(**json.loads(file.read()))
+            return cls(**json.loads(text))
         except (ValueError, TypeError):  # empty, or a process died while it wrote
             return None
 
@@ -71,27 +81,74 @@ def training_lock(model_dir: Path) -> Iterator[None]:
 def lock(model_dir: Path) -> Iterator[None]:
     """Locks a model directory; the lock of a process that died is taken over."""
     path = model_dir / FILE
+    if is_remote(path):
+        with _lock_object(path):
+            yield
+        return
     with write_errors(path, "give another --model_dir"):
         model_dir.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
     with file:
-        is_locked, other = try_flock(file), Holder.read(file)
+        is_locked, other = try_flock(file), _holder_of(file)
         if is_locked is False or (other and _is_alive(path, other, is_locked=is_locked is True)):
-            raise UserError(
-                f"{model_dir}: another training is under way there: {other or 'just started'}.  "
-                "Wait for its end, stop it, or choose another --model_dir."
-            )
+            raise _refusal(path, other)
         if other:
-            logger.warning("%s: %s has ended without a word; its lock is taken over.", path, other)
+            _warn_of_dead(path, other)
         file.seek(0)
         file.truncate()
-        file.write(json.dumps(dataclasses.asdict(Holder.this_process())))
+        file.write(Holder.this_process().dump())
         file.flush()
         try:
-            with _beating(path):
+            with _beating(lambda: os.utime(path)):
                 yield
         finally:
             file.truncate(0)
+
+
+@contextlib.contextmanager
+def _lock_object(path: Path) -> Iterator[None]:
+    """Locks a model directory of remote storage.  Each beat writes the object anew."""
+    lock, holder = ConditionalObject(path), Holder.this_process()
+    other = Holder.parse(lock.read())
+    if other is not None:
+        before = lock.generation
+        is_gone = other.host == holder.host and not _is_running(other.pid)
+
+        def is_written() -> bool:
+            lock.read()
+            return lock.generation != before
+
+        if not is_gone and _shows_sign(path, other, is_written):
+            raise _refusal(path, other)
+        _warn_of_dead(path, other)
+
+    def write() -> None:
+        if not lock.write(holder.dump()):
+            end_process(FAILED, f"{path}: another training took the lock over after a silence.")
+
+    if not lock.write(holder.dump()):
+        raise _refusal(path, Holder.parse(lock.read()))
+    try:
+        with _beating(write):
+            yield
+    finally:
+        lock.remove()
+
+
+def _holder_of(file: IO[str]) -> Holder | None:
+    file.seek(0)
+    return Holder.parse(file.read())
+
+
+def _refusal(path: Path, other: Holder | None) -> UserError:
+    return UserError(
+        f"{path.parent}: another training is under way there: {other or 'just started'}.  "
+        "Wait for its end, stop it, or choose another --model_dir."
+    )
+
+
+def _warn_of_dead(path: Path, other: Holder) -> None:
+    logger.warning("%s: %s has ended without a word; its lock is taken over.", path, other)
 
 
 def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
@@ -102,16 +159,25 @@ def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
     """
     if other.host == socket.gethostname():
         return not is_locked and _is_running(other.pid)
+    before = path.stat().st_mtime_ns
+    return _shows_sign(path, other, lambda: path.stat().st_mtime_ns != before)
+
+
+def _shows_sign(path: Path, other: Holder, is_touched: Callable[[], bool]) -> bool:
+    """Waits for a sign of the process that a lock names."""
     logger.info("%s names %s: waiting %d s for a sign of it.", path, other, SILENCE_S)
-    before, until = path.stat().st_mtime_ns, time.monotonic() + SILENCE_S
+    until = time.monotonic() + SILENCE_S
     while time.monotonic() < until:
         time.sleep(1)
-        if path.stat().st_mtime_ns != before:
+        if is_touched():
             return True
     return False
 
 
 def _is_running(pid: int) -> bool:
+    """Tells whether another process of this host has an id."""
+    if pid == os.getpid():  # as after the restart of a container
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -122,14 +188,16 @@ def _is_running(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def _beating(path: Path) -> Iterator[None]:
-    """Touches a file regularly, for processes on other hosts."""
+def _beating(touch: Callable[[], None]) -> Iterator[None]:
+    """Touches a lock regularly, for processes on other hosts."""
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(BEAT_S):
-            with contextlib.suppress(OSError):
-                os.utime(path)
+            try:
+                touch()
+            except Exception as error:  # one beat less; the next may succeed
+                logger.info("the lock was not touched: %s", one_line(error))
 
     thread = threading.Thread(target=beat, name="training lock", daemon=True)
     thread.start()

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from configs.errors import UserError, brief
 from configs.load import Config, load
+from configs.paths import absolute, local_path
 from configs.write import dump
 from data.sources.pair_kinds import Phrases
 from data.storage import atomic_path, atomic_write
@@ -46,7 +47,7 @@ LENGTH = 512
 
 def import_t5(flags: ImportT5Flags) -> None:
     """Makes a model directory of a T5.  The settings choose its task and its further training."""
-    input, model_dir = flags.input, flags.model_dir
+    input, model_dir = local_path(flags.input, "--input"), flags.model_dir
     check_new_run(model_dir)
     settings = read_json(input, SETTINGS)
     huggingface.check_settings(settings, input / SETTINGS)
@@ -183,7 +184,7 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
 
     It trains as T5 was fine-tuned: Adafactor at 0.001 (Raffel et al. 2020, section 3.1.2).
     """
-    folder = model_dir.absolute()
+    folder = absolute(model_dir)
     return Run(
         model=spec,
         task=Translation(
@@ -215,7 +216,7 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
     """Refuses settings that do not go with a T5's weights and vocabulary."""
     huggingface.check_same(spec, run.model)
     check_sides(run)
-    vocab_file = str(model_dir.absolute() / TARGET_FILE)
+    vocab_file = str(absolute(model_dir) / TARGET_FILE)
     if run.task.vocab.model_file != vocab_file or run.task.source_vocab_file != TARGET_FILE:
         raise UserError(
             "Translation.vocab: a T5 reads and writes its own vocabulary.  Unset Translation."

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import UserError
+from configs.paths import path_of
 from data.storage import is_stream
 from data.task import Task
 from data.vocabs import Vocabs
@@ -108,7 +109,7 @@ def decode_file(flags: DecodeFlags) -> None:
         task, max_length = trained.run.task, trained.run.model.max_length
         requests = make_requests(lines, task, trained.vocabs, options, max_length)
         job = DecodeJob(flags, lines, requests, decoder, trained.vocabs, options)
-        if flags.output == "-" or from_first_process(lambda: is_stream(Path(flags.output))):
+        if flags.output == "-" or from_first_process(lambda: is_stream(path_of(flags.output))):
             job.write_stream()
         else:
             job.write_file([member.step for member in members])
@@ -144,7 +145,7 @@ class DecodeJob:
 
     def write_file(self, steps: Sequence[int]) -> None:
         """Writes a file; what a crash interrupts, the next call continues."""
-        start, output = time.perf_counter(), Path(self.flags.output)
+        start, output = time.perf_counter(), path_of(self.flags.output)
         journal = Journal(output, self.settings(steps))
         done = from_first_process(
             lambda: None if journal.is_done() else list(journal.open().items())

@@ -1,13 +1,17 @@
 """Checks of the folders that a run writes to."""
 
 import errno
+import itertools
 import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.paths import is_remote
+from data.storage import atomic_write
 from scripts.commands.doctor.findings import Finding
 from scripts.commands.doctor.machine import GIB, MAX_SKEW_S
 
@@ -22,6 +26,9 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
 
     checkpoint_bytes is the size of what a run will save there next.
     """
+    if is_remote(folder):
+        yield from bucket(flag, folder)
+        return
     name, place = f"disk of {flag}", nearest(folder)
     free = shutil.disk_usage(place).free
     try:
@@ -76,7 +83,19 @@ def write_rate(folder: Path) -> tuple[float, float]:
         return WRITTEN_BYTES / seconds, os.fstat(file.fileno()).st_mtime - time.time()
 
 
-def remote_storage() -> Iterator[Finding]:
-    """Says what becomes of paths of object storage, which no flag takes."""
-    yield Finding("remote storage", "ok", "not used: gs:// and other schemes are not supported; "
-                  "mount a bucket as a folder")  # fmt: skip
+def bucket(flag: str, folder: Path) -> Iterator[Finding]:
+    """Writes an object, reads it back and removes it."""
+    block, path = os.urandom(WRITTEN_BYTES), folder / f".doctor-{uuid.uuid4().hex}"
+    name, megabytes = f"storage of {flag}", WRITTEN_BYTES / 1e6
+    times = [time.monotonic()]
+    atomic_write(path, block)
+    times.append(time.monotonic())
+    is_same = path.read_bytes() == block
+    times.append(time.monotonic())
+    path.unlink()
+    if not is_same:
+        text = f"{folder} gives back other bytes than were written"
+        yield Finding(name, "error", text, f"Give another {flag}.")
+        return
+    written, read = (megabytes / (end - start) for start, end in itertools.pairwise(times))
+    yield Finding(name, "ok", f"{folder} writes {written:,.0f} MB/s, reads {read:,.0f} MB/s")

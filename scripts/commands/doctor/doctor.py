@@ -83,7 +83,6 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
         every["run"] = lambda: runs.run_files(model_dir)
-    every["remote storage"] = disk.remote_storage
     every["data"] = (
         functools.partial(runs.every_cache, data_dir, flags.data)
         if config is None

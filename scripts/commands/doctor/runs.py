@@ -6,7 +6,8 @@ from pathlib import Path
 
 from configs.load import Config
 from data import manifest
-from data.cache import cache_folders, check_rows, open_prepared
+from data.cache import cache_folder, cache_folders, check_rows, open_prepared
+from data.storage import sizes_below
 from scripts.commands.common import task_of
 from scripts.commands.doctor.findings import Finding
 from scripts.commands.shared_flags import SavedSettingsFlags
@@ -25,8 +26,8 @@ def task_cache(
     name = f"data of {task.name}"
     command = prepare_command(settings, data_dir)
     try:
-        prepared = open_prepared(task, data_dir)
-        have_checksums = prepared is None or not reads_rows or check_rows(data_dir / task.name)
+        prepared, folder = open_prepared(task, data_dir), cache_folder(task, data_dir)
+        have_checksums = prepared is None or not reads_rows or check_rows(folder)
     except ValueError as error:
         text = str(error).rpartition("  ")[0] or str(error)
         yield Finding(name, "error", text, f"{command} --rebuild")
@@ -105,5 +106,6 @@ def run_files(model_dir: Path) -> Iterator[Finding]:
 def newest_checkpoint_bytes(model_dir: Path) -> int:
     """Returns the size of the newest checkpoint; 0 where there is none."""
     steps = Checkpoints(model_dir).steps()
-    folder = model_dir / "checkpoints" / str(max(steps, default=None))
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if not steps:
+        return 0
+    return sum(size for _, size in sizes_below(model_dir / "checkpoints" / str(max(steps))))

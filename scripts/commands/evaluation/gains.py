@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+from configs.paths import path_of
 from data.storage import atomic_path, write_errors
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import GainsFlags
@@ -60,7 +61,7 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
 def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
     """Reads the parts of an evaluation, each with its BLEU and its data size."""
     try:
-        evaluation = json.loads(Path(path).read_text(encoding="utf-8"))
+        evaluation = json.loads(path_of(path).read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
     parts = evaluation.get("parts", {}) if isinstance(evaluation, dict) else {}
@@ -126,7 +127,8 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
         raise UserError(
             f"--output={output}: not a picture format.  Legal endings: {', '.join(legal)}."
         )
-    with write_errors(Path(output), "give another file"), atomic_path(Path(output)) as file:
+    target = path_of(output)
+    with write_errors(target, "give another file"), atomic_path(target) as file:
         figure.savefig(file, dpi=120, format=kind)
     pyplot.close(figure)
 

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from configs.load import Config, load
+from configs.paths import absolute
 from data.cache import Prepared
 from layouts.layout import Layout
 from scripts.commands.common import data_dir_of, settings
@@ -83,7 +84,7 @@ def save_start(
 ) -> None:
     """Writes down what this part of the run is made of, for those that continue it."""
     directory = ModelDir(flags.model_dir)
-    data_dir = data_dir_of(flags.data_dir, flags.model_dir).expanduser().absolute()
+    data_dir = absolute(data_dir_of(flags.data_dir, flags.model_dir).expanduser())
     content_hash = prepared.manifest["content_hash"]
     print_changes(changes, step)
     if is_first_process():

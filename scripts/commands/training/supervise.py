@@ -8,9 +8,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from etils import epath
-
 from configs.errors import UserError
+from configs.paths import path_of
 from scripts.commands.training.flags import SuperviseFlags
 from scripts.terminal import print_note
 from trainer.processes.ending import FAILED, STALLED
@@ -69,7 +68,7 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
 def newest_step(command: Sequence[str]) -> int | None:
     """Returns the newest checkpoint of the model directory that the command names."""
     match = re.search(r"(?:^|\0)--model_dir[=\0]([^\0]+)", "\0".join(command))
-    folder = epath.Path(match[1]) / "checkpoints" if match else None
+    folder = path_of(match[1]) / "checkpoints" if match else None
     if folder is None or not folder.exists():
         return None
     return max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=None)

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from configs.errors import UserError
+from data.remote import ConditionalObject
 from tests.toys import ROOT
 from trainer.processes import training_lock
 from trainer.processes.training_lock import FILE, Holder, lock
@@ -70,13 +72,47 @@ def test_a_lock_of_another_host_counts_while_it_is_touched(
     monkeypatch.setattr(training_lock, "BEAT_S", 0.1)
     monkeypatch.setattr(training_lock, "SILENCE_S", 1.5)
     (tmp_path / FILE).write_text(json.dumps(vars(Holder(1, "elsewhere", "noon"))))
-    with training_lock._beating(tmp_path / (FILE if is_alive else "another")):
+    file = tmp_path / (FILE if is_alive else "another")
+    file.touch()
+    with training_lock._beating(lambda: os.utime(file)):
         if is_alive:
             with pytest.raises(UserError, match="process 1 on elsewhere"), lock(tmp_path):
                 pass
         else:
             with lock(tmp_path):
                 pass
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_lock_of_remote_storage_counts_while_it_is_written(
+    there: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    monkeypatch.setattr(training_lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(training_lock, "SILENCE_S", 1.5)
+    other = ConditionalObject(there / FILE)
+    content = Holder(1, "elsewhere", "noon").dump()
+    assert other.write(content)
+    with training_lock._beating((lambda: other.write(content)) if is_alive else (lambda: None)):
+        if is_alive:
+            with pytest.raises(UserError, match="process 1 on elsewhere"), lock(there):
+                pass
+            return
+        with lock(there):
+            assert json.loads((there / FILE).read_text())["pid"] == os.getpid()
+            assert not other.write(content)
+        assert not (there / FILE).exists()
+
+
+def test_a_training_whose_remote_lock_was_taken_over_ends(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(training_lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(training_lock, "end_process", lambda code, line: ended.set())
+    with lock(there):
+        (there / FILE).write_text(Holder(1, "elsewhere", "noon").dump())
+        assert ended.wait(20)
+    assert (there / FILE).exists(), "it is the other one's"
 
 
 def test_without_locks_of_the_system_the_process_is_looked_for(

@@ -1,0 +1,129 @@
+"""Google Cloud Storage: whole objects, conditional writes, and what its errors mean.
+
+An object appears whole and is replaced whole; it cannot grow, be renamed, locked or mapped.
+`data.storage` knows what is done in place of these.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from configs.errors import one_line
+from configs.paths import REMOTE
+
+# What gcsfs logs as an error, with a traceback, it also raises.
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+
+_LIBRARIES = {"gcsfs", "google", "aiohttp", "requests"}
+_UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUTHENTICATED",
+                "PERMISSION_DENIED")  # fmt: skip
+"""What TensorStore's errors begin with where its retries did not help."""
+
+
+def failure(error: BaseException) -> str | None:
+    """Says how the storage failed to answer; None for an error of another kind."""
+    library = type(error).__module__.partition(".")[0]
+    is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
+    is_forbidden = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
+    if library in _LIBRARIES or is_of_tensorstore or is_forbidden:
+        return f"Google Cloud Storage does not answer as it should: {one_line(error)}"
+    return None
+
+
+@functools.cache
+def _file_system() -> Any:
+    import fsspec
+
+    return fsspec.filesystem("gcs")
+
+
+def upload(file: Path, target: Path) -> None:
+    """Replaces an object by the content of a local file."""
+    _file_system().put_file(str(file), str(target))
+
+
+def download(source: Path, file: Path) -> None:
+    """Copies an object to a local file."""
+    _file_system().get_file(str(source), str(file))
+
+
+def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yields name and size of each object below a folder, at any depth."""
+    prefix = str(folder).removeprefix(REMOTE)
+    for path, info in _file_system().find(str(folder), detail=True).items():
+        yield str(PurePosixPath(path).relative_to(prefix)), info["size"]
+
+
+def version(path: Path) -> list[int]:
+    """Returns the size of an object and the number of its last write."""
+    info = _file_system().info(str(path))
+    return [info["size"], int(info.get("generation", 0))]
+
+
+def matches(pattern: str) -> list[str]:
+    """Returns the objects that a glob matches, sorted."""
+    return sorted(REMOTE + name for name in _file_system().glob(pattern))
+
+
+def bucket_exists(path: Path) -> bool:
+    """Tells whether the bucket of a path is there."""
+    return bool(_file_system().exists(str(path).removeprefix(REMOTE).partition("/")[0]))
+
+
+class ConditionalObject:
+    """Writes and removes an object only where nobody else wrote it since it was last read here."""
+
+    def __init__(self, path: Path):
+        from google.cloud import storage
+
+        self._conflicts = _conflicts()
+        bucket, _, name = str(path).removeprefix(REMOTE).partition("/")
+        self._bucket, self._name = storage.Client().bucket(bucket), name
+        self.generation = 0
+        """Number of the write that made the object; 0 where there is none."""
+
+    def read(self) -> str:
+        """Returns the content; nothing where there is no object."""
+        content, self.generation = self._latest()
+        return content
+
+    def write(self, content: str) -> bool:
+        """Writes the object; returns False where somebody else did first."""
+        blob = self._bucket.blob(self._name)
+        try:
+            blob.upload_from_string(content, if_generation_match=self.generation)
+            self.generation = blob.generation
+            return True
+        except self._conflicts:
+            # A write whose answer was lost is made twice: then the first one is in the way.
+            latest, generation = self._latest()
+            is_ours = latest == content and generation != self.generation
+            self.generation = generation if is_ours else self.generation
+            return is_ours
+
+    def remove(self) -> None:
+        """Removes the object unless somebody else wrote it."""
+        blob = self._bucket.blob(self._name)
+        with contextlib.suppress(*self._conflicts):
+            blob.delete(if_generation_match=self.generation)
+
+    def _latest(self) -> tuple[str, int]:
+        while True:
+            blob = self._bucket.get_blob(self._name)
+            if blob is None:
+                return "", 0
+            generation = blob.generation  # the download changes it
+            try:
+                content = blob.download_as_bytes(if_generation_match=generation)
+            except self._conflicts:
+                continue  # it was replaced or removed meanwhile
+            return content.decode("utf-8", "replace"), generation
+
+
+def _conflicts() -> tuple[type[Exception], ...]:
+    from google.api_core import exceptions
+
+    return exceptions.PreconditionFailed, exceptions.NotFound

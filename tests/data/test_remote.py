@@ -1,0 +1,105 @@
+"""What takes the place of a file system's tricks on Google Cloud Storage, where requests fail."""
+
+from pathlib import Path
+
+import pytest
+import requests
+
+from configs.errors import UserError
+from data import remote, storage
+from data.remote import ConditionalObject
+from data.sources.text_files import expand, read_lines, stamps
+from tests.gcs import BUCKET, Cloud
+
+
+def test_an_object_is_written_once_by_those_who_know_the_same(there: Path) -> None:
+    first, second = (ConditionalObject(there / "lock") for _ in range(2))
+    assert (first.read(), second.read()) == ("", "")
+    assert first.write("first") and not second.write("second")
+    assert second.read() == "first" and second.write("second")
+    first.remove()
+    assert not first.write("first") and (there / "lock").read_text() == "second"
+    second.remove()
+    assert first.read() == "" and first.write("first")
+
+
+def test_a_write_whose_answer_is_lost_counts_once(
+    cloud: Cloud, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = ConditionalObject(there / "lock")
+    assert lock.write("mine")
+    answers = iter(["cut after"])
+    monkeypatch.setattr(cloud, "fault", lambda: next(answers, None))
+    assert lock.write("mine") and list(answers) == []
+    lock.remove()
+    assert not (there / "lock").exists()
+
+
+def test_files_grow_here_and_are_uploaded(there: Path) -> None:
+    (there / "old").write_text("1\n")
+    with storage.WorkingFolder(there) as folder:
+        folder.fetch("old", "absent")
+        with (folder.path / "old").open("a") as file:
+            file.write("2\n")
+        folder.upload()
+        assert (there / "old").read_text() == "1\n2\n"
+        (folder.path / "events").mkdir()
+        (folder.path / "events/new").write_text("3\n")
+    assert dict(storage.sizes_below(there)) == {"events/new": 2, "old": 4}
+    assert not folder.path.exists()
+
+
+def test_a_file_appears_whole_or_not_at_all(there: Path) -> None:
+    storage.atomic_write(there / "file", "old")
+    with pytest.raises(RuntimeError), storage.atomic_open(there / "file") as file:
+        file.write("new")
+        raise RuntimeError
+    assert (there / "file").read_text() == "old"
+    with storage.atomic_open(there / "file") as file:
+        file.write("new")
+    assert (there / "file").read_text() == "new"
+
+
+def test_a_folder_without_its_last_file_is_not_whole(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SCRATCH", tmp_path)
+    folder = there / "rows"
+    twin = storage.local_twin(folder)
+    twin.mkdir(parents=True)
+    for name in ("a", "last", "z"):
+        (twin / name).write_text(name)
+    storage.publish(twin, folder, last="last")
+    (folder / "a").write_text("of another machine")
+    assert (storage.fetch(folder, last="last") / "a").read_text() == "a"
+    (twin / "last").write_text("another")
+    contents = {p.name: p.read_text() for p in storage.fetch(folder, last="last").iterdir()}
+    assert contents == {"a": "of another machine", "last": "last", "z": "z"}
+
+
+def test_texts_are_matched_and_read(there: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.md"):
+        (there / name).write_bytes(b"one\r\ntwo\n")
+    paths = expand(f"{there}/*.txt", "TextFiles.train")
+    assert paths == [f"{there}/a.txt", f"{there}/b.txt"]
+    assert list(read_lines(paths[0])) == ["one", "two"]
+    before = stamps(paths)
+    (there / "a.txt").write_bytes(b"one\r\nTwo\n")
+    assert [path for path, stamp in stamps(paths).items() if stamp != before[path]] == paths[:1]
+    with pytest.raises(UserError, match="no file matches"):
+        expand(f"{there}/*.csv", "TextFiles.train")
+    with pytest.raises(UserError, match="there is no such file"):
+        next(read_lines(f"{there}/absent"))
+
+
+def test_a_bucket_that_is_not_there_is_named(cloud: Cloud) -> None:
+    storage.check_output(f"gs://{BUCKET}/file")
+    with pytest.raises(UserError, match="there is no such bucket"):
+        storage.check_output("gs://another-bucket/file")
+
+
+def test_a_request_that_fails_is_no_damaged_data() -> None:
+    assert remote.failure(requests.ConnectionError("refused")) is not None
+    assert remote.failure(ValueError("UNAVAILABLE: HTTP 503")) is not None
+    assert remote.failure(ValueError("DATA_LOSS: Digest mismatch")) is None
+    assert remote.failure(FileNotFoundError("gone")) is None

@@ -1,0 +1,114 @@
+"""Runs on Google Cloud Storage: an emulator on this machine, whose requests fail now and then."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gcs import Cloud
+from tests.scripts.conftest import Meshloom
+from tests.trainer.command import WAIT_S, Command, Process
+
+EVERY = 4
+LAST = 12
+SHORT = [f"Run.checkpoint_every = {EVERY}", f"Run.evaluate_every = {EVERY}"]
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of remote data lie where the test's other files do, also those of its processes."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def remote(there: Path, tmp_path: Path) -> Command:
+    """A text, data and a model directory in the bucket."""
+    text = Command.on_new_text(tmp_path).text
+    (there / "text.txt").write_bytes(text.read_bytes())
+    return Command(there / "run", there / "data", there / "text.txt")
+
+
+def train(command: Command, steps: int) -> Process:
+    return command.train(params=[*SHORT, f"Run.steps = {steps}"])
+
+
+def kill_after_checkpoint(command: Command, process: Process) -> None:
+    """Kills a training when it has one more checkpoint."""
+    until, before = time.monotonic() + WAIT_S, command.steps()
+    while not command.steps() - before:
+        assert time.monotonic() < until
+        assert process.popen.poll() is None, process.popen.communicate()
+        time.sleep(0.05)
+    process.send(signal.SIGKILL)
+    process.popen.communicate()
+
+
+def test_a_run_is_killed_continued_and_used(
+    cloud: Cloud, remote: Command, there: Path, run: Meshloom, tmp_path: Path
+) -> None:
+    cloud.rate = 0.005
+    kill_after_checkpoint(remote, train(remote, 5000))
+    error = train(remote, LAST).finish()
+    assert f"Finished after step {LAST}" in error and "Traceback" not in error
+    assert list(remote.losses()) == list(range(1, LAST + 1))
+    model_dir = f"--model_dir={remote.model_dir}"
+
+    arrays = there / "arrays.json"
+    answer = run("inspect", "checkpoint", model_dir, f"--json={arrays}")
+    assert answer.code == 0, answer.error
+    assert LAST in json.loads(arrays.read_text())["steps"]
+
+    answer = run("evaluate", model_dir, "--split=train", f"--json={there / 'loss.json'}")
+    assert answer.code == 0, answer.error
+    assert json.loads((there / "loss.json").read_text())["step"] == LAST
+
+    prompts, texts = there / "prompts.txt", there / "texts.txt"
+    prompts.write_text("kara lost\nmitu\n")
+    decode = ["decode", model_dir, f"--input={prompts}", f"--output={texts}", "--max_tokens=3"]
+    answer = run(*decode)
+    assert answer.code == 0 and len(texts.read_text().splitlines()) == 2, answer.error
+    assert "is there already" in run(*decode).error
+
+    answer = run("report", model_dir)
+    assert answer.code == 0, answer.error
+    assert b"Last step" in (remote.model_dir / "report.html").read_bytes()
+    assert {path.name for path in (remote.model_dir / "events").iterdir()}
+
+    answer = run("doctor", model_dir, "--data")
+    assert answer.code == 0 and "storage of --model_dir" in answer.out, answer.out
+    assert cloud.failures, "no request failed"
+    assert "gs:" not in [path.name for path in Path.cwd().iterdir()]
+
+
+@pytest.mark.faults
+def test_every_kill_is_survived_and_the_numbers_are_those_of_a_disk(
+    cloud: Cloud, remote: Command, tmp_path: Path
+) -> None:
+    here = Command.on_new_text(tmp_path / "here")
+    train(here, 60).finish()
+    cloud.rate = 0.04
+    for _ in range(6):
+        kill_after_checkpoint(remote, train(remote, 5000))
+        time.sleep(1)
+    last = max(remote.steps()) + 2
+    train(remote, last).finish()
+    numbers = remote.losses()
+    assert list(numbers) == list(range(1, last + 1))
+    assert {step: numbers[step] for step in here.losses()} == here.losses()
+    assert cloud.failures > 50
+
+
+@pytest.mark.faults
+def test_a_second_training_is_refused(remote: Command) -> None:
+    first = train(remote, 5000)
+    until = time.monotonic() + WAIT_S
+    while not (remote.model_dir / "train.lock").exists():
+        assert time.monotonic() < until and first.popen.poll() is None
+        time.sleep(0.05)
+    second = train(remote, 5000)
+    assert f"process {first.popen.pid} on" in second.finish(2)
+    first.send(signal.SIGTERM)
+    first.finish()
+    assert not (remote.model_dir / "train.lock").exists()
