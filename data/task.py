@@ -66,9 +66,9 @@ class Task:
     vocab: SentencePiece
     """How the text is tokenized."""
     length: Length
-    """Tokens a row."""
+    """Tokens per row."""
     packs: bool = True
-    """Several examples share a row; otherwise each has its own."""
+    """Packs several examples into a row; otherwise each has its own."""
     word_list: str | None = None
     """A file of words, one a line; other words are read as <UNK>, which is LM1B's rule."""
 
@@ -197,13 +197,14 @@ class Translation(Task):
     source: Pairs
     """Where the text comes from."""
     vocab: SentencePiece
-    """Of the target; of both sides, and trained on both, where source_vocab is None."""
+    """How the target is tokenized; if source_vocab is None, both sides, and it is trained on
+    both."""
     source_vocab: SentencePiece | None = None
-    """A vocabulary for the source alone; both sides share one where it is None."""
+    """A vocabulary only for the source. None: both sides share one."""
     length: Length
-    """Target tokens a row."""
+    """Target tokens per row."""
     source_length: Length
-    """Source tokens a row.  A pair that is longer than a row on either side is left out."""
+    """Source tokens per row. A pair that is longer than a row on either side is dropped."""
     clean: Clean = Clean()
     """Which training pairs are dropped."""
     word_list: None = None

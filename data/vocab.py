@@ -34,18 +34,18 @@ class SentencePiece:
     size: Count = 8192
     """Tokens of the vocabulary."""
     model_type: Literal["unigram", "bpe"] = "bpe"
-    """Of the docstrings, bpe trains in 0.4 s and unigram in 2.1 s; bpe gives 0.6 % fewer tokens at
+    """On the docstrings, bpe trains in 0.4 s and unigram in 2.1 s; bpe gives 0.6 % fewer tokens at
     size 8192, unigram 0.8 % fewer at 4096."""
     character_coverage: Annotated[float, Field(gt=0, le=1)] = 0.9995
-    """The share of characters that get sub-words of their own; the rest are spelt in bytes."""
+    """Share of characters that get sub-words; the rest are split into bytes."""
     byte_fallback: bool = True
     """Splits characters outside the vocabulary into bytes instead of losing them."""
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "identity"
-    """With "identity" and byte_fallback, decoding gives back the text exactly."""
+    """With "identity" and byte_fallback, decoding reproduces the text exactly."""
     train_lines: Count = 1_000_000
-    """The most lines to train on: a random choice, always the same."""
+    """Maximum number of lines to train on, chosen at random but always the same."""
     model_file: str | None = None
-    """A trained SentencePiece model to take as it is."""
+    """A trained SentencePiece model to use unchanged."""
 
 
 class Vocab:

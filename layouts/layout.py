@@ -136,7 +136,7 @@ class Layout:
     """
 
     mesh: str = "data:-1"
-    """Mesh axes and sizes, "data:2,model:4"; one size may be -1: all devices that are left."""
+    """Mesh axes and sizes, "data:2,model:4"; one size may be -1: all remaining devices."""
     rules: str = "batch:data"
     """Rules that hold for every tensor, "batch:data;heads:model;d_ff:model;vocab:model"."""
     param_rules: str = ""

@@ -25,16 +25,16 @@ class Moe:
     experts: Count
     """Number of experts in a layer."""
     d_ff: Count | None = None
-    """Width of an expert; that of the dense layers where it is None."""
+    """Width of an expert. None: that of the dense layers."""
     router: Router = Top2()
     """Chooses the experts of each token."""
     dispatch: Dispatch = "gather"
-    """How tokens get to their experts: products with masks (best on TPUs), by index, or by index
-    into blocks of which each expert has as many as it needs.  Same results, but that the last
-    drops nothing."""
+    """How tokens reach their experts: "einsum" by products with masks (best on TPUs), "gather" by
+    index, "dropless" by index into as many blocks as each expert needs. The results are equal,
+    except that "dropless" drops no token."""
     group_tokens: Count | None = None
-    """Tokens that are routed together and share the experts' places; a row where it is None.
-    Groups are smaller where an evaluation's batch does not divide into such."""
+    """Tokens that are routed together and share the experts' slots. None: a row. Groups are smaller
+    if the batch of an evaluation does not divide into groups of this size."""
 
     def __post_init__(self) -> None:
         if self.experts < self.router.choices:
@@ -67,7 +67,7 @@ class TransformerSpec(ModelSpec):
     encoder_layers: CountOrZero = 0
     """Layers of the encoder; 0 is a decoder-only model."""
     source_vocab: Count | None = None
-    """Rows of an embedding of the source's own; both sides share one where it is None."""
+    """Rows of a separate embedding of the source. None: both sides share one."""
     d_model: Count
     """Width of the residual stream."""
     d_ff: Count
@@ -75,7 +75,7 @@ class TransformerSpec(ModelSpec):
     heads: Count
     """Query heads."""
     kv_heads: Count | None = None
-    """Key/value heads; as many as heads where it is None."""
+    """Key/value heads. None: as many as heads."""
     d_kv: Count
     """Width of one head."""
     activation: Activation = "relu"
@@ -83,33 +83,33 @@ class TransformerSpec(ModelSpec):
     gated: bool = False
     """Multiplies the hidden layer by a second product, whose activation is the gate (GLU)."""
     positions: Positions = "learned"
-    """How the model knows positions: a learned table, sinusoids, relative biases or rotation."""
+    """How the model encodes positions: a learned table, sinusoids, relative biases or rotation."""
     length: Count = 256
-    """Places in the learned position table; no longer row can be trained or decoded with it."""
+    """Size of the learned position table; the model trains and decodes no longer rows."""
     buckets: Count = 32
     """Buckets of distance of the relative biases."""
     max_distance: Count = 128
-    """Distance from which on all relative positions share a bucket."""
+    """Distance from which all relative positions share a bucket."""
     shares_bias: bool = False
     """One relative bias for all layers of a stack, as in T5; otherwise each layer has its own."""
     tied: bool = True
-    """One matrix for the target's embedding and the softmax."""
+    """Shares one matrix between the target's embedding and the softmax."""
     embed_scale: Positive | None = None
-    """Multiplies embeddings; the square root of d_model where it is None."""
+    """Multiplies embeddings. None: the square root of d_model."""
     query_scale: Positive | None = None
-    """Multiplies queries; 1 / the square root of d_kv where it is None."""
+    """Multiplies queries. None: 1 / the square root of d_kv."""
     logit_scale: Positive = 1.0
-    """Multiplies what goes into the softmax's product."""
+    """Multiplies the hidden states before the softmax's product."""
     combined_qkv: bool = False
-    """One product for queries, keys and values; the stored weights stay apart."""
+    """Computes queries, keys and values in one product; the stored weights stay separate."""
     dropout: Fraction = 0.0
     """Rate of dropout on the residual branches and inside feed-forward layers."""
     attention_dropout: Fraction = 0.0
     """Rate of dropout on attention probabilities."""
     scan: bool = True
-    """Compile one layer and loop over it, instead of all layers in a row.  Same results."""
+    """Compiles one layer and loops over it, instead of compiling all layers. Same results."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass computes again: nothing, all but matrix products, or everything."""
+    """What the backward pass recomputes: nothing, all but matrix products, or everything."""
     attention: AttentionKind = "auto"
     """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
     logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
@@ -119,11 +119,12 @@ class TransformerSpec(ModelSpec):
     """Slices of queries in plain attention; each leaves out the memory that lies ahead of it.  Same
     results.  All queries at once where the layout splits the length."""
     loss_chunks: Count = 1
-    """Slices along the row in which logits are made, so that they never exist all at once."""
+    """Slices along the row in which logits are computed, so that they never all exist at once."""
     pattern: tuple[BlockKind, ...] = ("dense",)
-    """Kinds of layers, repeated through each stack: ("dense", "moe") has experts in every other."""
+    """Kinds of layers, repeated through each stack: ("dense", "moe") has experts in every
+    second."""
     encoder_pattern: tuple[BlockKind, ...] | None = None
-    """The encoder's pattern, where it has another."""
+    """Pattern of the encoder. None: that of the decoder."""
     moe: Moe | None = None
     """The experts of all moe layers."""
     precision: Precision = Precision()

@@ -35,9 +35,9 @@ class Run:
     seed: Seed = 0
     """Seed of the initial weights, of dropout and of the order of rows."""
     start_from: str | None = None
-    """The model directory of another run whose newest weights and vocabularies this one starts
-    from.  Where this model has experts and that one has none, each expert starts as a copy of the
-    dense layer."""
+    """Model directory of another run; this one starts from its latest weights and its vocabularies.
+    If this model has experts and that one has none, each expert starts as a copy of the dense
+    layer."""
     label_smoothing: Fraction = 0.0
     """Share of each target's probability that is spread evenly over the vocabulary."""
     z_loss: NotNegative = 0.0
@@ -47,22 +47,22 @@ class Run:
     checkpoint_every: Count = 1000
     """Steps between checkpoints."""
     keep_last: Count = 3
-    """Newest checkpoints that are kept."""
+    """Number of latest checkpoints to keep."""
     keep_best: bool = True
-    """Keep the best checkpoint as well, by the measure below on the validation split."""
+    """Keeps the best checkpoint as well, by Run.best_by."""
     best_by: Literal["loss", "bleu"] = "loss"
-    """Measure on the validation split that decides which checkpoint is the best."""
+    """Metric on the validation split that decides which checkpoint is best."""
     evaluate_every: Count | None = None
-    """Steps between evaluations on the validation split; only at the end where it is None."""
+    """Steps between evaluations on the validation split. None: only at the end."""
     evaluate_batches: Count | None = None
-    """Batches in an evaluation during training, shared by the parts of a mixture, at least one for
-    each; the whole split where it is None."""
+    """Batches of an evaluation during training, divided among the parts of a mixture, at least one
+    each. None: the whole split."""
     stall_minutes: Positive | None = 30.0
-    """Minutes after which a run in which no step and no batch of an evaluation ends is stopped with
-    exit code 75, so that it can be restarted; None: never."""
+    """Minutes without a finished step or batch of an evaluation after which a run exits with code
+    75, so that it can be restarted. None: never."""
 
     bleu_sentences: CountOrZero = 0
-    """Sentences of the validation split that each of these evaluations translates for BLEU."""
+    """Sentences of the validation split that each evaluation translates for BLEU."""
     compiler_options: tuple[str, ...] = ()
     """Options of XLA for the training step, "tpu:xla_enable_async_all_gather=true".  Those for
     other platforms are ignored.  configs/compilers/ has a set for TPUs and one for GPUs."""

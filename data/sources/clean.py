@@ -19,7 +19,7 @@ _NOT_UTF8 = "not UTF-8"
 
 @spec
 class Clean:
-    """Chooses which training pairs are dropped; other splits are kept whole, to stay honest.
+    """Chooses which training pairs are dropped; other splits stay complete, and so comparable.
 
     Lengths are in characters, because not every language puts spaces between words, and before the
     vocab is trained there are no tokens.
@@ -32,14 +32,14 @@ class Clean:
     drops_control_characters: bool = False
     """Drops a pair with a control character on either side."""
     drops_duplicates: bool = False
-    """Drops a pair that came before, in the same part of a mixture.  This takes about 100 bytes of
-    memory a pair."""
+    """Drops a pair that occurred before in the same part of a mixture. This takes about 100 bytes
+    of memory per pair."""
     min_characters: Count | None = None
-    """The fewest characters on either side."""
+    """Minimum number of characters on either side."""
     max_characters: Count | None = None
-    """The most characters on either side."""
+    """Maximum number of characters on either side."""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
-    """How many times as long as the other one side may be."""
+    """Maximum ratio of the lengths of the two sides."""
 
     def __post_init__(self) -> None:
         if (self.min_characters or 0) > (self.max_characters or float("inf")):

@@ -21,8 +21,8 @@ class FilePairs(Pairs):
     """Reads pairs from files; a task file names one of its kinds."""
 
     validation_fraction: HeldOutFraction = 0.02
-    """About this share of the training pairs is held out where there are no validation files.  A
-    hash of the target chooses, so that no target falls on both sides, whatever its source."""
+    """Approximate share of the training pairs that is held out if there are no validation files. A
+    hash of the target selects them, so that no target is in both splits, whatever its source."""
 
     def splits(self) -> tuple[str, ...]:
         named = [s for s in SPLITS if self.files(s)]
@@ -69,7 +69,8 @@ class ParallelFiles(FilePairs):
     """
 
     train_source: Files | None = None
-    """One path or glob, or several; so are all that follow.  A part of a mixture may have none."""
+    """One or several paths or globs, as are the next five settings. A part of a mixture may have
+    none."""
     train_target: Files | None = None
     """Translations of the training sources."""
     validation_source: Files | None = None
@@ -108,7 +109,7 @@ class Tsv(FilePairs):
     """Reads files of tab-separated columns, plain, .gz or .xz; one pair per line."""
 
     train: Files
-    """One path or glob, or several; so are validation and test."""
+    """One or several paths or globs, as are validation and test."""
     validation: Files | None = None
     """Validation pairs."""
     test: Files | None = None
@@ -129,13 +130,13 @@ class Jsonl(FilePairs):
     """Reads files of one JSON object per line, plain, .gz or .xz; two of its fields make a pair."""
 
     train: Files
-    """One path or glob, or several; so are validation and test."""
+    """One or several paths or globs, as are validation and test."""
     validation: Files | None = None
     """Validation pairs."""
     test: Files | None = None
     """Test pairs."""
     source_field: str
-    """Its name; "translation.de" is the field de of the field translation."""
+    """Name of the field to translate; "translation.de" is the field de of the field translation."""
     target_field: str
     """Name of the field that holds the translation."""
 
@@ -150,19 +151,19 @@ class TfdsPairs(Pairs):
     """Reads a TFDS data set of translations, made by its own builder as ArrayRecord files."""
 
     name: str
-    """Such as "wmt14_translate/de-en"."""
+    """Name of the TFDS data set, such as "wmt14_translate/de-en"."""
     source_field: str
     """The feature to translate; TFDS names features by language, such as "en"."""
     target_field: str
     """Name of the field that holds the translation."""
     train: str = "train"
-    """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
+    """A TFDS split expression, such as "train[1000:]", as are validation and test."""
     validation: str | None = "validation"
     """Validation pairs."""
     test: str | None = "test"
     """Test pairs."""
     folder: str | None = None
-    """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
+    """TFDS's data_dir. None: ~/tensorflow_datasets."""
     archives: str | None = None
     """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
 
@@ -192,7 +193,7 @@ class Phrases(Pairs):
     held_out: Count = 1_000
     """Pairs in validation and in test, each; they share no source with training."""
     seed: Seed = 0
-    """Seed of what is drawn."""
+    """Seed of the random choices."""
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS
@@ -225,15 +226,15 @@ class Mixture(Pairs):
     """
 
     parts: Annotated[tuple[Pairs, ...], Field(min_length=1)]
-    """In a gin file each with a scope, such as (@de/Tsv(), @fr/Tsv())."""
+    """Sources to mix; in a gin file each has a scope, as in (@de/Tsv(), @fr/Tsv())."""
     languages: tuple[str, ...] = ()
-    """Where there are some, each part stands once for each of them, and is named for it: its
-    settings have the language in place of "{language}", as in Tsv.train = "{language}-eng.tsv"."""
+    """Repeats each part for each of these languages and names it after the language, which replaces
+    "{language}" in its settings, as in Tsv.train = "{language}-eng.tsv"."""
     rates: tuple[Positive, ...] | None = None
-    """One number a part, of any sum; by size where it is None."""
+    """One number per part, with any sum. None: by size."""
     temperature: Positive = 1.0
-    """By size, a rate is proportional to size ** (1 / temperature): 1 takes from each part its
-    share, and a large number takes from all alike."""
+    """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
+    proportion to its size, and a large number from all parts alike."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())

@@ -65,7 +65,7 @@ class Pairs(Source):
     tag: Annotated[str, Field(pattern=_NAME)] | None = None
     """Written as <tag> in front of each source line, for a model that serves many languages."""
     name: Annotated[str, Field(pattern=_NAME)] | None = None
-    """What results call it; its tag or its kind where it is None."""
+    """Name in results. None: its tag or its kind."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the pairs of a split as they stand in its files, always in the same order.

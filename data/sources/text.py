@@ -59,14 +59,14 @@ class TextFiles(Source):
     """Reads text files, plain, .gz or .xz; one example a line.  Blank lines are no examples."""
 
     train: Files
-    """One path or glob, or several; so are validation and test."""
+    """One or several paths or globs, as are validation and test."""
     validation: Files | None = None
-    """Validation text; a share of the training text where it is None."""
+    """Validation text. None: a share of the training text."""
     test: Files | None = None
-    """Test text; there is no test split where it is None."""
+    """Test text. None: no test split."""
     validation_fraction: HeldOutFraction = 0.02
-    """About this share of the training lines is held out where there are no validation files.  A
-    hash of the line chooses, so that equal lines never fall on both sides."""
+    """Approximate share of the training lines that is held out if there are no validation files. A
+    hash of the line selects them, so that equal lines are never in both splits."""
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.test is not None else SPLITS[:2]
@@ -102,13 +102,13 @@ class Tfds(Source):
     feature: str = "text"
     """Feature that holds the text."""
     train: str = "train"
-    """A TFDS split expression, such as "train[1000:]"; so are validation and test."""
+    """A TFDS split expression, such as "train[1000:]", as are validation and test."""
     validation: str | None = None
-    """Split expression of the validation text; there is none where it is None."""
+    """Split expression of the validation text. None: no validation split."""
     test: str | None = None
-    """Split expression of the test text; there is none where it is None."""
+    """Split expression of the test text. None: no test split."""
     folder: str | None = None
-    """What TFDS calls data_dir; ~/tensorflow_datasets where it is None."""
+    """TFDS's data_dir. None: ~/tensorflow_datasets."""
     archives: str | None = None
     """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
 

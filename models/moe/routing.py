@@ -50,15 +50,15 @@ class Router:
     """Holds what all routers share.  Gates are a softmax over the experts, in float32."""
 
     capacity_factor: Positive = 1.0
-    """Places of an expert over its even share of the choices, in training."""
+    """Slots of an expert, relative to an even share of the choices, in training."""
     evaluation_capacity_factor: Positive = 2.0
-    """The same where nothing is trained."""
+    """The same in evaluation."""
     least_capacity: Count = 4
     """Smallest number of slots that an expert has for a group of tokens."""
     jitter: Fraction = 0.0
-    """In training the router reads its input times a random number within 1 +- jitter."""
+    """In training, multiplies the router's input by a random number within 1 +- jitter."""
     aux_loss: NotNegative = 0.01
-    """Weight of the auxiliary loss, which is 1 where all experts are used alike."""
+    """Weight of the auxiliary loss, which is 1 if all experts are used equally."""
     z_loss: NotNegative = 0.0
     """Weight of the mean squared log of the gates' denominator (Zoph et al. 2022, equation 5)."""
 
@@ -134,9 +134,9 @@ class TopK(Router):
     """Takes the k best experts of each token (1: Switch).  Fedus et al. 2021; Jiang et al. 2024."""
 
     k: Count = 1
-    """Experts of a token."""
+    """Number of experts per token."""
     normalises: bool = False
-    """Gates are divided by their sum over the k, as in Mixtral."""
+    """Divides gates by their sum over the k, as in Mixtral."""
 
     @property
     def choices(self) -> int:
@@ -162,12 +162,12 @@ class TopK(Router):
 class ExpertChoice(Router):
     """Lets each expert take its tokens with the largest gates.  Zhou et al. 2022, section 3.2.
 
-    All experts are full, and a token has none to all of them.  It sees the whole group, later
-    tokens included: not for decoders.  Decoding and scoring choose in each source alone.
+    All experts are full; a token goes to any number of them.  It depends on the whole group,
+    later tokens included: not for decoders.  Decoding and scoring choose within each source.
     """
 
     mean_choices: Count = 2
-    """Experts of a token in the mean."""
+    """Mean number of experts per token."""
 
     @property
     def choices(self) -> int:

@@ -22,11 +22,11 @@ class Adafactor(OptimizerSpec):
     decay_exponent: Positive = 0.8
     """The second moment's decay at step t is 1 - t^-exponent."""
     decay_cap: Fraction | None = None
-    """No decay above this (GShard: 0.99)."""
+    """Upper bound of the decay (GShard: 0.99)."""
     momentum: Fraction | None = None
-    """Decay of the first moment; no first moment where it is None."""
+    """Decay of the first moment. None: no first moment."""
     clip_update_rms: Positive = 1.0
-    """Scales an update down to this root mean square where it is larger."""
+    """Scales an update down to this root mean square if it is larger."""
     multiply_by_parameter_scale: bool = True
     """Multiplies an update by the root mean square of its weight, at least 0.001."""
     factored_from: int = 128
@@ -34,7 +34,7 @@ class Adafactor(OptimizerSpec):
     weight_decay: NotNegative = 0.0
     """Share of each matrix that a step subtracts, times the learning rate."""
     clip_global_norm: Positive | None = None
-    """Scales all gradients down to this norm where they exceed it."""
+    """Scales all gradients down to this norm if they exceed it."""
 
     def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
         """Returns the update of all weights, of which the padded ones have these true shapes."""

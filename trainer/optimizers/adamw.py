@@ -25,7 +25,7 @@ class AdamW(OptimizerSpec):
     weight_decay: NotNegative = 0.01
     """Share of each matrix that a step subtracts, times the learning rate."""
     clip_global_norm: Positive | None = 1.0
-    """Scales all gradients down to this norm where they exceed it."""
+    """Scales all gradients down to this norm if they exceed it."""
 
     def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
         """Returns the update of all weights.  Padding stays zero by itself."""

@@ -63,7 +63,7 @@ class Cosine(ScheduleSpec):
     warmup_steps: Count = 100
     """Steps of the linear warmup; the last of them has the peak."""
     final_fraction: Fraction = 0.1
-    """Share of the peak that the last step has."""
+    """Share of the peak that remains at the last step."""
 
     def rate_of_update(self, steps: int) -> Schedule:
         from optax import warmup_cosine_decay_schedule
