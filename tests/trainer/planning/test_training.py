@@ -3,12 +3,14 @@
 import dataclasses
 
 import pytest
+from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, topology_mesh
+from layouts.mesh import abstract_mesh, has_tpu_compiler, topology_mesh
 from models.architectures import Transformer
+from models.spec import AttentionKind, Precision
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
@@ -169,6 +171,37 @@ def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
     assert padded.model_flops < larger.model_flops
     head, token = 4 * DENSE.d_model * DENSE.d_kv, DENSE.d_model
     assert larger.parameters - padded.parameters == 2 * head + 2 * token
+
+
+def long_row_step(attention: AttentionKind, mesh: Mesh | AbstractMesh) -> TracedStep:
+    """Traces a step with a row of 32,768 tokens on each of four devices."""
+    model = Transformer(
+        vocab=640, layers=2, d_model=256, d_ff=512, heads=8, d_kv=128, positions="rotary",
+        remat="full", loss_chunks=4, attention=attention, precision=Precision(compute="bfloat16"),
+    )  # fmt: skip
+    task = dataclasses.replace(TASK, length=32_768)
+    run = dataclasses.replace(toy_run(model), task=task, batch_sequences=4)
+    with optax_promotion():
+        return trace_step(run, layout_named("data_parallel"), mesh)
+
+
+@pytest.mark.parametrize(("attention", "fits"), [("auto", True), ("plain", False)])
+def test_a_row_of_32768_tokens_fits_on_a_device_by_a_kernel(
+    attention: AttentionKind, fits: bool
+) -> None:
+    slice = Slice.named("v5e:2x2")
+    step = long_row_step(attention, abstract_mesh({"data": 4}, slice.chip.kind))
+    assert plan_step(step, slice, estimate_step(step)).fits is fits
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
+    slice = Slice.named("v5e:2x2")
+    step = long_row_step("auto", topology_mesh(slice.name, {"data": 4}))
+    with optax_promotion():
+        plan = plan_step(step, slice, compile_step(step))
+    assert plan.fits and plan.memory.needed_bytes < 2**30
+    assert plan.work.kernels
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
