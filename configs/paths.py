@@ -10,7 +10,7 @@ from typing import cast
 from configs.errors import UserError, brief
 
 REMOTE = "gs://"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:
@@ -24,7 +24,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
         return Path(name)
     if not text.startswith(REMOTE):
         raise UserError(
-            f"{brief(text)}: {match[1]}:// is not supported.  "
+            f"{brief(text)}: {match[0]} is not supported.  "
             "Legal: a path of this machine, or gs://bucket/name."
         )
     if not re.match(r"gs://[^/]+/.", text):
@@ -33,7 +33,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Tells whether a path lies in Google Cloud Storage."""
+    """Returns whether a path lies in Google Cloud Storage."""
     return os.fspath(path).startswith(REMOTE)
 
 
