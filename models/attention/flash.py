@@ -79,7 +79,7 @@ LIMITS = (
         lambda call: not call.splits_heads_alone,
     ),
     Limit(
-        f"rows whose length is no multiple of {BLOCK}",
+        f"rows whose length is not a multiple of {BLOCK}",
         "a kernel computes in blocks",
         BOTH,
         lambda call: any(length % BLOCK for length in call.lengths),
