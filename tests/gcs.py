@@ -71,15 +71,20 @@ class Cloud:
         return json.loads(body)["generation"] if status == 200 else "0"
 
     def answer(self, method: str, path: str, body: bytes, headers: Any) -> Any:
-        """Adds what the emulator lacks: conditions on the generation, and moves."""
+        """Adds what the emulator lacks: moves, conditions on the generation, and its header."""
         move = re.fullmatch(r"(/storage/v1/b/([^/]+)/o/[^/]+)/moveTo/o/([^/?]+)(\?.*)?", path)
         if move:
             copied = self.forward("POST", f"{move[1]}/rewriteTo/b/{move[2]}/o/{move[3]}")
             self.forward("DELETE", move[1])
             return copied
+        url = urllib.parse.urlsplit(path)
+        if method == "GET" and "alt=media" in url.query:
+            with self.writing:  # what is read belongs to the generation
+                status, kept, content = self.forward(method, path, body, headers)
+                name = urllib.parse.unquote(url.path.partition("/o/")[2])
+                return status, [*kept, ("x-goog-generation", self.generation(name))], content
         if method == "GET" or "ifGenerationMatch=" not in path:
             return self.forward(method, path, body, headers)
-        url = urllib.parse.urlsplit(path)
         query = urllib.parse.parse_qs(url.query)
         in_path = re.search(r"/o/([^/]+)$", url.path)
         in_body = re.search(rb'"name": ?"([^"]+)"', body)

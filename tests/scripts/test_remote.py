@@ -86,7 +86,7 @@ def test_a_run_is_killed_continued_and_used(
 def test_every_kill_is_survived_and_the_numbers_are_those_of_a_disk(
     cloud: Cloud, remote: Command, tmp_path: Path
 ) -> None:
-    here = Command.on_new_text(tmp_path / "here")
+    here = Command.on_new_text(tmp_path)
     train(here, 60).finish()
     cloud.rate = 0.04
     for _ in range(6):
