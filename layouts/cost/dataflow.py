@@ -1,7 +1,6 @@
 """Follows the values of a trace from their makers to their users."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -127,25 +126,6 @@ def total_flops(jaxpr: Jaxpr) -> int:
         for eqn, times in executed_equations(jaxpr)
         if eqn.primitive.name == "dot_general"
     )
-
-
-def kernel_flops(eqn: Any) -> int:
-    """Counts the FLOPs of a Pallas call: as its author estimates them, or of its whole grid."""
-    estimate = eqn.params["cost_estimate"]
-    if estimate is not None:
-        return estimate.flops
-    (body,), blocks = bodies(eqn)
-    return blocks * total_flops(body)
-
-
-def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
-    """Returns the FLOPs of one call of each kernel of a trace, of calls of a name the mean."""
-    flops, calls = Counter[str](), Counter[str]()
-    for eqn, times in executed_equations(jaxpr):
-        if eqn.primitive.name == KERNEL:
-            flops[eqn.params["name"]] += times * kernel_flops(eqn)
-            calls[eqn.params["name"]] += times
-    return {name: flops[name] / calls[name] for name in calls}
 
 
 def source_line(eqn: Any) -> str:

@@ -18,7 +18,6 @@ from layouts.cost.dataflow import (
     VIEWS,
     Flow,
     bodies,
-    kernel_flops,
     local_bytes,
     local_size,
     places,
@@ -26,6 +25,7 @@ from layouts.cost.dataflow import (
     source_line,
 )
 from layouts.cost.dot_axes import Letters
+from layouts.cost.kernels import kernel_flops
 from layouts.cost.peak_memory import peak_bytes
 from layouts.layout import Entry, mesh_axes
 
