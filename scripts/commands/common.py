@@ -51,7 +51,7 @@ def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
         return DATA_DIR
     data_dir = path_of(last.data_dir)
     if not data_dir.exists():
-        print_note(f"--data_dir of the run, {last.data_dir}, is not there: {DATA_DIR} is used.")
+        print_note(f"--data_dir of the run, {last.data_dir}, does not exist; using {DATA_DIR}.")
         return DATA_DIR
     return data_dir
 

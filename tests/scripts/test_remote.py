@@ -69,7 +69,7 @@ def test_a_run_is_killed_continued_and_used(
     decode = ["decode", model_dir, f"--input={prompts}", f"--output={texts}", "--max_tokens=3"]
     answer = run(*decode)
     assert answer.code == 0 and len(texts.read_text().splitlines()) == 2, answer.error
-    assert "is there already" in run(*decode).error
+    assert "exists already" in run(*decode).error
 
     answer = run("report", model_dir)
     assert answer.code == 0, answer.error

@@ -254,7 +254,7 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     assert output.read_text() == expected and not part.exists()
     assert "lines/s" in answer.error
     answer = run("decode", *flags)
-    assert answer.code == 0 and "is there already" in answer.error
+    assert answer.code == 0 and "exists already" in answer.error
     answer = run("decode", *flags, "--beam=2")
     assert answer.code == 2 and "made by other settings" in answer.error and "beam" in answer.error
     assert output.read_text() == expected

@@ -80,7 +80,9 @@ def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCoun
     try:
         return count_step(step, Compilation(program, step.platform, compile_s)), ""
     except Exception as error:  # whatever it is, it is no reason not to train
-        return estimate_step(step), f"  By its trace, as its text cannot be read: {error!r}."
+        return estimate_step(
+            step
+        ), f"  Counted from its trace, because its text cannot be read: {error!r}."
 
 
 def by_rates(step: TracedStep, counted: StepCounts) -> tuple[Timing, str]:
@@ -98,7 +100,10 @@ def by_rates(step: TracedStep, counted: StepCounts) -> tuple[Timing, str]:
         parts.append(f"{sum(timing.traffic_s.values()):.3g} s of traffic")
     if not alone:
         parts.append("traffic between processes not counted")
-    return timing, f"{', '.join(parts)}, as large arrays reach here now; small ones take longer"
+    return (
+        timing,
+        f"{', '.join(parts)}, the rates of large arrays on this machine; small ones take longer",
+    )
 
 
 def summary(plan: StepPlan) -> str:
@@ -107,18 +112,18 @@ def summary(plan: StepPlan) -> str:
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
     received = sum(collective.received_bytes for collective in plan.work.collectives)
     return (
-        f"The step: {size_text(plan.memory.needed_bytes)} a device ({parts}), "
+        f"Step: {size_text(plan.memory.needed_bytes)} per device ({parts}), "
         f"{scaled(plan.executed_flops, 'FLOPs')} "
-        f"(the model asks for {scaled(plan.model_flops, 'FLOPs')}), "
-        f"{size_text(received)} of traffic a device."
+        f"(of the model: {scaled(plan.model_flops, 'FLOPs')}), "
+        f"{size_text(received)} of traffic per device."
     )
 
 
 def time_summary(plan: StepPlan, source: str) -> str:
     """Returns the predicted time of a step, or why there is none."""
     if plan.step_s is None:
-        return f"No time is predicted: {source}."
-    return f"Predicted: {plan.step_s:.3g} s a step, by {source}."
+        return f"No predicted step time: {source}."
+    return f"Predicted step time: {plan.step_s:.3g} s, from {source}."
 
 
 def scaled(amount: float, unit: str) -> str:
@@ -137,6 +142,6 @@ def scaled(amount: float, unit: str) -> str:
 def compare(step_s: float, predicted_s: float | None) -> str:
     """Returns how long steps took, beside what was predicted."""
     if predicted_s is None:
-        return f"{step_s:.3g} s a step measured; no prediction."
+        return f"Step time: {step_s:.3g} s measured, no prediction."
     error = step_s / predicted_s - 1
-    return f"{step_s:.3g} s a step measured, {predicted_s:.3g} s predicted ({error:+.0%})."
+    return f"Step time: {step_s:.3g} s measured, {predicted_s:.3g} s predicted ({error:+.0%})."

@@ -148,7 +148,7 @@ def _refusal(path: Path, other: Holder | None) -> UserError:
 
 
 def _warn_of_dead(path: Path, other: Holder) -> None:
-    logger.warning("%s: %s has ended without a word; its lock is taken over.", path, other)
+    logger.warning("%s: %s has ended; its lock is taken over.", path, other)
 
 
 def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
@@ -165,7 +165,7 @@ def _is_alive(path: Path, other: Holder, *, is_locked: bool) -> bool:
 
 def _shows_sign(path: Path, other: Holder, is_touched: Callable[[], bool]) -> bool:
     """Waits for a sign of the process that a lock names."""
-    logger.info("%s names %s: waiting %d s for a sign of it.", path, other, SILENCE_S)
+    logger.info("%s names %s: waiting %d s to see whether it runs.", path, other, SILENCE_S)
     until = time.monotonic() + SILENCE_S
     while time.monotonic() < until:
         time.sleep(1)

@@ -151,7 +151,7 @@ class DecodeJob:
             lambda: None if journal.is_done() else list(journal.open().items())
         )
         if done is None:
-            print_note(f"{output} is there already, made by the same settings.")
+            print_note(f"{output} exists already, made with the same settings.")
             return
         texts: dict[int, Sequence[Sequence[Any]]] = dict(done)
         if texts:

@@ -53,8 +53,8 @@ def print_changes(changes: Sequence[Change], step: int) -> None:
         print_note(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
         if name == "Run.batch_sequences":  # with the step it decides the place in the data
             first, end = sorted((step * old, step * new))
-            what = "left out" if new > old else "read again"
-            print_note(f"Of the rows in their order, {first:,} to {end - 1:,} are {what}.")
+            what = "skipped" if new > old else "read again"
+            print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
@@ -94,8 +94,8 @@ def save_start(
         directory.save(config, run, prepared.vocabs)
     if not is_layout_given(config) and directory.layout not in (None, layout):
         print_note(
-            f"This run was last given the layout of {directory.layout_file}.  To continue under "
-            f"it, add --gin_file={shlex.quote(str(directory.layout_file))}."
+            f"The last layout of this run is in {directory.layout_file}.  To use it again, "
+            f"add --gin_file={shlex.quote(str(directory.layout_file))}."
         )
 
 

@@ -36,10 +36,10 @@ def supervise(flags: SuperviseFlags) -> None:
         failures, last_step = (failures + 1 if step == last_step else 1), step
         at = "before the first checkpoint" if step is None else f"after checkpoint {step}"
         if failures == FAILURES:
-            print_note(f"Failed {FAILURES} times {at}: not started again.")
+            print_note(f"Failed {FAILURES} times {at}: not restarting.")
             sys.exit(code)
         wait_s = min(LONGEST_S, flags.backoff_s * 2 ** (failures - 1))
-        print_note(f"Exit code {code} {at}; starting again in {wait_s:g} s.")
+        print_note(f"Exit code {code} {at}; restarting in {wait_s:g} s.")
         time.sleep(wait_s)
 
 

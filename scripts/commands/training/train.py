@@ -82,7 +82,7 @@ def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Prof
         return []
     steps = ProfileSteps.parse(flags.profile_steps, run.steps)
     if steps.first <= first_step:
-        print_note(f"warning: no profile: the run goes on after step {first_step}.")
+        print_note(f"warning: no profile: the run resumes after step {first_step}.")
         return []
     return [Profile(flags.model_dir, steps)]
 
@@ -112,7 +112,7 @@ def train_run(
     except NotFinite as error:
         raise RunError(f"{error}\n{remedy(flags, run, layout, error.step)}") from error
     how = "Stopped" if outcome.stopped else "Finished"
-    print_note(f"{how} after step {outcome.steps} of {run.steps}; waited for data "
+    print_note(f"{how} after step {outcome.steps} of {run.steps}.  Data stalls: "
          f"{outcome.data_stall_fraction:.1%} of the time.")  # fmt: skip
     if outcome.stopped:
         print_note(f"Continue with: {continue_command(flags, layout)}")

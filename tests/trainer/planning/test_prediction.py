@@ -51,19 +51,19 @@ def test_memory_products_and_traffic_are_predicted() -> None:
     assert sent == pytest.approx(by_mesh_axis(step.cost.collectives, step.sizes), rel=0.2)
     assert cost.timing is not None and cost.timing.products_s > 0 and cost.timing.other_s > 0
     first, second = prediction.summary.split("\n")
-    assert first.startswith("The step: ") and "optimizer state" in first
-    assert f"{cost.executed_flops / 1e6:.3g} MFLOPs" in first and "By its trace" not in first
-    assert f"{cost.step_s:.3g} s a step" in second and "GFLOP/s" in second
+    assert first.startswith("Step: ") and "optimizer state" in first
+    assert f"{cost.executed_flops / 1e6:.3g} MFLOPs" in first and "from its trace" not in first
+    assert f"{cost.step_s:.3g} s, from" in second and "GFLOP/s" in second
 
 
 def test_without_rates_nothing_is_predicted() -> None:
     prediction, _, step, _ = ready()
     cost = plan_step(step, None, StepCounts(prediction.plan.work, prediction.plan.memory))
     assert time_summary(cost, "no rates of it are known").startswith(
-        "No time is predicted: no rates"
+        "No predicted step time: no rates"
     )
-    assert compare(0.5, cost.step_s) == "0.5 s a step measured; no prediction."
-    assert compare(0.6, 0.5) == "0.6 s a step measured, 0.5 s predicted (+20%)."
+    assert compare(0.5, cost.step_s) == "Step time: 0.5 s measured, no prediction."
+    assert compare(0.6, 0.5) == "Step time: 0.6 s measured, 0.5 s predicted (+20%)."
 
 
 def test_a_text_of_another_compiler_stops_no_training() -> None:
@@ -79,4 +79,4 @@ def test_a_text_of_another_compiler_stops_no_training() -> None:
             return "ENTRY main (a: f32[]) -> f32[] {\n  ROOT %b = f32[] call(%a), to_apply=%c\n}\n"
 
     counted, how = count(step, Garbled(), 0.0)
-    assert counted.work.flops == step.cost.flops and "By its trace" in how
+    assert counted.work.flops == step.cost.flops and "from its trace" in how

@@ -36,13 +36,18 @@ def supervised(folder: Path, *command: str) -> "subprocess.Popen[str]":
 @pytest.mark.parametrize(
     ("codes", "starts", "code", "line"),
     [
-        (["1", "75", "0"], 3, 0, "Exit code 75 before the first checkpoint; starting again in"),
+        (["1", "75", "0"], 3, 0, "Exit code 75 before the first checkpoint; restarting in"),
         (["2", "0"], 1, 2, ""),
         (["-15", "0"], 1, 143, ""),
-        (["-9", "0"], 2, 0, "Exit code 137 before the first checkpoint; starting again in"),
-        (["1", "1", "1", "0"], 3, 1, "Failed 3 times before the first checkpoint: not started ag"),
-        (["1", "1", "+75", "1", "1", "0"], 5, 1, "Failed 3 times after checkpoint 30: not starte"),
-        (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after checkpoint 30; starting again in"),
+        (["-9", "0"], 2, 0, "Exit code 137 before the first checkpoint; restarting in"),
+        (["1", "1", "1", "0"], 3, 1, "Failed 3 times before the first checkpoint: not restarting"),
+        (
+            ["1", "1", "+75", "1", "1", "0"],
+            5,
+            1,
+            "Failed 3 times after checkpoint 30: not restarting",
+        ),
+        (["1", "+1", "+75", "1", "0"], 5, 0, "Exit code 1 after checkpoint 30; restarting in"),
     ],
 )
 def test_failures_and_stalls_are_restarted(

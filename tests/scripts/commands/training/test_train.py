@@ -30,4 +30,4 @@ def test_a_run_that_was_started_again_profiles_steps_to_come_alone(
     assert len(profile_observers(flags, RUN, first_step=2)) == 1
     assert not capsys.readouterr().err
     assert profile_observers(flags, RUN, first_step=3) == []
-    assert "no profile: the run goes on after step 3" in capsys.readouterr().err
+    assert "no profile: the run resumes after step 3" in capsys.readouterr().err
