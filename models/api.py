@@ -1,5 +1,6 @@
 """Defines what the trainer and decoding expect of a model."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -65,6 +66,13 @@ class ModelSpec:
     def drops_tokens(self) -> bool:
         """Returns whether experts drop the tokens beyond their capacity, but in decoding."""
         return False
+
+    def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
+        """Names what computes each attention in training on the mesh that is set, and why.
+
+        Lengths are those of rows, by the name of their array.
+        """
+        return {}
 
     def model(self, layout: Layout) -> "Model":
         """Builds the model for a layout."""

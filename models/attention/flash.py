@@ -105,6 +105,9 @@ class Choice(NamedTuple):
     kernel: Kernel | None
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"plain, {self.reason}" if self.kernel is None else self.kernel.name
+
 
 def choose(call: Call) -> Choice:
     """Chooses the kernel for the devices of the mesh that is set."""

@@ -22,6 +22,7 @@ def as_json(plan: StepPlan, layout: Layout) -> dict[str, Any]:
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
     return {
         **common_figures(plan),
+        "attention": dict(plan.attention),
         "collectives": collectives(plan, plan.work.collectives),
         "step_time_s": step_s,
         "step_time_parts_s": None if plan.timing is None else plan.timing.parts,

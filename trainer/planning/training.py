@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import abstract_mesh
+from layouts.mesh import abstract_mesh, use_mesh
 from trainer.checks import record_loss, step_flops
 from trainer.planning.counts import (
     READABLE,
@@ -76,6 +77,8 @@ class StepPlan(ProgramPlan):
 
     run: Run
     weights: tuple[Weight, ...]
+    attention: Mapping[str, str]
+    """What computes the attention of each part of the model, and why it is plain."""
     model_flops: float
     """FLOPs of a step on all devices that the model needs, nothing computed twice."""
     executed_flops: float
@@ -170,6 +173,7 @@ def plan_step(
         memory=counts.memory,
         run=step.run,
         weights=record_loss(step.run).weights,
+        attention=attention_choices(step),
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
@@ -179,6 +183,12 @@ def plan_step(
         ),
         timing=timing,
     )
+
+
+def attention_choices(step: TracedStep) -> dict[str, str]:
+    """Names what computes the attention of each part of the model on the devices of a step."""
+    with use_mesh(step.mesh):
+        return step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
 
 
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:

@@ -66,6 +66,8 @@ def plan_run(flags: PlanFlags) -> None:
 
 def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
+    for part, choice in figures["attention"].items():
+        print(f"Attention of the {part}: {choice}")
     print_memory(figures)
     print_weights(figures)
     print_collectives(figures["collectives"], "step")

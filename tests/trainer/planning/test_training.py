@@ -15,6 +15,8 @@ from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
     LAYOUTS,
+    PAIR_TASK,
+    RUNS,
     TASK,
     compilation_of_toy,
     compiled_toy,
@@ -150,8 +152,25 @@ def test_a_plan_of_a_slice_uses_its_kernels(name: str, has_kernel: bool) -> None
         for attention in ("auto", "plain")
     )
     assert (plan.memory.needed_bytes < plain.memory.needed_bytes / 4) == has_kernel
+    reason = "splash" if has_kernel else "plain, there is no kernel for these devices"
+    assert plan.attention == {"decoder": reason}
     assert plan.model_flops == plain.model_flops
     assert plan.executed_flops >= plan.model_flops
+
+
+def test_a_plan_says_what_attends_in_each_part() -> None:
+    run = RUNS["encoder-decoder"]
+    task = dataclasses.replace(PAIR_TASK, length=128, source_length=96)
+    slice = Slice.named("v5e:2x4")
+    plan = plan_from_trace(
+        dataclasses.replace(run, task=task, model=dataclasses.replace(run.model, length=128)),
+        layout_named("data_parallel"),
+        {"data": 8},
+        slice,
+    )
+    length = "rows whose length is not a multiple of 128"
+    assert plan.attention["decoder"] == "splash"
+    assert length in plan.attention["encoder"] and length in plan.attention["source"]
 
 
 def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
