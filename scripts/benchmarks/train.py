@@ -150,7 +150,7 @@ def torch(shape: Shape, *, compiled: bool) -> tuple[Run, Callable[[], float], di
 
 
 def work(system: str, shape: Shape) -> None:
-    """Answers steps to run with seconds a step, and "matrix" with FLOP/s."""
+    """Answers steps to run with seconds per step, and "matrix" with FLOP/s."""
     if system.startswith("torch"):
         run, rate, about = torch(shape, compiled=system == "torch_compiled")
     else:

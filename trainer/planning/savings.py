@@ -24,7 +24,7 @@ class MemorySaving(NamedTuple):
 
     def __str__(self) -> str:
         cost = f"{self.slower:+.0%} step time" if abs(self.slower) > 0.005 else "no time"
-        return f"{self.setting} saves about {self.saved_bytes / GB:,.2f} GB a device, for {cost}."
+        return f"{self.setting} saves about {self.saved_bytes / GB:,.2f} GB per device, for {cost}."
 
 
 def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:

@@ -103,7 +103,7 @@ ROWS = (
     SMALL,
     gshard("12.5b", "v3:8x8", MILLION_TOKENS, "none", 2.16),
 )
-# GShard (5.2) does not print the tokens a core at which 16 times the experts take 1.7 times as
+# GShard (5.2) does not print the tokens per core at which 16 times the experts take 1.7 times as
 # long, but that all-to-alls take 3.75 times as long: so they do, nearly, at one of these numbers.
 GROWTH = {t: (with_tokens(SMALL, t, 128), with_tokens(LARGE, t, 2048)) for t in (1024, 2048, 4096)}
 
@@ -118,7 +118,7 @@ def main(folder: Path, only: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [row for row in ROWS if only in row.name]
     plans = [(row, plan(row, folder)) for row in chosen]
-    print("| model | slice | bytes a core | figure | predicted | published | off | compile |")
+    print("| model | slice | bytes per core | figure | predicted | published | off | compile |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row, figures in plans:
         print(line(row, figures))
@@ -126,7 +126,7 @@ def main(folder: Path, only: str) -> None:
 
 
 def print_growth(folder: Path, only: str) -> None:
-    """Compares 128 with 2,048 experts at the same tokens a core: time, memory, compilation."""
+    """Compares 128 with 2,048 experts at the same tokens per core: time, memory, compilation."""
     lines = []
     for tokens, rows in GROWTH.items():
         small, large = (plan(row, folder) if only in row.name else None for row in rows)
@@ -136,7 +136,7 @@ def print_growth(folder: Path, only: str) -> None:
             lines.append(growth(tokens, name, small[name], large[name]))
         lines.append(growth(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
     if lines:
-        print("\n| tokens a core | figure | 128 experts | 2,048 experts | ratio |")
+        print("\n| tokens per core | figure | 128 experts | 2,048 experts | ratio |")
         print("| --- | --- | --- | --- | --- |", *lines, sep="\n")
 
 

@@ -116,7 +116,7 @@ def decode_file(flags: DecodeFlags) -> None:
 
 
 def check_nbest(nbest: int | None, width: int) -> None:
-    """Refuses more texts a line than the search keeps."""
+    """Refuses more texts per line than the search keeps."""
     if nbest is not None and nbest > width:
         raise UserError(
             f"--nbest={nbest}: the search keeps {width} texts per line.  "

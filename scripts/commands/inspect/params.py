@@ -28,7 +28,7 @@ def params(flags: InspectParamsFlags) -> None:
     total = sum(int(np.prod(row.shape)) for row in rows)
     per_device = sum(row.bytes_per_device for row in rows)
     print_table(
-        ["path", "axes", "shape", "place", "weights", "bytes a device"],
+        ["path", "axes", "shape", "place", "weights", "bytes per device"],
         [
             (r.path, r.axes, "x".join(map(str, r.shape)), placed(r.axes, r.place),
              int(np.prod(r.shape)), r.bytes_per_device)

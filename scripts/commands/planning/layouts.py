@@ -32,8 +32,8 @@ COMPILED = 3  # of the best by their traces
 RUNNERS_UP = 4  # in the file
 COLUMNS = [
     "fits",
-    "bytes a device",
-    "traffic a device",
+    "bytes per device",
+    "traffic per device",
     "step s",
     "tokens/s",
     "share of peak",
@@ -97,7 +97,7 @@ def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:
     if not least.fits:
         raise UserError(
             f"--topology={slice.name}: none of {len(ranking)} layouts fits; the least needs "
-            f"{size_text(least.memory.needed_bytes)} a device of "
+            f"{size_text(least.memory.needed_bytes)} per device of "
             f"{size_text(slice.chip.memory_bytes)}.  {smallest_slice(least)}"
         )
 
@@ -112,7 +112,7 @@ def comments(ranking: Sequence[RankedLayout]) -> list[str]:
     memory = size_text(best.plan.memory.needed_bytes)
     fits = ", which fits" * (best.plan.fits is True)
     return [
-        f"{best.step_s:.4g} s a step, {memory} a device{fits}.  Runners-up:",
+        f"{best.step_s:.4g} s per step, {memory} per device{fits}.  Runners-up:",
         *(comment(ranked, best) for ranked in ranking[1 : 1 + RUNNERS_UP]),
     ]
 

@@ -31,7 +31,7 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
         table(
             [{"figure": name, "value": text_of(figures[name])} for name in HEAD if name in figures]
         ),
-        "<h2>Memory of a device</h2>",
+        "<h2>Memory per device</h2>",
         bar(figures["bytes_by_cause"], figures["memory_bytes"]),
         table([{"cause": c, "bytes": n} for c, n in figures["bytes_by_cause"].items()]),
     ]

@@ -81,8 +81,8 @@ def summary(figures: dict[str, Any]) -> str:
     """Writes a plan in one line."""
     received_bytes = sum(row["received_bytes"] for row in figures["collectives"])
     parts = [
-        f"{figures['model_flops']:.3g} FLOPs a step ({figures['executed_flops']:.3g} executed)",
-        f"{size_text(received_bytes)} of traffic a device",
+        f"{figures['model_flops']:.3g} FLOPs per step ({figures['executed_flops']:.3g} executed)",
+        f"{size_text(received_bytes)} of traffic per device",
     ]
     if figures["step_time_s"] is not None:
         parts += [

@@ -139,7 +139,7 @@ def summary(figures: dict[str, Any]) -> str:
     """Writes a plan in one line."""
     cache, executed = figures["bytes_by_cause"]["cache"], figures["executed_flops"]
     parts = [
-        f"cache {size_text(cache)} a device, {size_text(figures['cache_bytes'])} in all",
+        f"cache {size_text(cache)} per device, {size_text(figures['cache_bytes'])} in all",
         f"{figures['model_flops']:.3g} FLOPs for all outputs ({executed:.3g} executed)",
     ]
     if figures["token_latency_s"] is not None:

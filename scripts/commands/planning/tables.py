@@ -14,12 +14,12 @@ def print_memory(figures: dict[str, Any]) -> None:
     rows = [*figures["bytes_by_cause"].items(), ("all", figures["bytes_per_device"])]
     if figures["memory_bytes"] is not None:
         rows.append(("available", figures["memory_bytes"]))
-    print_table(["memory of a device", "bytes"], [(cause, size_text(size)) for cause, size in rows])
+    print_table(["memory per device", "bytes"], [(cause, size_text(size)) for cause, size in rows])
 
 
 def print_weights(figures: dict[str, Any]) -> None:
     print_table(
-        ["largest weights", "axes", "bytes", "of a device"],
+        ["largest weights", "axes", "bytes", "per device"],
         [
             (row["path"], row["axes"], size_text(row["bytes"]), size_text(row["bytes_per_device"]))
             for row in figures["weights"]
@@ -55,7 +55,7 @@ def print_unexpected(figures: dict[str, Any]) -> None:
 def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
     """Joins whether a plan fits, its other figures and its compile time."""
     fits = {True: "fits", False: "does not fit", None: "memory"}[figures["fits"]]
-    parts = [f"{fits}: {size_text(figures['bytes_per_device'])} a device", *parts]
+    parts = [f"{fits}: {size_text(figures['bytes_per_device'])} per device", *parts]
     if figures["compile_s"] is not None:
         parts.append(f"compiled in {figures['compile_s']:.0f} s")
     return "; ".join(parts) + "."

@@ -112,7 +112,7 @@ def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     times = [plan["step_time_s"] for plan in ranking if plan["fits"]]
     assert len(times) > 10 and times == sorted(times)
     text = best.read_text()
-    assert "Runners-up:" in text and f"{times[0]:.4g} s a step" in text
+    assert "Runners-up:" in text and f"{times[0]:.4g} s per step" in text
     again = run("plan", *toy(tmp_path)[1:], f"--gin_file={best}", "--topology=v3:2x1",
                 "--analytic", f"--json={tmp_path / 'one.json'}")  # fmt: skip
     assert again.code == 0, again.error
