@@ -1,4 +1,4 @@
-"""Paths of this machine and of Google Cloud Storage (gs://bucket/name)."""
+"""Makes paths of this machine and of Google Cloud Storage (gs://bucket/name)."""
 
 import functools
 import importlib.util

@@ -1,4 +1,4 @@
-"""Specs as gin text, and what two of them differ in."""
+"""Writes specs as gin text, and finds what two of them differ in."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any

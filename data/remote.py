@@ -1,4 +1,4 @@
-"""Google Cloud Storage: whole objects, conditional writes, and what its errors mean.
+"""Reads and writes objects of Google Cloud Storage, and explains its errors.
 
 An object appears whole and is replaced whole; it cannot grow, be renamed, locked or mapped.
 `data.storage` knows what is done in place of these.

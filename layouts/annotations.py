@@ -1,4 +1,4 @@
-"""Placements by axis number instead of by letter, for layers that bring their own axes.
+"""Places tensors by axis number instead of by letter, for layers that bring their own axes.
 
 Lepikhin et al. 2020 (GShard), section 3.2.  Devices are counted through the mesh that is set, its
 last axis fastest.

@@ -1,4 +1,4 @@
-"""Products of tensors: as the equation says or, on a CPU, over as few axes as possible.
+"""Multiplies tensors: as the equation says or, on a CPU, over as few axes as possible.
 
 XLA's CPU backend is fast where a product has one axis of each kind, and copies operands where it
 has two: axes that are adjacent in every operand are merged for it.  Compilers for accelerators

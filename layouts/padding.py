@@ -1,4 +1,4 @@
-"""Axes that do not divide over their mesh axes: padded to the next size that does, and masked.
+"""Pads axes that do not divide over their mesh axes to the next size that does, and masks them.
 
 Lepikhin et al. 2020 (GShard), section 3.3.3.  A rule that ends in "+" asks for it: "heads:model+".
 Only what devices hold is padded: what is drawn, counted and saved has true sizes.

@@ -1,4 +1,4 @@
-"""What a function that runs on each device's shard (`Layout.shard_map`) needs."""
+"""Provides what a function that runs on each device's shard (`Layout.shard_map`) needs."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Settings of a Transformer, apart from how it is built."""
+"""Holds the settings of a Transformer, separate from its construction."""
 
 from typing import Literal, TypeVar
 

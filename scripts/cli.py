@@ -1,4 +1,4 @@
-"""The commands of `meshloom`: the flags of each, and the function that takes them."""
+"""Defines the commands of `meshloom`: the flags of each, and the function that takes them."""
 
 import click
 

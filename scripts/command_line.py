@@ -1,4 +1,4 @@
-"""Commands whose flags are the fields of one frozen dataclass each."""
+"""Makes commands whose flags are the fields of one frozen dataclass each."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""Flags of devices and processes, and what they start."""
+"""Defines the flags of devices and processes, and starts them."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How a command ends: the exit code, the last line, and what the other processes are told."""
+"""Ends a command: the exit code, the last line, and the message to the other processes."""
 
 import contextlib
 import errno

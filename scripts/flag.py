@@ -1,4 +1,4 @@
-"""What a field of a dataclass of flags says beyond its name, type and default."""
+"""Describes a field of a dataclass of flags beyond its name, type and default."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The `meshloom` command.  It listens to Ctrl-C before it imports anything that takes long."""
+"""Runs the `meshloom` command.  It listens to Ctrl-C before it imports anything that takes long."""
 
 import os
 import sys

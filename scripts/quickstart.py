@@ -1,4 +1,4 @@
-"""`make quickstart`: trains a small language model, evaluates it, lets it speak."""
+"""Runs `make quickstart`: trains a small language model, evaluates it and prints samples."""
 
 from pathlib import Path
 

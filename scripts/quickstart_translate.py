@@ -1,4 +1,4 @@
-"""`make quickstart-translate`: trains a small translation model, measures it, shows examples."""
+"""Runs `make quickstart-translate`: trains a small translation model and measures it."""
 
 from pathlib import Path
 

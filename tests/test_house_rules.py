@@ -192,12 +192,13 @@ PLURAL_NOUNS = {"Bytes", "Dicts", "Experts", "Files", "Hypotheses", "Lines", "Pa
                 "Rows", "Seconds", "Settings", "Sources", "Tokens", "Types", "Weights"}  # fmt: skip
 
 
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
+
+
 def docstrings_without_a_verb(source: str) -> list[str]:
-    """Docstrings of classes and functions that do not begin as "Computes ..." does."""
-    nodes = [
-        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)
-    ]
-    first = [text.split()[0].strip(",") for node in nodes if (text := ast.get_docstring(node))]
+    """Docstrings of modules, classes and functions that do not begin as "Computes ..." does."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    first = [text.split()[0].strip(",:") for node in nodes if (text := ast.get_docstring(node))]
     return [w for w in first if not re.fullmatch("[A-Z][a-z]+s", w) or w in PLURAL_NOUNS]
 
 
@@ -210,6 +211,7 @@ def test_a_docstring_begins_with_a_verb(folder: str) -> None:
 def test_a_docstring_without_a_verb_is_found() -> None:
     assert docstrings_without_a_verb('class Cost:\n    """The cost of a step."""') == ["The"]
     assert docstrings_without_a_verb('def f():\n    """Rows of a split."""') == ["Rows"]
+    assert docstrings_without_a_verb('"""Learning rates."""') == ["Learning"]
     assert not docstrings_without_a_verb('class Cost:\n    """Holds the cost of a step."""')
 
 

@@ -1,4 +1,4 @@
-"""What is checked before anything is compiled: layout against model, vocabulary against model."""
+"""Checks a run before anything is compiled: layout and vocabulary against the model."""
 
 import contextlib
 import functools

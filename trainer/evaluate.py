@@ -1,4 +1,4 @@
-"""Loss over a split and its parts, and the perplexities of counted words and bytes."""
+"""Computes the loss of a split and its parts, and perplexities per counted word and byte."""
 
 import dataclasses
 import math

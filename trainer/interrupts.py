@@ -1,4 +1,4 @@
-"""What may end a run early: a signal, or a loss or gradient that is no number."""
+"""Ends a run early: on a signal, or on a loss or gradient that is NaN or infinite."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The training loop, top to bottom in the order in which things happen."""
+"""Trains: the loop, top to bottom in the order in which things happen."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""A model directory: what training leaves there for every later command.
+"""Reads and writes a model directory: what training leaves there for every later command.
 
 config.gin         model, task and all settings of the run, self-contained; never a layout
 layout.gin         the layout given last, for the next command line; never read by itself

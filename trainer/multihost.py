@@ -1,4 +1,4 @@
-"""Connections between the processes of one run."""
+"""Connects the processes of one run, and compares what they have."""
 
 import itertools
 import math

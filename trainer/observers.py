@@ -1,4 +1,4 @@
-"""Observers of a training run: everything that a run does beside training."""
+"""Defines observers of a run: everything that a run does beside training."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What long work tells its caller: how much of it is done."""
+"""Reports the progress of long work to its caller."""
 
 from collections.abc import Callable
 

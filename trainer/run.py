@@ -1,4 +1,4 @@
-"""What one run is: a model, a task and how long and how often."""
+"""Configures one run: its model, task, length and intervals."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A parallel corpus without limit: things drawn by a seed and said in two languages.
+"""Makes a parallel corpus without limit: things drawn by a seed and said in two languages.
 
 Names, dates, times, amounts and lists of them, in the words of CLDR's locale data.
 """

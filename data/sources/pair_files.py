@@ -1,4 +1,4 @@
-"""Pairs from files: line-aligned files, tables with tabs, and lines of JSON."""
+"""Reads pairs from files: line-aligned files, tables with tabs, and lines of JSON."""
 
 import itertools
 import json

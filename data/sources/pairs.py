@@ -1,4 +1,4 @@
-"""Sources of pairs: each yields the sentences of a split beside their translations."""
+"""Defines sources of pairs: each yields the sentences of a split beside their translations."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Sources of text: each yields the lines of a split, one example a line."""
+"""Defines sources of text: each yields the lines of a split, one example per line."""
 
 import hashlib
 from collections.abc import Iterator

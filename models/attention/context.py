@@ -1,4 +1,4 @@
-"""Says what the tokens of a row see: masks, segments and positions that all layers share."""
+"""Describes what the tokens of a row see: masks, segments and positions that all layers share."""
 
 import dataclasses
 

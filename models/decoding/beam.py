@@ -1,4 +1,4 @@
-"""Beam search."""
+"""Decodes by beam search."""
 
 import dataclasses
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Several sets of weights of one model that decode together."""
+"""Decodes with several sets of weights of one model together."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Decoding over any model with a cache: one loop for greedy, sampling and beam search."""
+"""Decodes with any model that has a cache: one loop for greedy, sampling and beam search."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Nucleus sampling: the likeliest tokens that hold a share of the probability.
+"""Restricts sampling to the nucleus: the likeliest tokens that hold a share of the probability.
 
 Holtzman et al. 2019, section 3.1.
 """

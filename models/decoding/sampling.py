@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling: every hypothesis goes its own way."""
+"""Decodes greedily or by sampling: hypotheses are independent of each other."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Ways to bring tokens to their experts and back.  Same routing in, same result out.
+"""Sends tokens to their experts and back, in several ways that give the same result.
 
 Each takes tokens, their routing and the experts; it returns what the experts made of each token,
 weighted by its gates.

@@ -1,4 +1,4 @@
-"""Products of blocks of tokens, each with the weights of its expert, on one device."""
+"""Multiplies blocks of tokens, each with the weights of its expert, on one device."""
 
 import jax
 import jax.numpy as jnp

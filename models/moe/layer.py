@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a feed-forward layer."""
+"""Replaces a feed-forward layer by a mixture of experts."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Routers: which experts get a token, with which weight, at which place of their buffers."""
+"""Routes tokens: chooses the experts of each, their gates, and the slots of their buffers."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Measures what checksums cost where checkpoints and cached rows are read.
+"""Measures what checksums cost when checkpoints and cached rows are read.
 
 python -m scripts.benchmarks.checksums [ROUNDS]
 """

@@ -1,4 +1,4 @@
-"""Speed of greedy decoding with a language model, as a share of the memory's bandwidth.
+"""Measures greedy decoding with a language model, as a share of the memory's bandwidth.
 
     meshloom bench generate --shape=1.3b --batch_sizes=1,32
 

@@ -1,4 +1,4 @@
-"""All that is to be measured on a GPU, in about 8 minutes.
+"""Measures all that is to be measured on a GPU, in about 8 minutes.
 
     make bench-gpu
 

@@ -1,4 +1,4 @@
-"""Speed of preparing text and of reading batches, beside what a training step needs.
+"""Measures preparing text and reading batches, beside what a training step needs.
 
     meshloom bench input --json=bench.json
 

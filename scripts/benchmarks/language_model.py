@@ -1,4 +1,4 @@
-"""The language models of the benchmarks: their shapes, in Meshloom and in PyTorch.
+"""Defines the language models of the benchmarks, in Meshloom and in PyTorch.
 
 Float32 weights, learned positions, a tied vocabulary, ReLU; no dropout.  On a GPU both libraries
 compute in bfloat16, PyTorch through autocast.

@@ -1,4 +1,4 @@
-"""What a layer of experts costs beside a dense one, interleaved in one run.
+"""Measures a layer of experts beside a dense one, interleaved in one run.
 
     pip install torch
     meshloom bench moe --json=bench.json

@@ -1,4 +1,4 @@
-"""Seconds from the command to the first step of a run, with a warm compilation cache.
+"""Measures the seconds to the first step of a run, with a warm compilation cache.
 
     meshloom bench start --json=bench.json
 

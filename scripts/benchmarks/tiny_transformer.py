@@ -1,4 +1,4 @@
-"""What the two translation benchmarks share: Transformer-Tiny, and sentences of Multi30k's lengths.
+"""Defines what the translation benchmarks share: Transformer-Tiny, and sentence lengths.
 
 The model is that of configs/models/transformer_tiny.gin, with 10,000 tied words and random weights.
 """

@@ -1,4 +1,4 @@
-"""Training speed of a translation model beside Hugging Face's Marian, interleaved in one run.
+"""Measures training of a translation model beside Hugging Face's Marian, interleaved in one run.
 
     pip install torch transformers
     meshloom bench translate --json=bench.json

@@ -1,4 +1,4 @@
-"""Settings, input and output of the commands."""
+"""Reads settings and input of the commands, and writes their output."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Groups of flags that several commands share."""
+"""Defines groups of flags that several commands share."""
 
 from dataclasses import dataclass
 from pathlib import Path

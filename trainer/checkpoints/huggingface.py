@@ -1,4 +1,4 @@
-"""T5 as Hugging Face keeps it, its settings and tensors by name, and as the Transformer here.
+"""Converts T5 between Hugging Face's settings and tensors and the Transformer here.
 
 Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax.
 """

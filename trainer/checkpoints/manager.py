@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved in the background, proven whole, restored under any layout.
+"""Saves checkpoints in the background, verifies them, and restores them under any layout.
 
 A checkpoint's step says how many updates have been made.  Orbax writes and reads the arrays; here
 is what it leaves to its user: which checkpoints to keep, and how to tell a damaged one.

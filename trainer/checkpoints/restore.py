@@ -1,4 +1,4 @@
-"""Restores trained models: their weights, under a layout that is chosen afresh."""
+"""Restores the weights of trained models under any layout."""
 
 import dataclasses
 import re

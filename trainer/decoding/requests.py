@@ -1,4 +1,4 @@
-"""Decodes lines of text: makes requests of them, and texts of the tokens that come back."""
+"""Decodes lines of text: makes requests of them, and texts of the tokens that result."""
 
 import dataclasses
 import logging

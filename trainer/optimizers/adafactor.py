@@ -1,4 +1,4 @@
-"""Adafactor: its settings, and how its parts are put together."""
+"""Makes Adafactor from its settings and parts."""
 
 from typing import TYPE_CHECKING
 

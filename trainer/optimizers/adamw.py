@@ -1,4 +1,4 @@
-"""AdamW, of optax's parts."""
+"""Makes AdamW from optax's parts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Parts that optimizers share, and the end of their chains; weights are told by their letters."""
+"""Provides parts that optimizers share, and the end of their chains, by the letters of weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The parts of Adafactor, as optax has parts, for weights that are stacked and may be padded.
+"""Provides the parts of Adafactor in optax's form, for weights that are stacked or padded.
 
 Adafactor looks at a weight's two longest axes and at its root mean square.  Neither may mix layers,
 or the result would depend on how layers are stored; nor experts, or its moments would not lie where

@@ -1,4 +1,4 @@
-"""The settings of an optimizer.
+"""Defines the settings that all optimizers share.
 
 optax, and flax with it, load when an optimizer makes its transform, so that settings load fast.
 """

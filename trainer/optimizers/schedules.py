@@ -1,4 +1,4 @@
-"""Learning rates over updates.
+"""Defines learning rates over updates.
 
 One convention: update n of a run, counted from 1, has the rate that optax's schedules have at count
 n.  So the first update moves the weights, update `warmup_steps` has the peak, and the last one has

@@ -1,4 +1,4 @@
-"""A connection between two processes of a run.
+"""Connects two processes of a run.
 
 A message is a JSON list on a line: its kind, then its values.
 """

@@ -1,4 +1,4 @@
-"""The other processes of a run: which are lost, and at which step all stop.
+"""Watches the other processes of a run: which are lost, and at which step all stop.
 
 Process 0 is the hub: each other process keeps one TCP connection to it, from before JAX starts to
 the end.  The kernel closes the connections of a process that dies, so that the others learn of it

@@ -1,4 +1,4 @@
-"""Ends a run in which nothing moves any more, after showing where each thread stands."""
+"""Ends a run that is stalled, after showing the stack of each thread."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Judges the settings that differ between a saved run and the one that continues it."""
+"""Compares the settings of a saved run with those of the one that continues it."""
 
 from typing import Any
 

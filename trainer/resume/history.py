@@ -1,4 +1,4 @@
-"""The history of a model directory: a line for each start of training, and what it changed."""
+"""Keeps the history of a model directory: a line for each start of training and its changes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What translation models take out of the source, beside what they know of the target language.
+"""Measures what translation models gain from the source, beside their knowledge of the target.
 
     python -m scripts.benchmarks.studies.source_share --model_dir=runs/dense --model_dir=runs/moe
 

@@ -1,4 +1,4 @@
-"""Flags of `meshloom import t5` and `meshloom export t5`."""
+"""Defines the flags of `meshloom import t5` and `meshloom export t5`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

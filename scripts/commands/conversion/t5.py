@@ -1,4 +1,4 @@
-"""Import and export of T5: folders as Hugging Face writes them, and model directories."""
+"""Imports and exports T5: Hugging Face's folders, and model directories."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`meshloom decode`: translates sources or continues prompts."""
+"""Runs `meshloom decode`: translates sources or continues prompts."""
 
 import dataclasses
 import json

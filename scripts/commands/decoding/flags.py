@@ -1,4 +1,4 @@
-"""Flags of `meshloom decode`, `score` and `rescore`."""
+"""Defines the flags of `meshloom decode`, `score` and `rescore`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`meshloom rescore`: ranks an n-best list with the scores of another model."""
+"""Runs `meshloom rescore`: reranks an n-best list with the scores of another model."""
 
 import json
 from typing import Any

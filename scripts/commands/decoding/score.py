@@ -1,4 +1,4 @@
-"""`meshloom score`: log-likelihoods of given texts."""
+"""Runs `meshloom score`: computes log-likelihoods of given texts."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,1 +1,1 @@
-"""`meshloom doctor`: what is wrong with a machine, its data or a run."""
+"""Diagnoses a machine, its data and its runs, for `meshloom doctor`."""

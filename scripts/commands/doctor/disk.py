@@ -1,4 +1,4 @@
-"""Checks of the folders that a run writes to."""
+"""Checks the folders that a run writes to."""
 
 import errno
 import itertools

@@ -1,4 +1,4 @@
-"""`meshloom doctor`: checks the machine, the cached data and a run."""
+"""Runs `meshloom doctor`: checks the machine, the cached data and a run."""
 
 import functools
 import socket

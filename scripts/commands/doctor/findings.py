@@ -1,4 +1,4 @@
-"""What the checks of `meshloom doctor` find, in one process or in several."""
+"""Collects what the checks of `meshloom doctor` find, in one process or in several."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Flags of `meshloom doctor`."""
+"""Defines the flags of `meshloom doctor`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Checks of the machine: its packages, devices, memory and clock."""
+"""Checks the machine: its packages, devices, memory and clock."""
 
 import importlib.metadata
 import os

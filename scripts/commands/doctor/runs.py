@@ -1,4 +1,4 @@
-"""Checks of cached data and of the files of a run."""
+"""Checks cached data and the files of a run."""
 
 import shlex
 from collections.abc import Iterator

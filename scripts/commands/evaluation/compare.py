@@ -1,4 +1,4 @@
-"""`meshloom compare`: measures translations and compares them."""
+"""Runs `meshloom compare`: measures translations and compares them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

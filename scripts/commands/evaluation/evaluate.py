@@ -1,4 +1,4 @@
-"""`meshloom evaluate`: loss, perplexities and metrics of translations."""
+"""Runs `meshloom evaluate`: computes loss, perplexities and metrics of translations."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Flags of `meshloom evaluate`, `compare` and `gains`."""
+"""Defines the flags of `meshloom evaluate`, `compare` and `gains`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

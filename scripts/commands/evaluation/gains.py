@@ -1,4 +1,4 @@
-"""`meshloom gains`: draws the gains of models over a baseline, part by part."""
+"""Runs `meshloom gains`: plots the gains of models over a baseline, part by part."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`meshloom inspect checkpoint`: shows the arrays of a checkpoint."""
+"""Runs `meshloom inspect checkpoint`: shows the arrays of a checkpoint."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`meshloom inspect config`: shows settings."""
+"""Runs `meshloom inspect config`: shows settings."""
 
 from layouts.layout import Layout
 from scripts.commands.common import settings_of, write_json

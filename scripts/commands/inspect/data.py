@@ -1,4 +1,4 @@
-"""`meshloom inspect data`: shows packed rows."""
+"""Runs `meshloom inspect data`: shows packed rows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Flags of `meshloom inspect`."""
+"""Defines the flags of `meshloom inspect`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

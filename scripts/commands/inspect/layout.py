@@ -1,4 +1,4 @@
-"""`meshloom inspect layout`: shows the problems and placements of a layout."""
+"""Runs `meshloom inspect layout`: shows the problems and placements of a layout."""
 
 from configs.errors import UserError
 from layouts.layout import Layout

@@ -1,4 +1,4 @@
-"""`meshloom inspect params`: shows the weights of a model."""
+"""Runs `meshloom inspect params`: shows the weights of a model."""
 
 import jax
 import numpy as np

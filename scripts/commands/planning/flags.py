@@ -1,4 +1,4 @@
-"""Flags of `meshloom plan` and `meshloom layouts`."""
+"""Defines the flags of `meshloom plan` and `meshloom layouts`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

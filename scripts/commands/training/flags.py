@@ -1,4 +1,4 @@
-"""Flags of `meshloom train`, `prepare`, `report` and `supervise`."""
+"""Defines the flags of `meshloom train`, `prepare`, `report` and `supervise`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

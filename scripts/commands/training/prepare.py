@@ -1,4 +1,4 @@
-"""`meshloom prepare`: tokenizes and packs a task."""
+"""Runs `meshloom prepare`: tokenizes and packs a task."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""`meshloom report`: draws the curves of a run as pictures and as one page."""
+"""Runs `meshloom report`: plots the curves of a run as pictures and as one page."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""`meshloom supervise`: restarts a command that fails."""
+"""Runs `meshloom supervise`: restarts a command that fails."""
 
 import re
 import signal
