@@ -33,6 +33,7 @@ class Cloud:
     """Share of the requests that fail."""
     failures: int = 0
     chance: random.Random = dataclasses.field(default_factory=lambda: random.Random(0))
+    uploads: dict[str, Any] = dataclasses.field(default_factory=dict)
     writing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
@@ -71,7 +72,9 @@ class Cloud:
         return json.loads(body)["generation"] if status == 200 else "0"
 
     def answer(self, method: str, path: str, body: bytes, headers: Any) -> Any:
-        """Adds what the emulator lacks: moves, conditions on the generation, and its header."""
+        """Adds what the emulator lacks: moves, conditions on the generation and its header, and
+        the last part of an upload that is sent twice.
+        """
         move = re.fullmatch(r"(/storage/v1/b/([^/]+)/o/[^/]+)/moveTo/o/([^/?]+)(\?.*)?", path)
         if move:
             copied = self.forward("POST", f"{move[1]}/rewriteTo/b/{move[2]}/o/{move[3]}")
@@ -83,6 +86,13 @@ class Cloud:
                 status, kept, content = self.forward(method, path, body, headers)
                 name = urllib.parse.unquote(url.path.partition("/o/")[2])
                 return status, [*kept, ("x-goog-generation", self.generation(name))], content
+        if "upload_id=" in url.query:
+            if path not in self.uploads:
+                answer = self.forward(method, path, body, headers)
+                if answer[0] != 200:  # 308: more parts are to come
+                    return answer
+                self.uploads[path] = answer
+            return self.uploads[path]
         if method == "GET" or "ifGenerationMatch=" not in path:
             return self.forward(method, path, body, headers)
         query = urllib.parse.parse_qs(url.query)

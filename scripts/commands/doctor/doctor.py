@@ -82,7 +82,7 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
         every["disk of --model_dir"] = lambda: disk.disk(
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
-        every["run"] = lambda: runs.run_files(model_dir)
+        every["run"] = lambda: runs.run_files(model_dir, flags.data)
     every["data"] = (
         functools.partial(runs.every_cache, data_dir, flags.data)
         if config is None

@@ -20,7 +20,10 @@ class DoctorFlags:
         "meshloom doctor --model_dir=runs/mine --data",
         "srun meshloom doctor --model_dir=/shared/runs/mine",
     )
-    data: Annotated[bool, Flag("Also reads and checks every row of the cached data.")] = False
+    data: Annotated[
+        bool,
+        Flag("Also reads and checks every row of the cached data and every array of a checkpoint."),
+    ] = False
     data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)

@@ -80,10 +80,13 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
         yield Finding("data", "ok", f"nothing is prepared in {data_dir}")
 
 
-def run_files(model_dir: Path) -> Iterator[Finding]:
+def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
     """Verifies each checkpoint of a run, and the lines of its metrics."""
     with Checkpoints(model_dir) as checkpoints:
-        damages = {step: checkpoints.damage(step) for step in checkpoints.steps()}
+        damages = {
+            step: checkpoints.damage(step, reads_arrays=reads_arrays)
+            for step in checkpoints.steps()
+        }
     whole = [step for step, damage in damages.items() if damage is None]
     for step, damage in damages.items():
         if damage is not None:
@@ -92,7 +95,8 @@ def run_files(model_dir: Path) -> Iterator[Finding]:
             yield Finding("checkpoints", "error", text,
                           shlex.join(["mv", str(folder), f"{folder}.set-aside"]))  # fmt: skip
     if whole:
-        yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are whole")
+        read = ", all arrays read" if reads_arrays else ""
+        yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are whole{read}")
     elif not damages:
         yield Finding("checkpoints", "warning", f"{model_dir} has none",
                       f"meshloom train --model_dir={model_dir}")  # fmt: skip

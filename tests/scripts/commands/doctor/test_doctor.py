@@ -43,6 +43,8 @@ def examine(run: Meshloom, place: Place, *flags: str, code: int) -> Lines:
 def test_nothing_is_wrong_and_nothing_is_left(run: Meshloom, broken: Place) -> None:
     before = {path for path in broken.folder.rglob("*")}
     assert examine(run, broken, code=0) == {}
+    findings = json.loads((broken.folder / "doctor.json").read_text())
+    assert "steps 2, 4 are whole, all arrays read" in [line["text"] for line in findings]
     assert {path for path in broken.folder.rglob("*")} - before == {broken.folder / "doctor.json"}
 
 
