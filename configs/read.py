@@ -78,8 +78,8 @@ class Grammar:
         return Reference(f"%{name}")
 
 
-class TooMuch(SyntaxError):
-    """Reports what gin could read, and no setting needs."""
+class TooLarge(SyntaxError):
+    """Reports text that gin could read, but that is deeper or longer than any setting needs."""
 
 
 class Parser(config_parser.ConfigParser):
@@ -94,7 +94,7 @@ class Parser(config_parser.ConfigParser):
         elif self.current_token.type not in (tokenize.NL, tokenize.COMMENT):
             self.strings = 0
         if self.strings > MAX_STRINGS:
-            raise TooMuch(f"More than {MAX_STRINGS:,} strings in a row.")
+            raise TooLarge(f"More than {MAX_STRINGS:,} strings in a row.")
 
 
 class Reader:
@@ -204,7 +204,7 @@ class Reader:
         elif isinstance(error, tokenize.TokenError):
             line = error.args[1][0]
         elif isinstance(error, RecursionError):
-            error = TooMuch(TOO_DEEP)
+            error = TooLarge(TOO_DEEP)
         lines = text.splitlines() or [""]
         wrong = lines[min(line, len(lines)) - 1].strip()
         origin = f"{file}:{line}" if file else FLAG
@@ -237,7 +237,7 @@ class Reader:
 
 def _check_depth(value: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
-        raise TooMuch(TOO_DEEP)
+        raise TooLarge(TOO_DEEP)
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):
@@ -277,7 +277,7 @@ def _remedy(text: str, error: Exception, file: str | None) -> str:
     reason = brief(reason.splitlines()[-1].strip().rstrip(".")) + "."
     name, equals, value = (part.strip() for part in text.partition("="))
     named = equals and re.fullmatch(r"[\w/.]+", name)
-    if isinstance(error, TooMuch) or (named and value and value[0] in "([{@%"):
+    if isinstance(error, TooLarge) or (named and value and value[0] in "([{@%"):
         return reason
     if not named or not value:
         name, value = name if named else "Name.parameter", "value"

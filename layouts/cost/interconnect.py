@@ -14,7 +14,7 @@ from layouts.device_order import CHIP_AXES, CORE
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
 
 
-class Along(NamedTuple):
+class GroupOnAxis(NamedTuple):
     """Describes how a group of devices lies along one axis of the torus."""
 
     chips: int  # of the group
@@ -86,7 +86,7 @@ class Slice:
     def peak_flops(self) -> float:
         return self.devices * self.chip.peak_flops
 
-    def along(self, coordinates: np.ndarray) -> tuple[Along, ...]:
+    def along(self, coordinates: np.ndarray) -> tuple[GroupOnAxis, ...]:
         """Returns how chips at these coordinates lie along each axis in which they differ."""
         along = []
         for axis, extent in enumerate(self.extents):
@@ -95,7 +95,7 @@ class Slice:
                 continue
             stride = int(places[-1] - places[0]) // (len(places) - 1)
             ring = extent % self.chip.wraps == 0 and len(places) * stride == extent
-            along.append(Along(len(places), stride, ring))
+            along.append(GroupOnAxis(len(places), stride, ring))
         return tuple(along)
 
     def seconds(self, kind: str, size_bytes: float, places: np.ndarray) -> float:

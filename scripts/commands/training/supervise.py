@@ -52,11 +52,11 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
         raise UserError(f"{command[0]}: {error.strerror}.") from None
     received: list[int] = []
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in STOPS}
+    before = {number: signal.signal(number, forward) for number in STOPS}
     try:
         code = process.wait()
     finally:

@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from layouts.cost.collectives import Collective
 from layouts.cost.hardware import LINK_UTILISATION
-from layouts.cost.interconnect import Along, Slice
+from layouts.cost.interconnect import GroupOnAxis, Slice
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates, seconds
 
@@ -69,9 +69,9 @@ def test_cores_of_a_chip_use_no_link() -> None:
 
 
 def test_a_group_lies_along_the_axes_in_which_it_differs() -> None:
-    assert POD.along(row(8, stride=4)) == (Along(8, 4, True),)
-    assert POD.along(row(8)) == (Along(8, 1, False),)
-    assert POD.along(square(32)) == (Along(32, 1, True),) * 2
+    assert POD.along(row(8, stride=4)) == (GroupOnAxis(8, 4, True),)
+    assert POD.along(row(8)) == (GroupOnAxis(8, 1, False),)
+    assert POD.along(square(32)) == (GroupOnAxis(32, 1, True),) * 2
 
 
 def test_cores_are_numbered_as_tpus_number_them() -> None:
