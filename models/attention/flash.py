@@ -12,7 +12,7 @@ import jax
 from layouts.einsum import mesh_device
 from layouts.layout import Layout
 from models.attention.splash import splash_attention
-from models.attention.triton import triton_attention
+from models.attention.triton import has_kernels, triton_attention
 from models.spec import TransformerSpec
 
 Array = jax.Array
@@ -129,7 +129,7 @@ def kernel_of_mesh(*, interpreted: bool) -> Kernel | None:
     if device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS):
         return Kernel("splash")
     if device.platform == "gpu" and device.device_kind.startswith(NEW_GPUS):
-        return Kernel("triton")
+        return Kernel("triton") if has_kernels() else None
     if device.platform == "cpu" and interpreted:
         return Kernel("splash", interpret=True)
     return None

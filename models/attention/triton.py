@@ -4,13 +4,15 @@ cuDNN's attention (`jax.nn.dot_product_attention`) takes segments only as a mask
 keys, which goes to memory.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+import importlib.util
+import warnings
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
+MODULE = "jax.experimental.pallas.ops.gpu.attention"
 
 Array = jax.Array
 
@@ -33,9 +35,6 @@ def triton_attention(
     interpret: bool,
 ) -> Array:
     """Attends within the segments of rows whose keys are their queries, on one device."""
-    # Imported here, because most runs on CPUs never need it.
-    from jax.experimental.pallas.ops.gpu.attention import mha
-
     rows, kv_heads, queries, length, width = q_BJQLK.shape
     heads = kv_heads * queries
 
@@ -45,30 +44,35 @@ def triton_attention(
         return jnp.swapaxes(x_BJQMK.reshape(rows, heads, -1, width), 1, 2)
 
     q_BLHK = jnp.swapaxes(q_BJQLK.reshape(rows, heads, length, width), 1, 2)
-    y_BLHK = mha(
+    kernels = jax_kernels()
+    y_BLHK = kernels.mha(
         q_BLHK,
         repeated(k_BJMK),
         repeated(v_BJMK),
         segments_BL,
         causal=causal,
-        block_sizes=block_sizes(width * q_BJQLK.dtype.itemsize),
+        block_sizes=kernels.BlockSizes(**block_sizes(width * q_BJQLK.dtype.itemsize)),
         interpret=interpret,
     )
     return jnp.swapaxes(y_BLHK, 1, 2).reshape(q_BJQLK.shape)
 
 
-def block_sizes(token_bytes: int) -> "BlockSizes":
-    """Returns the sizes of blocks for tokens of so many bytes in a head."""
-    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
+def has_kernels() -> bool:
+    """Tells whether this version of JAX has the kernels: since 0.12 they are deprecated."""
+    return importlib.util.find_spec(MODULE) is not None
 
+
+def jax_kernels() -> ModuleType:
+    """Imports JAX's kernels, when they are needed: most runs on CPUs never do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return importlib.import_module(MODULE)
+
+
+def block_sizes(token_bytes: int) -> dict[str, int]:
+    """Returns the sizes of blocks for tokens of so many bytes in a head."""
     fitting = BLOCK_BYTES // token_bytes
     block = max(MIN_BLOCK, min(MAX_BLOCK, 1 << (fitting.bit_length() - 1)))
     backward = min(block, BACKWARD_BLOCK)
-    return BlockSizes(
-        block_q=block,
-        block_k=block,
-        block_q_dkv=backward,
-        block_kv_dkv=backward,
-        block_q_dq=backward,
-        block_kv_dq=backward,
-    )
+    names = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    return {"block_q": block, "block_k": block, **dict.fromkeys(names, backward)}

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.pallas.ops.gpu import attention as triton
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash,
 )
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from layouts.cost.kernels import flops_by_kernel
+from models.attention.triton import jax_kernels
 from tests.toys import optax_promotion
 
 B, H, L, K, BLOCK = 2, 3, 1024, 64, 256
@@ -43,6 +43,7 @@ def test_splash_attention_computes_blocks_up_to_the_diagonal(causal: bool, share
 @pytest.mark.parametrize("causal", [True, False])
 def test_loops_of_a_kernel_run_from_bounds_that_depend_on_the_block(causal: bool) -> None:
     names = ("q", "k", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
+    triton = jax_kernels()
     sizes = triton.BlockSizes(**{f"block_{name}": BLOCK for name in names})
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -230,6 +230,7 @@ def argument(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")  # JAX 0.12
 def test_the_kernel_for_gpus_lowers_without_one() -> None:
     """Its blocks, types and shards; whether they fit into shared memory only a GPU says."""
     layout = SPLITS["batch and heads"]
