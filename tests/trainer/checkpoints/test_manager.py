@@ -350,9 +350,9 @@ def test_a_flipped_bit_of_a_large_file_is_noticed_by_the_chunk(
         assert file.stat().st_size > 50_000
         contents = file.read_bytes()
         undamaged = checkpoints.restore(abstract(states[2]))
-        wrong = noticed = 0
-        places = np.linspace(0, 8 * len(contents) - 1, 12, dtype=int)
-        for place in places:  # also by a reader that has restored the undamaged one
+        wrong = 0
+        # The reader has restored the undamaged one.  A bit that belongs to no array may go unseen.
+        for place in np.linspace(0, 8 * len(contents) - 1, 12, dtype=int):
             changed = bytearray(contents)
             changed[place // 8] ^= 1 << place % 8
             file.write_bytes(changed)
@@ -361,11 +361,11 @@ def test_a_flipped_bit_of_a_large_file_is_noticed_by_the_chunk(
             if step == 2:
                 wrong += not is_same(state, undamaged[0])
             else:
-                noticed += is_same(state, states[1])
+                assert is_same(state, states[1])
     gc.collect()  # prints what Orbax left, if anything
     lines = capsys.readouterr().err.splitlines()  # Meshloom's, where an earlier test shows its log
     noise = [line for line in lines if not line.startswith("checkpoint 2 is damaged")]
-    assert (wrong == 0, noticed == len(places), noise) == (checksums, checksums, [])
+    assert ((wrong == 0), noise) == (checksums, [])
 
 
 def test_orbax_bookkeeping_may_be_lost(three: Checkpoints, log_lines: list[str]) -> None:
