@@ -150,12 +150,20 @@ def test_the_docs_show_the_limits_of_the_kernels() -> None:
     assert table() in (ROOT / "docs" / "attention.md").read_text()
 
 
+def mesh_of(kind: str, platform: str, **sizes: int) -> AbstractMesh:
+    """Makes a mesh of devices that are not there."""
+    return AbstractMesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Explicit,) * len(sizes),
+        abstract_device=AbstractDevice(device_kind=kind, num_cores=None, platform=platform),
+    )
+
+
 def chosen(kind: str, platform: str, **changes: Any) -> Choice:
     """Returns the choice of an attention on devices of a kind."""
-    device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
     spec = toy(**{"d_kv": 64, **changes.pop("spec", {})})
-    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Explicit,), abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)):
         return choose(Call(**{"spec": spec, "layout": WHOLE, "lengths": (256, 256), **changes}))
 
 
@@ -225,7 +233,7 @@ def test_each_limit_has_a_test() -> None:
 
 
 def argument(
-    layout: Layout, mesh: Mesh, axes: str, shape: tuple[int, ...], dtype: str
+    layout: Layout, mesh: Mesh | AbstractMesh, axes: str, shape: tuple[int, ...], dtype: str
 ) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
 
@@ -240,8 +248,8 @@ def test_the_kernel_for_gpus_lowers_without_one() -> None:
         y_BJQLK = flash_attention(layout, Kernel("triton"), *arrays, causal=True)
         return jnp.sum(y_BJQLK.astype(jnp.float32))
 
-    mesh = make_mesh(layout)
-    with jax.set_mesh(mesh), optax_promotion():
+    mesh = mesh_of("NVIDIA H100 80GB HBM3", "gpu", data=2, model=2)
+    with jax.sharding.use_abstract_mesh(mesh), optax_promotion():
         traced = jax.jit(jax.grad(objective, argnums=(0, 1))).trace(
             argument(layout, mesh, "BJQLK", (2, 4, 2, 256, 128), "bfloat16"),
             argument(layout, mesh, "BJMK", (2, 4, 256, 128), "bfloat16"),
