@@ -14,7 +14,14 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.attention.plain import dot_product_attention, unnormalized_probs
 from models.initializers import Weights
-from models.positions import RelativeBias, relative_buckets, rotate, rotation_of
+from models.positions import (
+    RelativeBias,
+    relative_buckets,
+    rotate,
+    rotation_of,
+    swap_by_product,
+    swap_halves,
+)
 from tests.toys import WHOLE, toy
 
 SPEC = toy(positions="relative", buckets=7, max_distance=20)
@@ -55,6 +62,12 @@ def test_rotation_multiplies_pairs_by_complex_numbers_and_its_gradient_divides()
         (dx_BJMK,) = pull(jnp.asarray(dy_BJMK))
     np.testing.assert_allclose(y_BJMK, times(x_BJMK, np.exp(1j * angles)), rtol=0, atol=2e-5)
     np.testing.assert_allclose(dx_BJMK, times(dy_BJMK, np.exp(-1j * angles)), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_product_swaps_halves_exactly(dtype: jnp.dtype) -> None:
+    x = jax.random.normal(jax.random.key(0), (3, 5, 6), dtype)
+    np.testing.assert_array_equal(swap_by_product(x), swap_halves(x).astype(jnp.float32))
 
 
 @functools.cache
