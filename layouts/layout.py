@@ -309,15 +309,23 @@ class Layout:
     ) -> Callable[..., Array]:
         """Maps a function over the shards of tensors, whose axes "GSD,GS->GSD" names.
 
-        Operands are placed so first.  Other devices' shards are reached by collectives only
-        (`jax.lax.psum` and the like).  `check_vma` is JAX's; kernels need it to be False.
+        Operands are placed so first; one named "*" stays as it is placed.  Other devices' shards
+        are reached by collectives only (`jax.lax.psum` and the like).  `check_vma` is JAX's;
+        kernels need it to be False.
         """
         terms, result = equation.split("->")
-        placed = tuple(self.place(axes) for axes in terms.split(","))
-        mapped = jax.shard_map(
-            function, in_specs=placed, out_specs=self.place(result), check_vma=check_vma
-        )
-        return lambda *operands: mapped(*map(jax.sharding.reshard, operands, placed))
+
+        def mapped(*operands: Array) -> Array:
+            placed = tuple(
+                jax.typeof(operand).sharding.spec if axes == "*" else self.place(axes)
+                for operand, axes in zip(operands, terms.split(","), strict=True)
+            )
+            run = jax.shard_map(
+                function, in_specs=placed, out_specs=self.place(result), check_vma=check_vma
+            )
+            return run(*map(jax.sharding.reshard, operands, placed))
+
+        return mapped
 
     def without(self, *axes: str) -> "Layout":
         """Returns the layout without the rules of some axes, which are then whole."""

@@ -100,7 +100,6 @@ TESTED_ELSEWHERE = {
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
-    "layouts/shards.py": "layouts/test_random_bytes.py",
     "models/api.py": "models/test_transformer.py",  # protocols
     "models/architectures.py": "models/test_sizes.py",  # a name for gin files
     "models/attention/*": "models/attention/test_flash.py",  # kernels

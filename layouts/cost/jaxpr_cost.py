@@ -31,7 +31,8 @@ from layouts.layout import Entry, mesh_axes
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
 MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce",
-          "all_gather": "all-gather", "all_to_all": "all-to-all"}  # fmt: skip
+          "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+          "all_to_all": "all-to-all"}  # fmt: skip
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
@@ -276,9 +277,11 @@ class Counter:
     def manual(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
         """Counts the collectives inside a shard_map."""
         names = eqn.params.get("axes") or eqn.params["axis_name"]
+        kind = MANUAL[eqn.primitive.name]
+        tensors = eqn.outvars if kind == "reduce-scatter" else eqn.invars
         for mesh_axis in (names,) if isinstance(names, str) else names:
-            for v in eqn.invars if mesh_axis in self.mesh else ():
-                yield Transfer(MANUAL[eqn.primitive.name], mesh_axis, self.local(v))
+            for v in tensors if mesh_axis in self.mesh else ():
+                yield Transfer(kind, mesh_axis, self.local(v))
 
 
 def exchange(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout, mesh_axes
 from layouts.random_bytes import random_bytes_of_shard
-from layouts.shards import shard_index
+from layouts.shards import gather_shard, is_gatherable, shard_index
 from models.moe.routing import Routing
 
 Array = jax.Array
@@ -132,13 +132,20 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
     id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
     id_Gsi = id_Gs1 + layout.iota("Gsi", shape, "i")
+    stored = [jax.typeof(weight).sharding.spec for weight in weights.values()]
+    gathered = [layout.place(f"{e}(G)" + name[-2:].replace("D", "d")) for name in weights]
+    stored = [
+        before if is_gatherable(before, after, group_axes) else after
+        for before, after in zip(stored, gathered, strict=True)
+    ]
 
     def run(
-        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *stored: Array
+        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
     ) -> Array:
         # Marked alike for the hand-written gradients; JAX adds up what was the same on all devices.
         x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
-        shards = [jax.lax.pcast(x, group_axes, to="varying") for x in stored]
+        parts = zip(shards, stored, gathered, strict=True)
+        shards = tuple(gather_shard(*part, group_axes) for part in parts)
         expert_Gsi -= shard_index(expert_axes) * len(shards[0])
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         routed = RoutedTokens(x_Gsd, expert_Gsi, gate_Gsi, id_Gsi)
@@ -146,9 +153,9 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"({e})G(F){axes}" for axes in ("sd", "si", "si", "si")]
-    weight_terms = [f"{e}(G)" + name[-2:].replace("D", "d") for name in weights]
-    mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *weight_terms])}->{tokens[0]}")
-    arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *weights.values())
+    mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *'*' * len(stored)])}->{tokens[0]}")
+    placed = map(jax.sharding.reshard, weights.values(), stored)
+    arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
     return layout.reshard(mapped(*arrays), "GsD")
 
 

@@ -93,7 +93,8 @@ class MoeLayer(nnx.Module):
         if key is not None and rate:
             drawn_GsD = self.layout.random(jax.random.uniform, key, "GsD", x_GsD.shape)
             wide_GsD *= 1 + rate * (2 * drawn_GsD - 1)
-        router_De = self.layout.reshard(self.router_DE[...].astype(jnp.float32), "De")
+        router_De = self.router_DE[...].astype(jnp.float32)
+        router_De = self.layout.reshard(router_De, "De", stored=True)
         return self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
 
 

@@ -1,19 +1,21 @@
 """Plans: the trace and the compiled program agree, and say what a run costs."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
-from layouts.cost.collectives import by_mesh_axis
+from layouts.cost.collectives import Collective, by_mesh_axis
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, has_tpu_compiler, topology_mesh
+from layouts.mesh import abstract_mesh, has_tpu_compiler, mesh_sizes, topology_mesh
 from models.architectures import Transformer
-from models.spec import AttentionKind, Precision
+from models.spec import AttentionKind, Moe, Precision
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
+    EXPERTS,
     LAYOUTS,
     PAIR_TASK,
     RUNS,
@@ -221,6 +223,30 @@ def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
         plan = plan_step(step, slice, compile_step(step))
     assert plan.fits and plan.memory.needed_bytes < 2**30
     assert plan.work.kernels
+
+
+def largest_sum_bytes(collectives: Iterable[Collective], mesh_axis: str) -> int:
+    """The bytes of the largest array that devices along a mesh axis add up whole."""
+    return max(c.bytes for c in collectives if c.kind == "all-reduce" and mesh_axis in c.mesh_axes)
+
+
+@pytest.mark.parametrize("combined_qkv", [False, True])
+@pytest.mark.parametrize(
+    ("name", "mesh_axis"),
+    [("fsdp", "data"), ("two_dimensional", "x"), ("three_dimensional", "fsdp")],
+)
+def test_gradients_of_gathered_weights_are_scattered(
+    name: str, mesh_axis: str, combined_qkv: bool
+) -> None:
+    """Only vectors are added up whole: the scales of norms, and figures of the experts."""
+    model = dataclasses.replace(
+        EXPERTS, layers=2, positions="learned", tied=False, combined_qkv=combined_qkv, gated=True,
+        moe=Moe(experts=16, dispatch="dropless"),
+    )  # fmt: skip
+    layout = layout_named(name)
+    with optax_promotion():
+        step = trace_step(toy_run(model), layout, abstract_mesh(mesh_sizes(layout.mesh, 8)))
+    assert largest_sum_bytes(step.cost.collectives, mesh_axis) <= 4 * model.d_model
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
