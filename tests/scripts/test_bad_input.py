@@ -249,3 +249,53 @@ def test_a_truncated_checkpoint_is_passed_over(
     assert answer.code == 0
     assert "4" in answer.error and "2" in answer.error
     assert '"step": 2' in (tmp_path / "j").read_text()
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/x", "gs:/bucket/x", "file:///tmp/x"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train --model_dir=X FLAGS",
+        "train --model_dir=new --data_dir=X --gin_file=layouts/whole.gin",
+        "train --model_dir=new FLAGS --gin_file=X",
+        "train --model_dir=new FLAGS --gin_param=Task.name='new' --gin_param=TextFiles.train='X'",
+        "train --model_dir=new FLAGS --gin_param=Task.word_list='X'",
+        "train --model_dir=new FLAGS --gin_param=SentencePiece.model_file='X'",
+        "train --model_dir=new FLAGS --gin_param=Run.start_from='X'",
+        "train --model_dir=new FLAGS --gin_import_path=X",
+        "prepare FLAGS --gin_param=Task.source=@Tfds() --gin_param=Tfds.folder='X'"
+        " --gin_param=Tfds.name='lm1b' --gin_param=Tfds.feature='text' --gin_param=Task.name='new'",
+        "evaluate --model_dir=RUN --input=X",
+        "evaluate --model_dir=RUN --json=X",
+        "decode --model_dir=RUN --input=X",
+        "decode --model_dir=RUN --input=text --output=X",
+        "score --model_dir=RUN --input=X",
+        "inspect checkpoint --model_dir=X",
+        "inspect data --model_dir=RUN --data_dir=X",
+        "report --model_dir=X",
+        "doctor --data_dir=X",
+        "compare --system=X --references=text",
+        "compare --system=text --references=X",
+        "gains --baseline=X --evaluation=text --output=x.png",
+        "import t5 --input=X --model_dir=new",
+        "export t5 --model_dir=RUN --output=X",
+        "supervise -- false --model_dir=X",
+    ],
+)
+def test_a_path_of_another_scheme_is_refused_everywhere(
+    run: Meshloom,
+    trained: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("kara lost\n")
+    words = arguments.replace("X", name).replace("RUN", str(trained.folder / "run")).split(" ")
+    at = words.index("FLAGS") if "FLAGS" in words else None
+    if at is not None:
+        words[at : at + 1] = trained.flags()
+    error = refused(run, *words)
+    assert f"{name}: " in error and "gs://bucket/name" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
