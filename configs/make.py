@@ -20,7 +20,7 @@ _Chain = tuple[tuple[Reference, tuple[str, ...]], ...]  # references being follo
 
 @dataclass(frozen=True, kw_only=True)
 class SettingValue:
-    """Holds one parameter of a spec in use; `origin` is "default" for a value nobody bound."""
+    """Holds one parameter of a spec in use; `origin` is "default" if no file or flag binds it."""
 
     name: str
     value: Any
@@ -51,7 +51,7 @@ class Maker:
     def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
         """Makes one spec; `_FAILED` after a problem, so that what holds it is still checked.
 
-        base: the instance that stands as a default in a field; what is bound goes on top of it.
+        base: the default instance of a field, which bindings override.
         """
         bound, values = self._bound(cls, scopes), {}
         for field in dataclasses.fields(cls):

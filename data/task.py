@@ -1,6 +1,6 @@
 """Defines tasks: which text, which vocab, and how examples lie in rows.
 
-What differs between kinds of tasks stands in their methods: nothing else asks for the kind.
+What differs between kinds of tasks is in their methods: nothing else checks the kind.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Pads axes that do not divide over their mesh axes to the next size that does, and masks them.
 
-Lepikhin et al. 2020 (GShard), section 3.3.3.  A rule that ends in "+" asks for it: "heads:model+".
+Lepikhin et al. 2020 (GShard), section 3.3.3.  A rule that ends in "+" does this: "heads:model+".
 Only what devices hold is padded: what is drawn, counted and saved has true sizes.
 """
 

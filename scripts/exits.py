@@ -30,7 +30,7 @@ LOSS_S = 5.0
 def exits(call: Callable[[], object]) -> NoReturn:
     """Calls and exits: 0 when all went well, 2 for bad usage or input, 1 for a failed run.
 
-    The other processes of a run are told of a failure, and waited for where there is none.
+    The other processes of a run learn of a failure; without one, this process waits for them.
     """
     try:
         call()

@@ -17,7 +17,7 @@ PROMPTS = ("Return the", "This function", "If the array")
 
 
 def main() -> None:
-    """Trains (or goes on where it was stopped), evaluates on the test split, prints samples."""
+    """Trains (or resumes), evaluates on the test split, prints samples."""
     start_devices()
     train(TrainFlags(model_dir=MODEL_DIR, settings=SettingsFlags(gin_file=(GIN_FILE,))))
     model, text = CheckpointFlags(model_dir=MODEL_DIR), TextFlags(split="test")

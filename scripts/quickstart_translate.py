@@ -21,7 +21,7 @@ SHOWN = 10
 
 
 def main() -> None:
-    """Trains (or goes on where it was stopped), measures BLEU on the test split, shows examples."""
+    """Trains (or resumes), measures BLEU on the test split, shows examples."""
     start_devices()
     train(TrainFlags(model_dir=MODEL_DIR, settings=SettingsFlags(gin_file=(GIN_FILE,))))
     model, text = CheckpointFlags(model_dir=MODEL_DIR), TextFlags(split="test")

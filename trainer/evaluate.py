@@ -93,7 +93,7 @@ def evaluate(
 
     The parts of a mixture are named; other rows have none.  Sums are added on the host in double
     precision.  Where batches are left out, each part counts by all its tokens, and words and bytes
-    are scaled alike.  The criterion says whether experts drop the tokens beyond their evaluation
+    are scaled equally.  The criterion says whether experts drop the tokens beyond their evaluation
     capacity, as validation during training does, or none, as decoding.
     """
     chosen = chosen_rows(rows, batch_sequences, batches)

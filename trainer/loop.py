@@ -115,7 +115,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
 
 def open_checkpoints(job: TrainJob) -> Checkpoints:
-    """Returns the checkpoints of the model directory, of which those that the run asks for stay."""
+    """Returns the checkpoints of the model directory, with the run's rules for keeping them."""
     return Checkpoints(
         job.model_dir,
         keep_last=job.run.keep_last,

@@ -250,7 +250,7 @@ def inputs(targets_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
 
 
 def _continues(segments_BL: np.ndarray) -> np.ndarray:
-    """Returns which places go on with the segment of the place before."""
+    """Returns which places continue the segment of the place before."""
     same = np.zeros(segments_BL.shape, bool)
     np.equal(segments_BL[:, 1:], segments_BL[:, :-1], out=same[:, 1:])
     return same & (segments_BL > 0)

@@ -46,7 +46,7 @@ def tagged(line: str, tag: str | None) -> str:
 def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
     """Returns the tag to write in front of source lines, one of those that a task knows.
 
-    None asks for the only tag, or for none where the task knows none.
+    None stands for the only tag, or for none if the task has none.
     """
     if tag is None and len(tags) <= 1:
         return tags[0] if tags else None

@@ -67,7 +67,7 @@ class UnexpectedTraffic:
         more = "more" if self.compiled_bytes > self.expected_bytes else "less"
         return (
             f"over {self.mesh_axis} a device receives {self.compiled_bytes / 1e6:,.1f} MB a step, "
-            f"{more} than the {self.expected_bytes / 1e6:,.1f} MB that the layout asks for: "
+            f"{more} than the {self.expected_bytes / 1e6:,.1f} MB that the layout requires: "
             f"{'; '.join(self.sources)}"
         )
 
@@ -98,7 +98,7 @@ def unexpected_traffic(
     mesh: Mapping[str, int],
     tolerance: float = 0.1,
 ) -> list[UnexpectedTraffic]:
-    """Returns mesh axes whose compiled traffic differs from what the layout asks for."""
+    """Returns mesh axes whose compiled traffic differs from what the layout requires."""
     compiled, expected = list(compiled), list(expected)
     compiled_bytes = by_mesh_axis(compiled, mesh)
     expected_bytes = by_mesh_axis(expected, mesh)
@@ -132,15 +132,15 @@ def differences(
 
 
 def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
-    """Merges collectives that are alike, and sorts those that send the most first."""
+    """Merges equal collectives, and sorts those that send the most first."""
 
     def kind(collective: Collective) -> tuple:
         return collective._replace(times=0)
 
     merged = []
     for _, group in itertools.groupby(sorted(collectives, key=kind), key=kind):
-        alike = list(group)
-        merged.append(alike[0]._replace(times=sum(collective.times for collective in alike)))
+        equal = list(group)
+        merged.append(equal[0]._replace(times=sum(collective.times for collective in equal)))
     return sorted(merged, key=lambda collective: -collective.received_bytes)
 
 

@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class Beams(NamedTuple):
-    """Holds the hypotheses that go on, and the best of those that ended."""
+    """Holds the unfinished hypotheses, and the best of the finished ones."""
 
     tokens_BWT: Array
     score_BW: Array  # log-probability
@@ -59,7 +59,7 @@ class Beam:
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
         ends_BU = (token_BU == END) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
-        # An END counts where it is among the best `width`.  The best of the others go on.
+        # An END counts where it is among the best `width`.  The best of the others continue.
         rank_BU = layout.iota("BU", score_BU.shape, "U")
         done_B1 = self.done(state, inputs, step)[:, None]
         stops_BU = ends_BU & (rank_BU < self.width) & (score_BU > -jnp.inf) & ~done_B1

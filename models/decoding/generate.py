@@ -258,7 +258,7 @@ class SeparateCaches:
 def hypothesis_cache(
     layout: Layout, search: Search, rows: int, prompt: int, new_tokens: int
 ) -> SharedCache | SeparateCaches:
-    """Returns the cache arrangement that a search asks for."""
+    """Returns the arrangement of caches for a search."""
     return (SharedCache if search.flat else SeparateCaches)(
         layout, rows, search.width, prompt, new_tokens
     )

@@ -152,7 +152,7 @@ def load_of(
     first_Gse = jnp.where(here_Gsie[:, :, 0], count_Gs1, 0)
     share_Ge = jnp.sum(first_Gse, axis=1) / jnp.maximum(tokens_G1, 1)
     mean_Ge = jnp.sum(gates_Gse * count_Gs1, axis=1) / jnp.maximum(tokens_G1, 1)
-    # Algorithm 1 of GShard, line 13, which is 1 / experts^2 where all are used alike.
+    # Algorithm 1 of GShard, line 13, which is 1 / experts^2 if all are used equally.
     aux_G1 = shape[-1] ** 2 * jnp.mean(share_Ge * mean_Ge, axis=-1, keepdims=True)
     log_z_Gs = jax.nn.logsumexp(logits_Gse, axis=-1)
     entropy_Gs = -jnp.sum(gates_Gse * jnp.log(jnp.maximum(gates_Gse, 1e-30)), axis=-1)

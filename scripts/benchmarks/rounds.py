@@ -69,7 +69,7 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
 
 
 class Worker:
-    """Runs one system in a process of its own; "memory" asks for its peak in bytes."""
+    """Runs one system in a separate process; "memory" requests its peak in bytes."""
 
     def __init__(self, module: str, system: str, *arguments: str, checkout: Path = CHECKOUT):
         command = [sys.executable, "-m", module, f"--worker={system}", *arguments]

@@ -79,7 +79,7 @@ ATTENTION = {
 MLP = {"wi_DF": ("wi", "F D"), "wo_FD": ("wo", "D F")}
 GATED_MLP = {"wg_DF": ("wi_0", "F D"), "wi_DF": ("wi_1", "F D"), "wo_FD": ("wo", "D F")}
 
-# What may be chosen anew for a T5: it changes no weight and no prediction.
+# Settings that are free for a T5: they change no weight and no prediction.
 FREE = (
     "Transformer.dropout", "Transformer.attention_dropout", "Transformer.combined_qkv",
     "Transformer.scan", "Transformer.remat", "Transformer.attention",

@@ -143,7 +143,7 @@ class Compilation(NamedTuple):
     """Memory without the arguments, where a device has no room for the program."""
 
     def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
-        """Returns the estimate from the trace with the memory that the compiler asks for."""
+        """Returns the estimate from the trace with the memory that the compiler requires."""
         assert self.needed_bytes is not None
         return estimate._replace(
             needed_bytes=self.needed_bytes + argument_bytes,
@@ -163,7 +163,7 @@ def excess_flops(executed: float, traced: float) -> str | None:
         return None
     return (
         f"executes {executed / traced:.3g} times the FLOPs of its trace ({executed:.3g} instead of "
-        f"{traced:.3g}): the compiler computes something twice, or on several devices alike"
+        f"{traced:.3g}): the compiler computes something twice, or redundantly on several devices"
     )
 
 

@@ -230,7 +230,7 @@ class DecodePlan(ProgramPlan):
 
     @property
     def executed_flops(self) -> int:
-        """Counts the same with what several devices compute alike."""
+        """Counts the same with what several devices compute redundantly."""
         return self.devices * self.step.output_flops(self.work)
 
     @property

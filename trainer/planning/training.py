@@ -82,7 +82,7 @@ class StepPlan(ProgramPlan):
     model_flops: float
     """FLOPs of a step on all devices that the model needs, nothing computed twice."""
     executed_flops: float
-    """The same with what is recomputed, or computed on several devices alike."""
+    """The same with what is recomputed, or computed redundantly on several devices."""
     traced_flops: float
     """The same by the trace."""
     work: WorkCounts

@@ -11,7 +11,7 @@ from typing import Any
 
 Message = list[Any]
 
-# A host that vanishes closes nothing: the kernel asks for it from time to time, and gives up after
+# A host that vanishes closes nothing: the kernel probes it from time to time, and gives up after
 # 10 + 4 * 5 s.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 

@@ -86,7 +86,7 @@ def reason(fatal: list[bytes]) -> str:
 def delay_abort() -> None:
     """Makes an aborting thread sleep first: its handler is libc's sleep, for SIGABRT = 6 seconds.
 
-    Meanwhile the other threads go on; then it aborts as it would have.
+    Meanwhile the other threads continue; then it aborts as it would have.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p

@@ -55,7 +55,7 @@ class Holder:
 
     @classmethod
     def parse(cls, text: str) -> "Holder | None":
-        """Returns what a lock says; None where nobody trains."""
+        """Returns what a lock says; None where no process trains."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):  # empty, or a process died while it wrote
@@ -107,7 +107,7 @@ def lock(model_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_object(path: Path) -> Iterator[None]:
-    """Locks a model directory of remote storage.  Each beat writes the object anew."""
+    """Locks a model directory of remote storage.  Each beat rewrites the object."""
     lock, holder = ConditionalObject(path), Holder.this_process()
     other = Holder.parse(lock.read())
     if other is not None:

@@ -52,7 +52,7 @@ class TranslationEval(Observer):
 def bleu_observers(
     run: Run, layout: Layout, mesh: Mesh, vocabs: Vocabs
 ) -> tuple[TranslationEval, ...]:
-    """Returns the observer that measures BLEU, where the run asks for it."""
+    """Returns the observer that measures BLEU if the run has bleu_sentences."""
     if not run.bleu_sentences or not run.task.has_source:
         return ()
     return (TranslationEval(run, layout, mesh, vocabs),)

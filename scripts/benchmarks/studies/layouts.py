@@ -50,7 +50,7 @@ def main(
 ) -> None:
     """Searches, measures all, and prints both."""
     simulate_devices(devices)
-    cache_compilations()  # what was broken off goes on
+    cache_compilations()  # an interrupted study resumes
     run = load(gin_file, gin_param).make(Run)
     host = measure_host(jax.devices())
     print_note(str(host))

@@ -92,7 +92,7 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
 
 
 def line(finding: Finding, *, names_processes: bool) -> str:
-    """Writes a finding in a line, and what mends it in a second one."""
+    """Writes a finding in a line, and its fix in a second one."""
     text = f"{finding.status:8} {finding.check}: {finding.text}"
     if names_processes and finding.status != "ok" and finding.processes:
         text += f" ({names(finding.processes)})"

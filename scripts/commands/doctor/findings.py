@@ -14,7 +14,7 @@ class Finding(NamedTuple):
     status: Literal["ok", "warning", "error"]
     text: str
     mend: str | None = None
-    """The command or change that mends it."""
+    """The command or change that fixes it."""
     is_common: bool = False
     """Whether all processes of a run must find the same."""
     processes: tuple[int, ...] = (0,)
@@ -36,7 +36,7 @@ def findings_of(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
 
 
 def failure(check: str, error: Exception) -> Finding:
-    """Makes a finding of an error; the last sentence of ours says what mends it."""
+    """Makes a finding of an error; the last sentence of our messages is the fix."""
     if isinstance(error, UserError | RunError):
         text, _, mend = str(error).rstrip().rpartition("  ")
         return Finding(check, "error", text or mend, mend if text else None)

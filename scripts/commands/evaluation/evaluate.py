@@ -232,7 +232,7 @@ def show(made: list[TranslatedSet], *, is_subset: bool) -> None:
 
 
 def mean_bleu(made: Sequence[TranslatedSet]) -> float:
-    """Averages BLEU over parts, each of which counts alike."""
+    """Averages BLEU over parts with equal weights."""
     return statistics.fmean(one.metrics.bleu.score for one in made)
 
 

@@ -77,7 +77,7 @@ def train(flags: TrainFlags) -> None:
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:
-    """Returns what --profile_steps asks for; a run that was started again may be past it."""
+    """Returns the steps of --profile_steps; a run that resumes may be past them."""
     if flags.profile_steps is None:
         return []
     steps = ProfileSteps.parse(flags.profile_steps, run.steps)
