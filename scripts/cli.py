@@ -52,14 +52,14 @@ def inspect_group() -> None:
 
 @cli.group("import", cls=LazyGroup, work=IMPORT_WORK)
 def import_group() -> None:
-    """Makes a model directory of a model that another library trained."""
+    """Imports a model that another library trained."""
 
 
 @cli.group("export", cls=LazyGroup, work=EXPORT_WORK)
 def export_group() -> None:
-    """Writes a model for another library."""
+    """Exports a model for another library."""
 
 
 @cli.group("bench", cls=BenchmarkGroup, benchmarks=BENCHMARKS)
 def bench_group() -> None:
-    """Measures speed, beside other libraries where these are installed."""
+    """Measures speed, and compares it with other libraries if they are installed."""

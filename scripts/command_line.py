@@ -167,7 +167,20 @@ class Command(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """Shows in its help the first paragraph of each command's help, in full."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            assert command is not None
+            rows.append((name, " ".join((command.help or "").split("\n\n")[0].split())))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class LazyGroup(Group):
     """Imports a command's flags when its help or its run needs them, its work when it runs.
 
     `work` gives, for each command, the dataclass of its flags and the function that takes one, as
@@ -190,7 +203,7 @@ class LazyGroup(click.Group):
         return command_of(cmd_name, imported(flags), function)
 
 
-class BenchmarkGroup(click.Group):
+class BenchmarkGroup(Group):
     """Imports a benchmark, scripts/benchmarks/NAME.py, when its help or its run needs it."""
 
     def __init__(self, *arguments: Any, benchmarks: Sequence[str], **settings: Any) -> None:
@@ -224,7 +237,6 @@ def command_of(name: str, flags: type, function: str) -> Command:
         callback=call,
         params=list(parameters_of(flags)),
         help=text,
-        short_help=" ".join(text.split("\n\n")[0].split()),
     )
     command.examples = getattr(flags, "EXAMPLES", ())
     return command

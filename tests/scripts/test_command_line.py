@@ -171,3 +171,12 @@ def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
 def test_an_integer_beyond_int32_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="not between"):
         cli.cli.main(["layouts", f"--simulate_devices={2**31}"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("group", [[], ["inspect"], ["import"], ["export"], ["bench"]])
+def test_a_group_shows_whole_sentences(
+    capsys: pytest.CaptureFixture[str], group: list[str]
+) -> None:
+    cli.cli.main([*group, "--help"], standalone_mode=False)
+    listed = capsys.readouterr().out.partition("Commands:")[2]
+    assert listed.strip().endswith(".") and "..." not in listed
