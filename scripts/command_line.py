@@ -248,7 +248,11 @@ def imported(path: str) -> Any:
     return getattr(importlib.import_module(f"scripts.commands.{module}"), name)
 
 
-def is_given(field: str) -> bool:
-    """Returns whether the command line of the running command gives a flag."""
-    source = click.get_current_context().get_parameter_source(field)
-    return source is click.core.ParameterSource.COMMANDLINE
+def given_flag(field: str) -> str | None:
+    """Returns a flag as the command line gives it, such as --apart; None if it does not."""
+    context = click.get_current_context()
+    if context.get_parameter_source(field) is not click.core.ParameterSource.COMMANDLINE:
+        return None
+    [option] = [parameter for parameter in context.command.params if parameter.name == field]
+    is_off = context.params[field] is False and option.secondary_opts
+    return (option.secondary_opts if is_off else option.opts)[0]

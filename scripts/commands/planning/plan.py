@@ -6,7 +6,7 @@ from typing import Any
 from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
-from scripts.command_line import is_given
+from scripts.command_line import given_flag
 from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import best_plan, read_inputs
@@ -35,8 +35,8 @@ def plan(flags: PlanFlags) -> None:
         plan_decoding(flags)
         return
     for field in dataclasses.fields(DecodePlanFlags):
-        if is_given(field.name):
-            raise UserError(f"--{field.name} needs --decode.  Add it.")
+        if (flag := given_flag(field.name)) is not None:
+            raise UserError(f"{flag} needs --decode.  Add it.")
     if flags.compare != bool(flags.layouts):
         raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
     if flags.compare and flags.html is not None:

@@ -41,7 +41,7 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (["--beam=4"], "--beam needs --decode.  Add it"),
-        (["--apart"], "--flat needs --decode"),
+        (["--apart"], "--apart needs --decode"),
         (["--decode", "--compare", "layouts/fsdp.gin"], "plans one layout"),
         (
             ["--compare", "layouts/fsdp.gin", "--html=page.html"],
