@@ -165,7 +165,7 @@ def has_reason(case: Case, problem: Problem) -> bool:
         return False
     rules = [pairs(rule.rstrip("?+"))[0] for rule in cited]
     if problem.code == "duplicate-rule":
-        each = [Counter(rule.rstrip("?+") for rule in own) for own in written.values()]
+        each = [Counter(rule.rstrip("?+") for rule in of_field) for of_field in written.values()]
         return any(counts[cited[0].rstrip("?+")] > 1 for counts in each)
     if problem.code == "conflict":
         return "?" not in problem.rule and meet(case, *rules)
@@ -173,8 +173,8 @@ def has_reason(case: Case, problem: Problem) -> bool:
         shards = math.prod(mesh_sizes(layout.mesh, None)[mesh_axis] for _, mesh_axis in rules)
         return any(size % shards for axis, _ in rules for size in sizes_of(case, axis))
     fields = {
-        field: ";".join(rule for rule in own if rule in cited)
-        for field, own in written.items()
+        field: ";".join(rule for rule in of_field if rule in cited)
+        for field, of_field in written.items()
         if f"Layout.{field}" in problem.rule
     }
     alone = dataclasses.replace(layout, **{"rules": "", "param_rules": "", **fields})

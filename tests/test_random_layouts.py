@@ -66,12 +66,12 @@ def test_the_search_has_all_kinds_of_models_and_layouts() -> None:
     some = [numbered_case(number)[0] for number in range(0, 4000, LAYOUTS_A_RUN // 2)]
     assert min(Counter(case.kind for case in some).values()) > 20
     assert len({case.kind for case in some}) == 8
-    seen = Counter(
+    counts = Counter(
         (name, getattr(case.spec, name))
         for case in some
         for name in ("positions", "remat", "scan", "attention_chunks", "loss_chunks", "tied")
     )
-    assert len(seen) == 17 and min(seen.values()) > 50
+    assert len(counts) == 17 and min(counts.values()) > 50
     rules = Counter(
         rule.partition(":")[0] for case in some for rule in case.layout.rules.split(";")
     )

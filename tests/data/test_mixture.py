@@ -38,8 +38,8 @@ def test_short_stretches_have_the_rates_too(mix):
 def test_no_row_of_a_part_is_lost_or_comes_twice_in_its_epoch(mix):
     ids = mix.row_ids(3, np.arange(5 * BLOCK))
     for part, (first, rows) in enumerate(zip(np.cumsum(ROWS) - ROWS, ROWS, strict=True)):
-        own = ids[parts_of(ids) == part]
-        epochs = own[: len(own) // rows * rows].reshape(-1, rows)
+        part_ids = ids[parts_of(ids) == part]
+        epochs = part_ids[: len(part_ids) // rows * rows].reshape(-1, rows)
         assert len(epochs) > 10
         assert (np.sort(epochs, axis=1) == np.arange(first, first + rows)).all()
         assert len(set(map(tuple, epochs))) > 0.9 * len(epochs) or rows < 6

@@ -57,8 +57,10 @@ def test_separate_vocabs_are_trained_on_a_side_each(source):
     vocabs, lines = made(task_of(source, source_size=310))
     assert (vocabs.source.size, vocabs.target.size) == (310, 320)
     assert lines == ["x: source vocab of 310 sub-words", "x: target vocab of 320 sub-words"]
-    own, other = (len(vocabs.source.encode([side[0]])[0]) for side in (SOURCES, TARGETS))
-    assert own < other / 1.5
+    by_source_vocab, other = (
+        len(vocabs.source.encode([side[0]])[0]) for side in (SOURCES, TARGETS)
+    )
+    assert by_source_vocab < other / 1.5
 
 
 def test_given_vocabs_are_taken_and_a_missing_one_trained(source):

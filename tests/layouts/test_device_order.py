@@ -102,8 +102,8 @@ def test_a_mesh_of_some_of_the_devices_has_no_order() -> None:
 
 def test_the_lint_reports_it_beside_all_else() -> None:
     layout = Layout(mesh="data:4,model:8", rules="bach:data", order="data:y;model:x")
-    where = {"Layout.order": "layouts/mine.gin:4"}
-    messages = [str(problem) for problem in lint(layout, MESH, RECORD, where, POD)]
+    origins = {"Layout.order": "layouts/mine.gin:4"}
+    messages = [str(problem) for problem in lint(layout, MESH, RECORD, origins, POD)]
     head = "order 'data:y;model:x' (Layout.order, layouts/mine.gin:4): core has 2"
     assert any(text.startswith(head) and ORDER in text for text in messages)
     assert any(text.startswith("rule bach:data") for text in messages)

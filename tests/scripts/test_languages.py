@@ -136,14 +136,14 @@ def test_what_the_source_tells_is_measured_against_strangers(
 
     made = source_share.with_strangers(task_of(settings(folder, (), ())), "test")
     lines = [(f"{pair.source}\t{pair.target}", f"{other}\t{pair.target}") for pair, other in made]
-    pairs.write_text("".join(f"{own}\n{stranger}\n" for own, stranger in lines))
+    pairs.write_text("".join(f"{right}\n{stranger}\n" for right, stranger in lines))
     answer = run("score", place.model_dir, f"--input={pairs}")
     assert answer.code == 0
     rows = [[float(x) for x in line.split()] for line in answer.out.splitlines()[1:]]
     both = [x for x in zip(rows[::2], rows[1::2], strict=True) if x[0][2] and x[1][2]]
     assert 0 < len(both) < len(made)  # one with a long source or target has no score
-    own, stranger, tokens = (
+    right, stranger, tokens = (
         sum(column) for column in zip(*((a[0], b[0], a[2]) for a, b in both), strict=True)
     )
     assert trained["without_source"] == pytest.approx(-stranger / tokens, rel=1e-5)
-    assert trained["source_tells"] == pytest.approx((own - stranger) / tokens, rel=1e-3)
+    assert trained["source_tells"] == pytest.approx((right - stranger) / tokens, rel=1e-3)

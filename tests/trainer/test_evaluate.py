@@ -99,13 +99,13 @@ def test_parts_are_evaluated_apart_and_count_by_their_tokens() -> None:
     parts = {"first": range(0, 7), "none": range(7, 7), "second": range(7, 11)}
     rows = in_parts(parts)
     whole, computed = of_parts(rows, batches=None)
-    for mine, other in zip(*map(dataclasses.astuple, (whole, evaluated(WHOLE, 4))), strict=True):
-        assert mine == pytest.approx(other, rel=ROUND_OFF)
+    for value, other in zip(*map(dataclasses.astuple, (whole, evaluated(WHOLE, 4))), strict=True):
+        assert value == pytest.approx(other, rel=ROUND_OFF)
     assert list(computed) == ["first", "second"]
     for name, part in computed.items():
-        own = Rows(ROWS.targets_BL[parts[name]], ROWS.segments_BL[parts[name]], ROWS.counts)
-        assert part.tokens == (own.segments_BL > 0).sum()
-        np.testing.assert_allclose(part.loss * part.tokens, by_numpy(own)[0], rtol=ROUND_OFF)
+        part_rows = Rows(ROWS.targets_BL[parts[name]], ROWS.segments_BL[parts[name]], ROWS.counts)
+        assert part.tokens == (part_rows.segments_BL > 0).sum()
+        np.testing.assert_allclose(part.loss * part.tokens, by_numpy(part_rows)[0], rtol=ROUND_OFF)
     some, cut = of_parts(rows, batches=2)
     assert cut["second"] == computed["second"] and cut["first"].loss != computed["first"].loss
     expected = sum(part.loss * part.tokens for part in cut.values())

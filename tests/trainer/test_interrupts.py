@@ -13,17 +13,17 @@ from trainer.interrupts import Interrupts, check_finite
 
 @pytest.mark.parametrize("number", Interrupts.SIGNALS)
 def test_a_signal_is_noted_and_the_second_one_has_its_old_effect(number: signal.Signals) -> None:
-    seen = []
-    before = signal.signal(number, lambda *_: seen.append("old"))
+    signals = []
+    before = signal.signal(number, lambda *_: signals.append("old"))
     try:
         with Interrupts() as stop:
             assert not stop.received(1)
             os.kill(os.getpid(), number)
-            assert stop.received(2) and stop.received(3) and not seen
+            assert stop.received(2) and stop.received(3) and not signals
             os.kill(os.getpid(), number)
-            assert seen == ["old"]
+            assert signals == ["old"]
         os.kill(os.getpid(), number)  # the context gave back what was there
-        assert seen == ["old", "old"]
+        assert signals == ["old", "old"]
     finally:
         signal.signal(number, before)
 

@@ -48,7 +48,7 @@ class Case(NamedTuple):
     program: TrainStepSpec
     rows: int  # of a microbatch
     padded: Layout
-    held: dict[int, int]
+    padded_sizes: dict[int, int]
 
 
 # 3 key/value heads of 2 queries, experts with drops, groups of three rows, two microbatches.
@@ -79,7 +79,7 @@ DENSE = Case(
 )  # fmt: skip
 # Where weights are stored the heads are padded, and where they are used another rule splits them.
 STORED = DENSE._replace(
-    padded=Layout(mesh="x:4,y:2", rules="heads:x", param_rules="kv_heads:y+"), held={3: 4}
+    padded=Layout(mesh="x:4,y:2", rules="heads:x", param_rules="kv_heads:y+"), padded_sizes={3: 4}
 )
 CASES = {"experts": EXPERTS, "dense": DENSE, "stored": STORED}
 
@@ -95,8 +95,8 @@ class Trained(NamedTuple):
 
 def under(layout: Layout, program: TrainStepSpec) -> StatePadding:
     assert isinstance(program.model, TransformerModel)
-    own = dataclasses.replace(program, model=TransformerModel(program.model.spec, layout))
-    return StatePadding(own, make_mesh(layout))
+    program_here = dataclasses.replace(program, model=TransformerModel(program.model.spec, layout))
+    return StatePadding(program_here, make_mesh(layout))
 
 
 def batch(case: Case, step: int) -> dict[str, np.ndarray]:
@@ -109,7 +109,7 @@ def batch(case: Case, step: int) -> dict[str, np.ndarray]:
 def trained(name: str, *, padded: bool) -> Trained:
     case = CASES[name]
     disk = under(case.padded if padded else WHOLE, case.program)
-    where = placement(disk.program.model.layout, disk.mesh, case.program.microbatches)
+    placing = placement(disk.program.model.layout, disk.mesh, case.program.microbatches)
     rng = np.random.default_rng(1)
 
     def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -121,7 +121,7 @@ def trained(name: str, *, padded: bool) -> Trained:
     metrics = []
     with jax.set_mesh(disk.mesh):
         for step in range(STEPS):
-            rows = place(where, batch(case, step), case.rows * case.program.microbatches,
+            rows = place(placing, batch(case, step), case.rows * case.program.microbatches,
                          case.program.microbatches)  # fmt: skip
             state, computed = train_step(disk.program, state, rows)
             metrics.append([float(computed[key]) for key in ("loss", "grad_norm", "tokens")])
@@ -134,14 +134,14 @@ def test_training_is_that_of_one_device(name: str) -> None:
     computed, expected = trained(name, padded=True), trained(name, padded=False)
     np.testing.assert_allclose(computed.metrics, expected.metrics, rtol=LOSS_ROUND_OFF)
     for path, array in expected.saved.items():
-        is_weight, most = path.startswith("params"), np.abs(array).max()
-        limit = WEIGHT_ROUND_OFF if is_weight else SLOT_ROUND_OFF * most
+        is_weight, largest = path.startswith("params"), np.abs(array).max()
+        limit = WEIGHT_ROUND_OFF if is_weight else SLOT_ROUND_OFF * largest
         np.testing.assert_allclose(computed.saved[path], array, rtol=0, atol=limit, err_msg=path)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
-    computed, held = trained(name, padded=True), CASES[name].held
+    computed, padded_sizes = trained(name, padded=True), CASES[name].padded_sizes
     sizes = set()
     for path, array in by_path(computed.state["params"]).items():
         true = computed.saved[f"params/{path}"].shape
@@ -150,14 +150,14 @@ def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
         behind[tuple(map(slice, true))] = 0
         assert not behind.any(), path
         assert array.shape == true or not array.sharding.is_fully_replicated, path
-    assert dict(sizes) == held
+    assert dict(sizes) == padded_sizes
 
 
 def test_a_batch_that_does_not_divide_is_read_whole_by_every_host() -> None:
     for rows, last in ((6, 6), (8, 8)):
-        where = placement(EXPERTS.padded, make_mesh(EXPERTS.padded), 1)
-        assert host_rows(where, rows, 1) == (0, last)
-        placed = place(where, {"inputs_BL": np.zeros((rows, 8), np.int32)}, rows, 1)
+        placing = placement(EXPERTS.padded, make_mesh(EXPERTS.padded), 1)
+        assert host_rows(placing, rows, 1) == (0, last)
+        placed = place(placing, {"inputs_BL": np.zeros((rows, 8), np.int32)}, rows, 1)
         assert placed["inputs_BL"].sharding.is_fully_replicated == (rows == 6)
 
 
@@ -185,7 +185,7 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
 
     def made(padded: bool) -> tuple[Any, ...]:
         disk = trained("dense", padded=padded).disk
-        model, where = disk.program.model, placement(disk.program.model.layout, disk.mesh, 1)
+        model, placing = disk.program.model, placement(disk.program.model.layout, disk.mesh, 1)
 
         def put(array: np.ndarray, axes: str) -> jax.Array:
             return jax.device_put(array, NamedSharding(disk.mesh, model.layout.place(axes)))
@@ -196,7 +196,7 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         )
         params = disk.pad({"params": params})["params"]
         with jax.set_mesh(disk.mesh):
-            rows = place(where, batch(DENSE, 9), DENSE.rows, 1)
+            rows = place(placing, batch(DENSE, 9), DENSE.rows, 1)
             losses_BL = np.asarray(token_losses(model, params, rows))
             requested = DecodeInputs(
                 prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),
@@ -211,5 +211,5 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
     assert computed[0].shape == (5, 8) and np.count_nonzero(computed[0])
     np.testing.assert_array_equal(computed[1], expected[1])
     assert len(np.unique(computed[1])) > 5
-    for own, other in zip(computed[::2], expected[::2], strict=True):
-        np.testing.assert_allclose(own, other, rtol=LOSS_ROUND_OFF)
+    for value, other in zip(computed[::2], expected[::2], strict=True):
+        np.testing.assert_allclose(value, other, rtol=LOSS_ROUND_OFF)

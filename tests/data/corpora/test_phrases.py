@@ -168,9 +168,9 @@ def test_sentences_are_of_moderate_length(corpus):
 
 def test_held_out_names_were_seen_in_training(corpus):
     """What is held out is combinations, not words."""
-    seen = {word for source, _ in corpus["train"] for word in source.split()}
+    trained = {word for source, _ in corpus["train"] for word in source.split()}
     words = [word for source, _ in corpus["test"] for word in source.split()]
-    assert sum(word in seen for word in words) / len(words) > 0.9
+    assert sum(word in trained for word in words) / len(words) > 0.9
 
 
 def test_versions_name_libraries_data_and_rules():

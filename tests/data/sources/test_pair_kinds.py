@@ -135,17 +135,17 @@ def kinds(tmp_path, lines):
 
 @pytest.mark.parametrize("lines", [[], [""]])
 def test_an_empty_file_is_named(tmp_path, lines):
-    for source, where in kinds(tmp_path, lines)[1:] if lines else kinds(tmp_path, lines):
-        with pytest.raises(UserError, match=rf"{where}: .*a\.\w+ is empty"):
+    for source, setting in kinds(tmp_path, lines)[1:] if lines else kinds(tmp_path, lines):
+        with pytest.raises(UserError, match=rf"{setting}: .*a\.\w+ is empty"):
             list(source.pairs("train"))
 
 
 def test_a_missing_file_is_named_and_has_no_fingerprint(tmp_path):
-    for source, where in kinds(tmp_path, ["x"]):
+    for source, setting in kinds(tmp_path, ["x"]):
         assert source.fingerprint() == source.fingerprint() is not None
         for path in tmp_path.glob("a.*"):
             path.rename(path.with_name(path.name + ".bak"))
-        with pytest.raises(UserError, match=rf"{where}: no file matches '.*'"):
+        with pytest.raises(UserError, match=rf"{setting}: no file matches '.*'"):
             list(source.pairs("train"))
         assert source.fingerprint() is None
         for path in tmp_path.glob("a.*"):
@@ -161,8 +161,8 @@ def test_bad_utf8_names_file_and_line_or_stays_to_be_dropped(tmp_path):
         with pytest.raises(UserError, match=r"line 2: byte \d+ is 0xef, not UTF-8"):
             list(source.pairs("train"))
         read = list(source.read("train", "surrogateescape"))
-        held = list(source.read("validation", "surrogateescape"))
-        assert ("na\udcefve", "na\udcefve") in read + held
+        held_out = list(source.read("validation", "surrogateescape"))
+        assert ("na\udcefve", "na\udcefve") in read + held_out
 
 
 def test_held_out_pairs_share_no_target_with_training(many):

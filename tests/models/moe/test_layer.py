@@ -28,8 +28,8 @@ PATTERN = ("dense", "moe")
 
 
 def moe(router: Router, dispatch: str = "einsum", **changes: Any) -> Transformer:
-    own = Moe(experts=5, router=router, dispatch=dispatch, **changes)
-    return toy(layers=1, pattern=("moe",), moe=own, positions="rotary")
+    experts = Moe(experts=5, router=router, dispatch=dispatch, **changes)
+    return toy(layers=1, pattern=("moe",), moe=experts, positions="rotary")
 
 
 def kind(router: Router) -> str:
@@ -68,18 +68,18 @@ def assert_equal(actual: tuple[LossSums, Any], expected: tuple[LossSums, Any]) -
 @pytest.mark.parametrize("router", [Top2, TopK], ids=lambda router: router.__name__)
 def test_ways_to_dispatch_agree(router: type[Router], factor: float) -> None:
     """By index as by product, whether tokens are dropped or not; without drops blocks as well."""
-    own = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
-    expected = trained_on(moe(own))
+    router_spec = router(capacity_factor=factor, least_capacity=1, z_loss=0.1)
+    expected = trained_on(moe(router_spec))
     load = load_of(expected[0])
     assert (float(load.kept_i.sum()) < float(load.chosen_i.sum())) == (factor < 1)
-    assert_equal(trained_on(moe(own, "gather")), expected)
+    assert_equal(trained_on(moe(router_spec, "gather")), expected)
     if factor > 1:
-        assert_equal(trained_on(moe(own, "dropless")), expected)
+        assert_equal(trained_on(moe(router_spec, "dropless")), expected)
 
 
 def test_dropless_drops_nothing() -> None:
-    own = Top2(capacity_factor=0.1, least_capacity=1)
-    load = load_of(trained_on(moe(own, "dropless"))[0])
+    router_spec = Top2(capacity_factor=0.1, least_capacity=1)
+    load = load_of(trained_on(moe(router_spec, "dropless"))[0])
     assert float(load.kept_i.sum()) == float(load.chosen_i.sum())
 
 
@@ -97,20 +97,20 @@ def test_blocks_are_multiplied_by_their_experts_weights(way: Callable[..., jax.A
 @pytest.mark.parametrize("group_tokens", [4, 16, 32])
 def test_groups_are_parts_of_rows_or_several(group_tokens: int) -> None:
     """With room for all it makes no difference to the loss who shares a group."""
-    own = TopK(k=2, capacity_factor=9.0)
-    expected = trained_on(moe(own, "gather"))[0].loss
-    actual = trained_on(moe(own, "gather", group_tokens=group_tokens))[0].loss
+    router_spec = TopK(k=2, capacity_factor=9.0)
+    expected = trained_on(moe(router_spec, "gather"))[0].loss
+    actual = trained_on(moe(router_spec, "gather", group_tokens=group_tokens))[0].loss
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_smaller_batch_has_smaller_groups() -> None:
     """Two rows of 8 in place of four: their 16 tokens are one group and not half of one."""
     few = {name: array[:2] for name, array in ROWS.items()}
-    own = TopK(capacity_factor=0.5, least_capacity=1)
-    expected = trained_on(moe(own, "gather", group_tokens=16), few)[0].loss
-    actual = trained_on(moe(own, "gather", group_tokens=32), few)[0].loss
+    router_spec = TopK(capacity_factor=0.5, least_capacity=1)
+    expected = trained_on(moe(router_spec, "gather", group_tokens=16), few)[0].loss
+    actual = trained_on(moe(router_spec, "gather", group_tokens=32), few)[0].loss
     assert float(actual) == float(expected)
-    assert float(trained_on(moe(own, "gather"), few)[0].loss) != float(expected)
+    assert float(trained_on(moe(router_spec, "gather"), few)[0].loss) != float(expected)
 
 
 @pytest.mark.parametrize("router", [Top2(random_second=False), TopK()], ids=kind)
@@ -121,8 +121,8 @@ def test_padding_takes_no_place(router: Router) -> None:
         array[::2] = 0
 
     def made(factor: float, tokens: int, rows: dict[str, Any]) -> tuple[LossSums, Any]:
-        own = dataclasses.replace(router, capacity_factor=factor, least_capacity=1)
-        return trained_on(moe(own, group_tokens=tokens), rows)
+        router_spec = dataclasses.replace(router, capacity_factor=factor, least_capacity=1)
+        return trained_on(moe(router_spec, group_tokens=tokens), rows)
 
     alone, beside = made(1.0, 8, ROWS), made(0.5, 16, padded)  # as many places
     assert float(load_of(alone[0]).kept_i.sum()) < float(load_of(alone[0]).chosen_i.sum())
@@ -134,8 +134,8 @@ def test_padding_takes_no_place(router: Router) -> None:
 def test_experts_choose_in_each_segment_as_if_it_were_alone() -> None:
     """Without drops, as in decoding: as an evaluation of this segment in a row of its length."""
     router = ExpertChoice(evaluation_capacity_factor=1.0, least_capacity=1)
-    own = Moe(experts=5, router=router, dispatch="gather")
-    spec = toy(encoder_layers=1, encoder_pattern=("moe",), moe=own)
+    experts = Moe(experts=5, router=router, dispatch="gather")
+    spec = toy(encoder_layers=1, encoder_pattern=("moe",), moe=experts)
     x_BLD = np.random.default_rng(0).normal(size=(1, 11, 10)).astype(np.float32)
     lengths = (4, 6)
     segments_BL = np.repeat(np.int32([[1, 2, 0]]), [*lengths, 1], axis=1)
@@ -158,12 +158,12 @@ def test_experts_choose_in_each_segment_as_if_it_were_alone() -> None:
 @pytest.mark.parametrize("dispatch", ["gather", "dropless"])
 def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
     """Nothing else in the layer needs a key: it routes alike, and has as many products."""
-    own = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
+    experts = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
     rng = np.random.default_rng(0)
     x_BLD = rng.normal(size=(4, 8, 10)).astype(np.float32)
     segments_BL = np.ones((4, 8), np.int32)
 
-    spec = toy(pattern=("moe",), moe=own, dropout=0.5)
+    spec = toy(pattern=("moe",), moe=experts, dropout=0.5)
 
     @jax.jit
     def outputs(keys: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -29,8 +29,8 @@ SPEC = toy(pattern=("moe",), moe=Moe(experts=EXPERTS))
 def output(spec: Transformer, weights: dict[str, np.ndarray], x_BLD: np.ndarray) -> np.ndarray:
     """What our layer with these weights makes of the tokens."""
     with jax.set_mesh(make_mesh(WHOLE)):
-        own = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-        graph, params = nnx.split(MoeLayer(spec, WHOLE, own))
+        initial = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+        graph, params = nnx.split(MoeLayer(spec, WHOLE, initial))
         assert {path[0]: leaf.shape for path, leaf in nnx.to_flat_state(params)} == {
             name: weight.shape for name, weight in weights.items()
         }
@@ -48,21 +48,21 @@ def test_dropless_top_2_is_mixtrals() -> None:
         hidden_size=WIDTH, intermediate_size=HIDDEN, num_local_experts=EXPERTS,
         num_experts_per_tok=2,
     )  # fmt: skip
-    theirs = MixtralSparseMoeBlock(config).eval()
-    for weight in theirs.parameters():
+    reference = MixtralSparseMoeBlock(config).eval()
+    for weight in reference.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    wg_EFD, wi_EFD = np.split(theirs.experts.gate_up_proj.detach().numpy(), 2, axis=1)
+    wg_EFD, wi_EFD = np.split(reference.experts.gate_up_proj.detach().numpy(), 2, axis=1)
     weights = {
-        "router_DE": theirs.gate.weight.detach().numpy().T,
+        "router_DE": reference.gate.weight.detach().numpy().T,
         "wg_EDF": np.swapaxes(wg_EFD, 1, 2),
         "wi_EDF": np.swapaxes(wi_EFD, 1, 2),
-        "wo_EFD": np.swapaxes(theirs.experts.down_proj.detach().numpy(), 1, 2),
+        "wo_EFD": np.swapaxes(reference.experts.down_proj.detach().numpy(), 1, 2),
     }
     moe = Moe(experts=EXPERTS, router=TopK(k=2, normalises=True), dispatch="dropless")
     spec = dataclasses.replace(SPEC, activation="silu", gated=True, moe=moe)
     x_BLD = np.random.default_rng(1).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
     with torch.inference_mode():
-        expected_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
+        expected_BLD = reference(torch.from_numpy(x_BLD)).numpy()
     assert np.abs(expected_BLD).max() > 0.1
     np.testing.assert_allclose(output(spec, weights, x_BLD), expected_BLD, rtol=0, atol=1e-4)
 
@@ -81,19 +81,19 @@ def test_top_1_with_capacity_is_the_switchs(dispatch: Dispatch, factor: float) -
     config = transformers.SwitchTransformersConfig(
         d_model=WIDTH, d_ff=HIDDEN, num_experts=EXPERTS, expert_capacity=capacity
     )
-    theirs = SwitchTransformersSparseMLP(config).eval()
-    for weight in theirs.parameters():
+    reference = SwitchTransformersSparseMLP(config).eval()
+    for weight in reference.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    experts = [theirs.experts[f"expert_{i}"] for i in range(EXPERTS)]
+    experts = [reference.experts[f"expert_{i}"] for i in range(EXPERTS)]
     weights = {
-        "router_DE": theirs.router.classifier.weight.detach().numpy().T,
-        "wi_EDF": np.stack([own.wi.weight.detach().numpy().T for own in experts]),
-        "wo_EFD": np.stack([own.wo.weight.detach().numpy().T for own in experts]),
+        "router_DE": reference.router.classifier.weight.detach().numpy().T,
+        "wi_EDF": np.stack([expert.wi.weight.detach().numpy().T for expert in experts]),
+        "wo_EFD": np.stack([expert.wo.weight.detach().numpy().T for expert in experts]),
     }
     moe = Moe(experts=EXPERTS, router=router, dispatch=dispatch)
     x_BLD = np.random.default_rng(1).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)
     with torch.inference_mode():
-        expected_BLD = theirs(torch.from_numpy(x_BLD)).numpy()
+        expected_BLD = reference(torch.from_numpy(x_BLD)).numpy()
     assert np.any(np.all(expected_BLD == 0, axis=-1)) == (factor < 1)
     found_BLD = output(dataclasses.replace(SPEC, moe=moe), weights, x_BLD)
     np.testing.assert_allclose(found_BLD, expected_BLD, rtol=0, atol=1e-4)

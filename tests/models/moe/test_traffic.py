@@ -54,8 +54,12 @@ def collectives(layout: Layout, dispatch: Dispatch, *, trains: bool) -> tuple[Co
 
         program = jax.jit(gradient if trains else forward).lower(params, x_BLD).compile()
     computed = CompiledProgram.read(program.as_text()).collectives(mesh.shape)
-    counts = Counter(own.kind for own in computed for _ in range(own.times))
-    sent_bytes = sum(own.bytes * own.times for own in computed if own.kind == "all-to-all")
+    counts = Counter(collective.kind for collective in computed for _ in range(collective.times))
+    sent_bytes = sum(
+        collective.bytes * collective.times
+        for collective in computed
+        if collective.kind == "all-to-all"
+    )
     return counts, sent_bytes // 4
 
 

@@ -193,8 +193,10 @@ def check_like_hugging_face(imported: Imported) -> None:
     np.testing.assert_allclose(losses, np.logaddexp.reduce(wide, -1) - gold, rtol=0, atol=CLOSE)
 
     none = np.zeros((ROWS, 0), np.int32)
-    most = np.full(ROWS, NEW, np.int32)
-    requested = DecodeInputs(none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), most)
+    max_new_tokens = np.full(ROWS, NEW, np.int32)
+    requested = DecodeInputs(
+        none, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.uint32), max_new_tokens
+    )
     source = {name: array for name, array in batch.items() if name.endswith("M")}
     with jax.set_mesh(trained.mesh):
         greedy = Sampling(temperature=0)
@@ -320,10 +322,10 @@ def test_a_sharded_t5_is_the_same_in_one_file(tied: Path, tmp_path: Path) -> Non
     expected = file_bytes(tied / "model.safetensors")
     tensors = load_file(tied / "model.safetensors")
     (tied / "model.safetensors").unlink()
-    where = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
-    for part in set(where.values()):
-        save_file({n: x for n, x in tensors.items() if where[n] == part}, tied / part)
-    (tied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    files = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for part in set(files.values()):
+        save_file({n: x for n, x in tensors.items() if files[n] == part}, tied / part)
+    (tied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     import_t5(tied, tmp_path / "run", gin_param=ADAMW)
     export_t5(tmp_path / "run", tmp_path / "out")
     assert file_bytes(tmp_path / "out" / "model.safetensors") == expected
@@ -445,8 +447,8 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
 
 def other_index(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    where = {"weight_map": {"shared.weight": "model-00001-of-00001.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(where))
+    index = {"weight_map": {"shared.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,6 @@ def test_a_warning_names_its_part_where_there_are_several(log_lines: list[str]) 
 
 def test_a_subset_is_spread_over_all_parts() -> None:
     parts = [part("xx", *map(str, range(30))), part("yy", *map(str, range(70)))]
-    assert [len(own.sources) for own in subset(parts, 10)] == [3, 7]
+    assert [len(one.sources) for one in subset(parts, 10)] == [3, 7]
     assert subset(parts, 2) == [part("yy", "19", "69")]
     assert subset(parts, 1000) == parts

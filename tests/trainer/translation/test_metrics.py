@@ -69,13 +69,13 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_pat
         hyp=GOOD, ref=REFERENCE, ref2=second,
     )  # fmt: skip
     computed = compute_metrics(GOOD, [REFERENCE, second], tokenize="intl", resamples=99)
-    for measure, theirs in zip(computed.measures, json.loads(answer), strict=True):
-        assert measure.name == theirs["name"]
-        assert measure.signature == theirs["signature"]
-        assert measure.score == pytest.approx(theirs["score"])
+    for measure, expected in zip(computed.measures, json.loads(answer), strict=True):
+        assert measure.name == expected["name"]
+        assert measure.signature == expected["signature"]
+        assert measure.score == pytest.approx(expected["score"])
         assert measure.low is not None and measure.high is not None
-        assert (measure.low + measure.high) / 2 == pytest.approx(theirs["confidence_mean"])
-        assert (measure.high - measure.low) / 2 == pytest.approx(theirs["confidence_var"])
+        assert (measure.low + measure.high) / 2 == pytest.approx(expected["confidence_mean"])
+        assert (measure.high - measure.low) / 2 == pytest.approx(expected["confidence_var"])
 
 
 def test_an_interval_holds_its_score_and_narrows_with_more_text() -> None:
