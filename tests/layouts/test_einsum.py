@@ -4,13 +4,15 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from layouts import einsum
+from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
-from layouts.mesh import make_mesh, use_mesh
+from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached, use_mesh
 
 SIZES = {"B": 4, "L": 6, "D": 10, "J": 2, "Q": 8, "K": 3, "M": 12, "V": 16, "E": 14, "F": 20}
 LAYOUT = Layout(mesh="x:2,y:2", rules="batch:x;queries:y;memory:y;d_ff:x?;length:y?")
@@ -58,3 +60,31 @@ def test_axes_are_merged_for_cpus_alone(platform: str | None, axes: int) -> None
         jaxpr = trace(np.zeros((4, 6, 10), np.float32), np.zeros((10, 14), np.float32))
     products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
     assert [len(eqn.outvars[0].aval.shape) for eqn in products] == [axes]
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+@pytest.mark.parametrize("gathers_first", [False, True])
+def test_on_tpus_the_gradient_of_a_stored_weight_is_not_added_up_whole(gathers_first: bool) -> None:
+    """The product gathers the weight, so its gradient knows the stored placement."""
+    layout = Layout(mesh="data:16", rules="batch:data", param_rules="d_model:data")
+
+    def objective(w_DF: jax.Array, x_BLD: jax.Array) -> jax.Array:
+        w_DF = w_DF.astype(jnp.bfloat16)
+        if gathers_first:
+            w_DF = layout.reshard(w_DF, "DF")
+        y_BLF = layout.einsum("BLD,DF->BLF", x_BLD, w_DF)
+        return jnp.sum(jnp.square(y_BLF.astype(jnp.float32)))
+
+    mesh = topology_mesh("v5e:4x4", {"data": 16})
+    with jax.set_mesh(mesh), uncached():
+        w_DF, x_BLD = (
+            jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, place))
+            for shape, dtype, place in (
+                ((2048, 4096), jnp.float32, layout.place("DF", stored=True)),
+                ((32, 2048, 2048), jnp.bfloat16, layout.place("BLD")),
+            )
+        )
+        program = jax.jit(jax.grad(objective)).lower(w_DF, x_BLD).compile()
+    read = CompiledProgram.read(program.as_text()).collectives({"data": 16})
+    assert any(c.kind == "all-reduce" for c in read) is gathers_first
+    assert read
