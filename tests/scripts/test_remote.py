@@ -13,6 +13,7 @@ from tests.trainer.command import WAIT_S, Command, Process
 
 EVERY = 4
 LAST = 12
+KILLS = 6
 SHORT = [f"Run.checkpoint_every = {EVERY}", f"Run.evaluate_every = {EVERY}"]
 
 
@@ -35,7 +36,7 @@ def train(command: Command, steps: int) -> Process:
 
 
 def kill_after_checkpoint(command: Command, process: Process) -> None:
-    """Kills a training when it has one more checkpoint."""
+    """Kills a training that saves a further checkpoint."""
     until, before = time.monotonic() + WAIT_S, command.steps()
     while not command.steps() - before:
         assert time.monotonic() < until
@@ -86,17 +87,15 @@ def test_a_run_is_killed_continued_and_used(
 def test_every_kill_is_survived_and_the_numbers_are_those_of_a_disk(
     cloud: Cloud, remote: Command, tmp_path: Path
 ) -> None:
-    here = Command.on_new_text(tmp_path)
-    train(here, 60).finish()
     cloud.rate = 0.04
-    for _ in range(6):
+    for _ in range(KILLS):  # most of them during the save
         kill_after_checkpoint(remote, train(remote, 5000))
-        time.sleep(1)
     last = max(remote.steps()) + 2
     train(remote, last).finish()
-    numbers = remote.losses()
-    assert list(numbers) == list(range(1, last + 1))
-    assert {step: numbers[step] for step in here.losses()} == here.losses()
+    cloud.rate = 0.0
+    here = Command.on_new_text(tmp_path)
+    train(here, last).finish()
+    assert remote.losses() == here.losses()
     assert cloud.failures > 50
 
 

@@ -233,6 +233,8 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         checksum_chunks()
+        if is_remote(self.folder):
+            self._keep_folder()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
             cleanup_tmp_directories=True,
@@ -249,6 +251,15 @@ class Checkpoints:
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         handlers = {ITEM: ListingHandler(use_zarr3=True, type_handler_registry=registry)}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+
+    def _keep_folder(self) -> None:
+        """Writes an object that nothing reads: a remote folder is there while an object is in it.
+
+        Orbax removes what a killed save left and then lists the folder, which would be gone.
+        """
+        if jax.process_index() == 0:
+            (self.folder / ".keep").write_bytes(b"")
+        _sync("folder of checkpoints kept")
 
     def _close(self) -> None:
         manager, self._manager = self._manager, None
