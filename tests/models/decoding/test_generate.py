@@ -239,6 +239,14 @@ def test_a_flat_beam_finds_what_a_plain_one_finds(kind: str) -> None:
     assert len({tuple(text) for text in flat.tokens_BWT[0]}) == 3
 
 
+def test_samples_are_the_same_in_one_cache_and_in_separate_ones() -> None:
+    flat, apart = (
+        decoded(DECODER, dataclasses.replace(SAMPLED, flat=flat)) for flat in (True, False)
+    )
+    np.testing.assert_array_equal(flat.tokens_BWT, apart.tokens_BWT)
+    np.testing.assert_allclose(flat.score_BW, apart.score_BW, rtol=1e-5)
+
+
 @pytest.mark.parametrize("penalty", ["gnmt", "power"])
 def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
     """Over a vocabulary of 5 and texts of at most 3 tokens: all 1 + 4 + 16 * 5 are scored."""
