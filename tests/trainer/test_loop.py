@@ -64,6 +64,9 @@ class Recorder(Observer):
         self.calls.append(f"evaluation {line['step']}")
         assert line["bleu"] == -(line["step"] or 0)
 
+    def before_save(self, step: int) -> None:
+        self.calls.append(f"save {step}")
+
     def on_end(self, outcome: Outcome) -> None:
         self.calls.append(f"end {outcome.steps}")
 
@@ -95,8 +98,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_observers_are_called_as_things_happen(model_dir: Path) -> None:
     calls = recorded(model_dir).calls
     assert calls == [
-        "start 0", "compiled", "step 1", "step 2", "step 3", "step 4", "evaluate 4",
-        "evaluation 4", "step 5", "evaluate 5", "evaluation 5", "end 5", "close",
+        "start 0", "compiled", "step 1", "step 2", "save 2", "step 3", "step 4", "evaluate 4",
+        "evaluation 4", "save 4", "step 5", "evaluate 5", "evaluation 5", "save 5", "end 5",
+        "close",
     ]  # fmt: skip
 
 

@@ -9,8 +9,10 @@ import pytest
 from PIL import Image
 
 from configs.errors import RunError
+from data import storage
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
+from trainer.metrics import writers
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.writers import LossPlot, MetricsFile, MetricsWriter
 from trainer.observers import Observers, StepResult
@@ -103,6 +105,35 @@ def test_lines_are_written_every_so_many_steps_and_at_the_end(tmp_path: Path) ->
         writer.on_step(result(step, loss=1.0))
     writer.close()
     assert steps(tmp_path / "metrics.jsonl") == [2, 4, 5]
+
+
+def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, list[float]] = {}
+    monkeypatch.setattr(writers, "sync", lambda path: synced.update({path.name: steps(path)}))
+    writer = MetricsWriter(tmp_path)
+    writer.on_start(RUN, 0)
+    writer.on_step(result(1, loss=1.0))
+    writer.on_evaluation({"step": 1, "loss": 1.5}, {})
+    writer.before_save(1)
+    assert synced == {"metrics.jsonl": [1], "evaluations.jsonl": [1]}
+    writer.close()
+
+
+def test_a_run_in_remote_storage_leaves_lines_events_and_a_picture(there: Path) -> None:
+    storage.atomic_write(there / "metrics.jsonl", '{"step": 1, "loss": 3.0}\n{"step": 2}\n')
+    observers = Observers([MetricsWriter(there), LossPlot(there)])
+    observers.on_start(RUN, 1)
+    observers.on_step(result(2, loss=2.0))
+    observers.before_save(2)
+    assert read_lines(there / "metrics.jsonl")[1]["loss"] == 2.0
+    observers.on_step(result(3, loss=1.0))
+    assert steps(there / "metrics.jsonl") == [1, 2]
+    observers.close()
+    assert steps(there / "metrics.jsonl") == [1, 2, 3]
+    (events,) = (there / "events").iterdir()
+    assert b"train/loss" in events.read_bytes() and (there / "loss.png").exists()
 
 
 def test_what_never_started_closes(tmp_path: Path) -> None:
