@@ -1,12 +1,14 @@
 """The feed-forward layer against numpy, and what its dropout leaves alone."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from layouts.cost.dataflow import executed_equations
 from layouts.mesh import make_mesh
-from models.feed_forward import Mlp
+from models.feed_forward import Mlp, activate_hidden
 from models.initializers import Weights
 from models.spec import Activation
 from tests.toys import WHOLE, toy
@@ -43,3 +45,25 @@ def test_dropout_is_of_hidden_units() -> None:
         dropped_BLD, _ = layer(X_BLD, key=jax.random.key(1))
     assert not np.any(np.isclose(dropped_BLD, 0) & ~np.isclose(whole_BLD, 0))
     assert np.mean(~np.isclose(dropped_BLD, whole_BLD)) > 0.9
+
+
+def test_gradients_of_gated_products_are_computed_once_and_stored() -> None:
+    spec, (h_BLF, gate_BLF) = toy(activation="silu", gated=True), jnp.stack([X_BLD, 2 - X_BLD])
+
+    def gated(h_BLF: jax.Array, gate_BLF: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(activate_hidden(spec, h_BLF, gate_BLF)))
+
+    def plain(h_BLF: jax.Array, gate_BLF: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(jax.nn.silu(gate_BLF) * h_BLF))
+
+    computed, expected = (
+        jax.jit(jax.grad(f, argnums=(0, 1)))(h_BLF, gate_BLF) for f in (gated, plain)
+    )
+    np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-6)
+    traced = jax.jit(jax.grad(gated, argnums=(0, 1))).trace(h_BLF, gate_BLF)
+    stored = [
+        [v.aval.shape for v in eqn.outvars]
+        for eqn, _ in executed_equations(traced.jaxpr.jaxpr)
+        if eqn.primitive.name == "optimization_barrier"
+    ]
+    assert stored == [[h_BLF.shape, gate_BLF.shape]]
