@@ -601,3 +601,21 @@ def test_two_processes_restore_what_one_saved_and_back(tmp_path: Path) -> None:
         computed, step = checkpoints.restore(abstract(state))
     assert step == 2
     assert_same(computed, jax.tree.map(lambda a: np.asarray(a) + 1, state))
+
+
+def test_a_damaged_checkpoint_of_remote_storage_is_passed_over_and_set_aside(
+    there: Path, log_lines: list[str]
+) -> None:
+    states = {step: make_state(make_mesh(1), seed=step) for step in (10, 20, 30)}
+    with Checkpoints(there) as checkpoints:
+        for step in (10, 20):
+            checkpoints.save(step, states[step])
+        checkpoints.wait()
+        (there / "checkpoints/20/state/_METADATA").write_text("{}")
+        (there / "checkpoints/25/state/array").write_text("of a save that was killed")
+        state, step = checkpoints.restore(abstract(states[10]))
+        assert step == 10 and is_same(state, states[10])
+        checkpoints.save(30, states[30])
+    assert "_METADATA" in log_lines[0] and checkpoints.steps() == [10, 30]
+    names = sorted(path.name.partition("-2")[0] for path in (there / "checkpoints").iterdir())
+    assert names == [".keep", "10", "20.set-aside", "30"]
