@@ -41,7 +41,7 @@ def kill_after_checkpoint(command: Command, process: Process) -> None:
     while not command.steps() - before:
         assert time.monotonic() < until
         assert process.popen.poll() is None, process.popen.communicate()
-        time.sleep(0.05)
+        time.sleep(0.5)
     process.send(signal.SIGKILL)
     process.popen.communicate()
 
@@ -61,7 +61,7 @@ def test_a_run_is_killed_continued_and_used(
     assert answer.code == 0, answer.error
     assert LAST in json.loads(arrays.read_text())["steps"]
 
-    answer = run("evaluate", model_dir, "--split=train", f"--json={there / 'loss.json'}")
+    answer = run("evaluate", model_dir, "--split=validation", f"--json={there / 'loss.json'}")
     assert answer.code == 0, answer.error
     assert json.loads((there / "loss.json").read_text())["step"] == LAST
 
@@ -105,7 +105,7 @@ def test_a_second_training_is_refused(remote: Command) -> None:
     until = time.monotonic() + WAIT_S
     while not (remote.model_dir / "train.lock").exists():
         assert time.monotonic() < until and first.popen.poll() is None
-        time.sleep(0.05)
+        time.sleep(0.5)
     second = train(remote, 5000)
     assert f"process {first.popen.pid} on" in second.finish(2)
     first.send(signal.SIGTERM)
