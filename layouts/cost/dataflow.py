@@ -93,10 +93,13 @@ def local_size(aval: Any, mesh: Mapping[str, int]) -> int:
 
 
 def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
-    """Returns what an equation runs inside, and how often; the branch that computes the most."""
+    """Returns what an equation runs inside, and how often; the branch that computes the most.
+
+    Of branches for platforms that compute alike, it is the last: the one of accelerators.
+    """
     inner = list(jaxprs_in_params(eqn.params))
     if eqn.primitive.name == "cond":
-        inner = [max(inner, key=total_flops)]
+        inner = [max(reversed(inner), key=total_flops)]
     if eqn.primitive.name == KERNEL:
         return inner, math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
     trip_count = eqn.params["length"] if eqn.primitive.name == "scan" else 1

@@ -32,7 +32,7 @@ from layouts.layout import Entry, mesh_axes
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
 MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce",
           "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-          "all_to_all": "all-to-all"}  # fmt: skip
+          "all_to_all": "all-to-all", "ragged_all_to_all": "all-to-all"}  # fmt: skip
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
@@ -278,10 +278,13 @@ class Counter:
         """Counts the collectives inside a shard_map."""
         names = eqn.params.get("axes") or eqn.params["axis_name"]
         kind = MANUAL[eqn.primitive.name]
-        tensors = eqn.outvars if kind == "reduce-scatter" else eqn.invars
+        tensors = [self.local(v) for v in (eqn.outvars if kind == "reduce-scatter" else eqn.invars)]
+        if eqn.primitive.name == "ragged_all_to_all":
+            # Of the rows before and after, those are fewer that have no places for all devices.
+            tensors = [min(tensors[:2], key=lambda tensor: tensor.bytes)]
         for mesh_axis in (names,) if isinstance(names, str) else names:
-            for v in tensors if mesh_axis in self.mesh else ():
-                yield Transfer(kind, mesh_axis, self.local(v))
+            for tensor in tensors if mesh_axis in self.mesh else ():
+                yield Transfer(kind, mesh_axis, tensor)
 
 
 def exchange(

@@ -190,13 +190,17 @@ class CompiledProgram:
         channels = set[int | None]()
         for executed in self.executed:
             instruction, fusion = executed.instruction, executed.fused_in
-            kind = instruction.opcode.removesuffix("-start")
+            kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
             if kind not in KINDS:
                 continue
             axes, group = group_axes(instruction, mesh)
             if group == 1:
                 continue
-            size = sum(executed.computation[name].bytes for name in instruction.operands)
+            sizes = [executed.computation[name].bytes for name in instruction.operands]
+            # The rows of a ragged exchange are in the smaller of its first two operands: the other,
+            # before it or after, has places for as many from each device.
+            is_ragged = instruction.opcode.startswith("ragged-")
+            size = min(sizes[:2]) if is_ragged else sum(sizes)
             size *= group if kind == "all-gather" else 1
             overlaps = instruction.opcode.endswith("-start")
             origin = instruction

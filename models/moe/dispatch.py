@@ -15,9 +15,10 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout, mesh_axes, num_shards
 from layouts.random_bytes import random_bytes_of_shard
 from layouts.shards import gather_shard, is_gatherable, shard_index
+from models.moe.exchange import Exchange
 from models.moe.routing import Routing
 
 Array = jax.Array
@@ -120,20 +121,21 @@ def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | 
 def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
     """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
 
-    Tokens stay on their devices, and the experts' weights come to them: Gale et al. 2022
-    (MegaBlocks).  Or all tokens come to the devices of their experts, which is less where they are
-    few, as in a step of decoding.
+    Each device sends its tokens to the devices of their experts, where that takes less memory than
+    the other way: tokens stay on their devices, and the experts' weights come to them.  Gale et al.
+    2022 (MegaBlocks).  `at_experts` brings all tokens to the devices of their experts, which is
+    less still where they are few, as in a step of decoding.
     """
-    layout, weights, e = experts.layout, experts.weights(), "E" if at_experts else "e"
+    layout, weights = experts.layout, experts.weights()
+    exchanged = () if at_experts else exchange_axes(layout, routing.expert_Gsi.size, weights)
+    e = "E" if at_experts else "e"
     expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
     weight_axes = (*expert_axes, *hidden_axes)
-    shape = routing.expert_Gsi.shape
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
-    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
-    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
-    id_Gsi = id_Gs1 + layout.iota("Gsi", shape, "i")
+    id_Gsi = ids_of_tokens(layout, expert_Gsi.shape)
     stored = [jax.typeof(weight).sharding.spec for weight in weights.values()]
-    gathered = [layout.place(f"{e}(G)" + name[-2:].replace("D", "d")) for name in weights]
+    stored_e = "E" if exchanged else f"{e}(G)"
+    gathered = [layout.place(stored_e + name[-2:].replace("D", "d")) for name in weights]
     stored = [
         before if is_gatherable(before, after, group_axes) else after
         for before, after in zip(stored, gathered, strict=True)
@@ -149,7 +151,11 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
         expert_Gsi -= shard_index(expert_axes) * len(shards[0])
         draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
         routed = RoutedTokens(x_Gsd, expert_Gsi, gate_Gsi, id_Gsi)
-        y_Gsd = run_shard(experts, routed, draw, dict(zip(weights, shards, strict=True)))
+        here = dict(zip(weights, shards, strict=True))
+        if exchanged:
+            y_Gsd = run_exchanged(experts, routed, draw, here, exchanged)
+        else:
+            y_Gsd = run_shard(experts, routed, draw, here)
         return jax.lax.psum(y_Gsd, weight_axes)
 
     tokens = [f"({e})G(F){axes}" for axes in ("sd", "si", "si", "si")]
@@ -157,6 +163,29 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     placed = map(jax.sharding.reshard, weights.values(), stored)
     arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
     return layout.reshard(mapped(*arrays), "GsD")
+
+
+def ids_of_tokens(layout: Layout, shape: tuple[int, ...]) -> Array:
+    """Returns the id of each choice, at its token."""
+    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
+    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
+    return id_Gs1 + layout.iota("Gsi", shape, "i")
+
+
+def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) -> tuple[str, ...]:
+    """Returns the mesh axes along which tokens are sent to their experts; none if weights are less.
+
+    They split the groups as well as the experts, and leave the experts' hidden layer as it is.  A
+    device has places for the tokens of all, in and out of both products, or for all weights.
+    """
+    group_axes, hidden_axes = map(mesh_axes, layout.place("GF"))
+    expert_axes, hidden_of_experts = map(mesh_axes, layout.place("EF"))
+    if not set(expert_axes) <= set(group_axes) or hidden_axes != hidden_of_experts:
+        return ()
+    _, d_model, d_ff = weights["wi_EDF"].shape
+    received = choices * num_shards(expert_axes) // num_shards(group_axes)
+    is_less = received * 2 * (d_model + d_ff) < sum(weight.size for weight in weights.values())
+    return expert_axes if is_less else ()
 
 
 class RoutedTokens(NamedTuple):
@@ -191,6 +220,36 @@ def run_shard(
     draw_blocks = functools.partial(draw, id_lc)
     y_lcd = experts.run_blocks(x_1cd.reshape(*shape, -1), expert_l, draw_blocks, weights)
     return combine(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c, gate_1si).reshape(x_Gsd.shape)
+
+
+def run_exchanged(
+    experts: ExpertLayers,
+    routed: "RoutedTokens",
+    draw: Callable[..., Array],
+    weights: Mapping[str, Array],
+    axes: tuple[str, ...],
+) -> Array:
+    """Sends a device's tokens to the devices of their experts, and brings the results back."""
+    x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
+    count, devices = len(next(iter(weights.values()))), jax.lax.axis_size(axes)
+    expert_c = expert_Gsi.ravel()
+    destination_c = jnp.where(expert_c >= 0, expert_c // count, devices)
+    exchange = Exchange.of(axes, destination_c)
+    here_c = jnp.argsort(destination_c, stable=True)
+    slot_1si = jnp.argsort(here_c).reshape(1, -1, expert_Gsi.shape[-1])
+
+    x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
+    x_1cd = to_slots(x_1sd, slot_1si, here_c[None])
+    choice_c2 = jnp.stack([expert_c % count, id_Gsi.ravel()], axis=1)[here_c]
+    x_rd, choice_r2 = exchange.send(x_1cd[0], 0), exchange.send(choice_c2, -1)
+
+    expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
+    ones_1r1 = jnp.ones_like(x_rd, jnp.float32, shape=(1, len(x_rd), 1))
+    received = RoutedTokens(x_rd[None], expert_1r1, ones_1r1, id_1r1)
+    y_rd = run_shard(experts, received, draw, weights)[0]
+    y_cd = exchange.send_back(y_rd)
+    gate_1si = gate_Gsi.reshape(slot_1si.shape)
+    return combine(y_cd[None], slot_1si, here_c[None], gate_1si).reshape(x_Gsd.shape)
 
 
 def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:

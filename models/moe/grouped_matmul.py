@@ -13,8 +13,10 @@ def grouped_product(x_lcd: Array, weights_edf: Array, expert_l: Array) -> Array:
     Blocks of an expert stand together, and experts are in order; the last blocks may be of no
     expert, and give zeros.
     """
-    # On a CPU a ragged product costs as much as every expert on every token.
-    return jax.lax.platform_dependent(x_lcd, weights_edf, expert_l, cpu=in_turn, default=ragged)
+    # On CPUs and TPUs a ragged product costs as much as every expert on every token.
+    return jax.lax.platform_dependent(
+        x_lcd, weights_edf, expert_l, cpu=in_turn, tpu=in_turn, default=ragged
+    )
 
 
 def _product_forward(

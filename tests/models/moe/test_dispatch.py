@@ -120,6 +120,29 @@ def test_dropless_with_dropout_is_equal_under_layouts(layout: Layout) -> None:
     assert_equal(results(case, "dropless"), results(case._replace(layout=WHOLE), "dropless"))
 
 
+EXCHANGING = (
+    *LAYOUTS[1:3],
+    Layout(mesh="x:2,y:2", rules="batch:x;batch:y;experts:x;experts:y"),
+)
+
+
+@pytest.mark.parametrize("layout", EXCHANGING, ids=lambda layout: layout.rules)
+def test_tokens_are_sent_to_experts_where_these_are_larger(layout: Layout) -> None:
+    moe = Moe(experts=8, d_ff=60, router=Top2())
+    case = Case(toy(pattern=("moe",), moe=moe, gated=True, dropout=0.4), 4, 3, layout)
+    assert_equal(results(case, "dropless"), results(case._replace(layout=WHOLE), "dropless"))
+
+    def is_exchanged(rows: int) -> bool:
+        def run(x_BLD: jax.Array) -> jax.Array:
+            x_BLD = layout.reshard(x_BLD, "BLD")
+            return layer(case, "dropless")(x_BLD, None, jax.random.key(0))[0]
+
+        with jax.set_mesh(make_mesh(layout)):
+            return "ragged_all_to_all" in str(jax.make_jaxpr(run)(jnp.ones((rows, 3, 10))))
+
+    assert is_exchanged(4) and not is_exchanged(400)
+
+
 @pytest.mark.parametrize("dispatch", ["gather", "dropless"])
 def test_layouts_that_work_are_not_refused(dispatch: Dispatch) -> None:
     """Nor are rules for axes that are replicated wherever they stand, which do nothing."""
