@@ -100,7 +100,7 @@ LIMITS = (
 
 
 class Choice(NamedTuple):
-    """Returns the kernel that computes an attention; None, and why, where plain attention does."""
+    """Names the kernel that computes an attention, or says why plain attention does."""
 
     kernel: Kernel | None
     reason: str = ""
