@@ -42,7 +42,7 @@ def test_a_row_has_at_least_two_places():
 
 
 def test_pairs_are_no_text_and_text_is_no_pairs():
-    with pytest.raises(UserError, match=r"Task.source = @Phrases\(\): .*Take @Translation\(\)"):
+    with pytest.raises(UserError, match=r"Task.source = @Phrases\(\): .*Use @Translation\(\)"):
         Task(name="x", source=Phrases(), vocab=SentencePiece(), length=8)
     with pytest.raises(UserError, match=r"Translation.source = .*legal: .*@Phrases\(\)"):
         translation(source=Docstrings())

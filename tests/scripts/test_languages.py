@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import source_share
+from scripts.benchmarks.studies import source_share
 from scripts.commands.common import settings, task_of
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion

@@ -163,7 +163,7 @@ def test_n_best_lists_are_ranked_and_rescored(run: Meshloom, place: Place, tmp_p
         np.testing.assert_allclose(kept, [one["score"] for one in entry["hypotheses"]], rtol=1e-4)
     (tmp_path / "bad").write_text("{}\n")
     answer = run("rescore", place.model_dir, f"--input={tmp_path / 'bad'}")
-    assert answer.code == 2 and "line 1: no n-best entry" in answer.error
+    assert answer.code == 2 and "line 1: not an n-best entry" in answer.error
 
 
 def test_scores_of_pairs_add_up_to_the_loss(run: Meshloom, place: Place, tmp_path: Path) -> None:

@@ -459,7 +459,7 @@ def other_index(folder: Path) -> None:
         (remove("model.safetensors"), ["model.safetensors is missing"]),
         (remove("spiece.model"), ["spiece.model is missing"]),
         (other_index, ["model-00001-of-00001.safetensors is missing"]),
-        (write("config.json", b"{"), ["config.json", "no JSON"]),
+        (write("config.json", b"{"), ["config.json", "not JSON"]),
         (write("config.json", b"[]"), ["config.json", "list", "object"]),
         (write("model.safetensors", b"x" * 100), ["model.safetensors", "cannot be read"]),
         (write("spiece.model", b"x"), ["spiece.model", "SentencePiece"]),

@@ -31,7 +31,7 @@ def test_a_text_is_continued_greedily() -> None:
 
 
 def test_beams_and_samples_exclude_each_other() -> None:
-    with pytest.raises(UserError, match="choose one way"):
+    with pytest.raises(UserError, match="choose either search or sampling"):
         search_of(SearchFlags(beam=2, samples=2), TASK)
     with pytest.raises(UserError, match="--temperature=1"):
         search_of(SearchFlags(top_k=2), TASK)
