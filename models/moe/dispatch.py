@@ -175,14 +175,17 @@ def ids_of_tokens(layout: Layout, shape: tuple[int, ...]) -> Array:
 def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) -> tuple[str, ...]:
     """Returns the mesh axes along which tokens are sent to their experts; none if weights are less.
 
-    They split the groups as well as the experts, and leave the experts' hidden layer as it is.  A
-    device has places for the tokens of all, in and out of both products, or for all weights.
+    They split the groups as well as the experts, evenly, and leave the experts' hidden layer as it
+    is.  A device has places for the tokens of all, in and out of both products, or for all weights.
     """
+    count, d_model, d_ff = weights["wi_EDF"].shape
     group_axes, hidden_axes = map(mesh_axes, layout.place("GF"))
     expert_axes, hidden_of_experts = map(mesh_axes, layout.place("EF"))
-    if not set(expert_axes) <= set(group_axes) or hidden_axes != hidden_of_experts:
+    # Stored weights may be split along another axis, and the number of experts not be divisible.
+    if not set(expert_axes) <= set(group_axes) or count % num_shards(expert_axes):
         return ()
-    _, d_model, d_ff = weights["wi_EDF"].shape
+    if hidden_axes != hidden_of_experts:
+        return ()
     received = choices * num_shards(expert_axes) // num_shards(group_axes)
     is_less = received * 2 * (d_model + d_ff) < sum(weight.size for weight in weights.values())
     return expert_axes if is_less else ()

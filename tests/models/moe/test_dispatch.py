@@ -143,6 +143,14 @@ def test_tokens_are_sent_to_experts_where_these_are_larger(layout: Layout) -> No
     assert is_exchanged(4) and not is_exchanged(400)
 
 
+def test_tokens_stay_where_experts_do_not_divide() -> None:
+    """The rule for experts yields to that of the weights' width, so that the layout is legal."""
+    layout = Layout(mesh="x:4", rules="batch:x;experts:x?", param_rules="d_model:x")
+    moe = Moe(experts=6, d_ff=60, router=Top2())
+    case = Case(toy(pattern=("moe",), moe=moe, d_model=8), 4, 3, layout)
+    assert_equal(results(case, "dropless"), results(case._replace(layout=WHOLE), "dropless"))
+
+
 @pytest.mark.parametrize("dispatch", ["gather", "dropless"])
 def test_layouts_that_work_are_not_refused(dispatch: Dispatch) -> None:
     """Nor are rules for axes that are replicated wherever they stand, which do nothing."""
