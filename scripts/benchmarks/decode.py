@@ -24,6 +24,13 @@ import click
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
+from scripts.benchmarks.options import (
+    batch_sizes_option,
+    count_option,
+    json_option,
+    rounds_option,
+    systems_option,
+)
 from scripts.benchmarks.rounds import Worker, cores, ended, installed, ratio, rounds, serve, show
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 
@@ -224,16 +231,16 @@ def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, obje
 
 @click.command()
 @click.option("--worker", hidden=True)
-@click.option("--rounds", "count", default=5, show_default=True, help="Rounds to measure.")
-@click.option("--sentences", default=1000, show_default=True, help="Sources to translate.")
-@click.option("--batch_sizes", default="16,32,64,128", show_default=True, help="Sizes to try.")
-@click.option("--systems", default=",".join(SYSTEMS), show_default=True, help="Systems to compare.")
-@click.option("--json", "json_file", help="Write the result here as well.")
+@rounds_option(5)
+@count_option("--sentences", default=1000, help="Sources to translate.")
+@batch_sizes_option("16,32,64,128", "Batch sizes to try, separated by commas.")
+@systems_option(SYSTEMS)
+@json_option()
 def main(
     worker: str | None,
     count: int,
     sentences: int,
-    batch_sizes: str,
+    batch_sizes: list[int],
     systems: str,
     json_file: str | None,
 ) -> None:
@@ -244,9 +251,8 @@ def main(
     arguments = [f"--sentences={sentences}"]
     workers = {name: Worker("scripts.benchmarks.decode", name, *arguments) for name in names}
     sizes, result = {}, dict[str, Any]()
-    candidates = [int(size) for size in batch_sizes.split(",")]
     for name in workers:
-        sizes[name], measured = best_size(workers[name], candidates)
+        sizes[name], measured = best_size(workers[name], batch_sizes)
         result[name] = {"batch_sequences": sizes[name], **measured}
     seconds = list(rounds(workers, sizes, count))
     for name, times in ended(workers, seconds).items():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
+from scripts.benchmarks.options import batch_sizes_option, count_option, json_option
 from scripts.benchmarks.rounds import best_seconds, show
 
 if TYPE_CHECKING:
@@ -116,14 +117,15 @@ def measure(shape: Shape, batch_sizes: list[int], prompt: int, new_tokens: int) 
     show_default=True,
     help="The model; its rows are not used.",
 )
-@click.option("--batch_sizes", default="1,32", show_default=True, help="Texts decoded together.")
-@click.option("--prompt", default=64, show_default=True, help="Tokens of each prompt.")
-@click.option("--new_tokens", default=128, show_default=True, help="New tokens of each text.")
-@click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE.")
-def main(shape: str, batch_sizes: str, prompt: int, new_tokens: int, json_file: str | None) -> None:
+@batch_sizes_option("1,32", "Texts decoded together: numbers, separated by commas.")
+@count_option("--prompt", default=64, help="Tokens of each prompt.")
+@count_option("--new_tokens", default=128, help="New tokens of each text.")
+@json_option()
+def main(
+    shape: str, batch_sizes: list[int], prompt: int, new_tokens: int, json_file: str | None
+) -> None:
     """Measures greedy decoding beside the memory's bandwidth."""
-    sizes = [int(size) for size in batch_sizes.split(",")]
-    show({"shape": shape, **measure(SHAPES[shape], sizes, prompt, new_tokens)}, json_file)
+    show({"shape": shape, **measure(SHAPES[shape], batch_sizes, prompt, new_tokens)}, json_file)
 
 
 if __name__ == "__main__":

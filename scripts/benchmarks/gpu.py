@@ -20,6 +20,7 @@ import click
 
 from configs.errors import UserError
 from scripts.benchmarks.rounds import CHECKOUT
+from scripts.command_line import AnyPath
 from scripts.exits import exits
 
 TESTS = "tests"
@@ -77,14 +78,14 @@ def shares_of(file: Path) -> dict[str, float]:
 
 @click.command()
 @click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path("bench_gpu"), show_default=True,
+    "--folder", type=AnyPath(), default="bench_gpu", show_default=True,
     help="Where the JSON of each part goes.",
 )  # fmt: skip
 @click.option(
     "--parts",
     default=",".join([TESTS, *PARTS]),
     show_default=True,
-    help="Parts to run, in this order.",
+    help="Parts to run, in this order, separated by commas.",
 )
 def main(folder: Path, parts: str) -> None:
     """Measures training and decoding on one GPU, beside PyTorch where it is installed."""

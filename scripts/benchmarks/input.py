@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from scripts.benchmarks.options import count_option, json_option
 from scripts.benchmarks.rounds import cores, show
 
 GIN_FILE = "configs/runs/quickstart.gin"
@@ -50,8 +51,8 @@ def measure(batches: int) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--batches", default=500, show_default=True, help="Batches to read.")
-@click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE.")
+@count_option("--batches", default=500, help="Batches to read.")
+@json_option()
 def main(batches: int, json_file: str | None) -> None:
     """Measures how fast text is prepared, and batches are read."""
     show(measure(batches), json_file)

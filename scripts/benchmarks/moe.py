@@ -18,17 +18,8 @@ from typing import Any
 
 import click
 
-from scripts.benchmarks.rounds import (
-    cores,
-    ended,
-    installed,
-    options,
-    rounds,
-    serve,
-    show,
-    speedups,
-    start,
-)
+from scripts.benchmarks.options import count_option, options
+from scripts.benchmarks.rounds import cores, ended, installed, rounds, serve, show, speedups, start
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
 SYSTEMS = ("dense", "gather", "einsum", "dropless", "torch_dense", "torch")
@@ -146,7 +137,7 @@ def work(system: str) -> None:
 
 @click.command()
 @options(SYSTEMS, count=9)
-@click.option("--passes", default=5, show_default=True, help="Passes in a round.")
+@count_option("--passes", default=5, help="Passes in a round.")
 def main(
     worker: str | None,
     count: int,

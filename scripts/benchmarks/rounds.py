@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 Answers = dict[str, float]  # of each system in one round
-Function = TypeVar("Function", bound=Callable[..., object])
 CHECKOUT = Path(__file__).parents[2]
 LIBRARIES = {  # of the systems whose names begin so
     "torch": ("torch",),
@@ -56,6 +55,8 @@ def installed(systems: str) -> list[str]:
             click.echo(f"{name} is left out: pip install {' '.join(missing)}", err=True)
         else:
             names.append(name)
+    if not names:
+        raise click.UsageError(f"--systems={systems}: none of them is installed.")
     return names
 
 
@@ -101,34 +102,6 @@ class Worker:
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
-
-
-def options(systems: Sequence[str], count: int) -> Callable[[Function], Function]:
-    """Returns what gives a benchmark's command the options that all benchmarks share."""
-    shared = [
-        click.option("--worker", hidden=True),
-        click.option(
-            "--rounds", "count", default=count, show_default=True, help="Rounds to measure."
-        ),
-        click.option(
-            "--systems", default=",".join(systems), show_default=True, help="Systems to compare."
-        ),
-        click.option(
-            "--baseline",
-            type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
-            metavar="CHECKOUT",
-            help="Measures Meshloom also from another checkout of the project, and prints how many "
-            "times as fast this one is.",
-        ),
-        click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE."),
-    ]
-
-    def add(command: Function) -> Function:
-        for option in reversed(shared):
-            command = option(command)
-        return command
-
-    return add
 
 
 def start(
@@ -180,7 +153,8 @@ def speedups(seconds: Sequence[Answers]) -> dict[str, object]:
 
 def show(result: Mapping[str, object], json_file: str | None) -> None:
     """Prints the result, and writes it to the file if there is one."""
-    text = json.dumps(result, indent=2)
-    print(text)
-    if json_file:
-        Path(json_file).write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    if json_file is not None:
+        from scripts.commands.common import write_json  # imports JAX, which --help does without
+
+        write_json(json_file, result)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from scripts.benchmarks.options import json_option, rounds_option
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
 
 GIN_FILE = "configs/runs/quickstart.gin"
@@ -44,8 +45,8 @@ def first_step_s(model_dir: Path, data_dir: Path) -> float:
 
 
 @click.command()
-@click.option("--rounds", "count", default=3, show_default=True, help="Warm runs to measure.")
-@click.option("--json", "json_file", metavar="FILE", help="Also writes the result to FILE.")
+@rounds_option(3, "Warm runs to measure.")
+@json_option()
 def main(count: int, json_file: str | None) -> None:
     """Measures how long a run of the quickstart takes to its first step."""
     with tempfile.TemporaryDirectory() as folder:

@@ -19,13 +19,13 @@ import click
 import numpy as np
 
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
+from scripts.benchmarks.options import count_option, options
 from scripts.benchmarks.rounds import (
     MATRIX,
     best_seconds,
     cores,
     ended,
     installed,
-    options,
     ratio,
     rounds,
     serve,
@@ -171,8 +171,8 @@ def work(system: str, shape: Shape) -> None:
 
 
 @click.command()
-@options(("meshloom", "torch"), count=7)
-@click.option("--steps", default=6, show_default=True, help="Steps in a round.")
+@options(("meshloom", "torch"), count=7, others=("torch_compiled",))
+@count_option("--steps", default=6, help="Steps in a round.")
 @click.option(
     "--shape",
     type=click.Choice(list(SHAPES)),

@@ -20,11 +20,11 @@ import click
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
+from scripts.benchmarks.options import count_option, options
 from scripts.benchmarks.rounds import (
     cores,
     ended,
     installed,
-    options,
     ratio,
     rounds,
     serve,
@@ -183,7 +183,7 @@ def work(system: str, count: int) -> None:
 
 @click.command()
 @options(("meshloom", "huggingface"), count=7)
-@click.option("--pairs", default=2000, show_default=True, help="Pairs in a round.")
+@count_option("--pairs", default=2000, help="Pairs in a round.")
 def main(
     worker: str | None,
     count: int,
