@@ -49,7 +49,7 @@ class BatchSizes(click.ParamType):
         return [AT_LEAST_ONE.convert(size, param, ctx) for size in sizes]
 
 
-class Checkout(click.Path):
+class CheckoutFolder(click.Path):
     """Checks the folder of a checkout of the project."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -109,7 +109,7 @@ def options(
         systems_option(systems, others),
         click.option(
             "--baseline",
-            type=Checkout(file_okay=False, resolve_path=True, path_type=Path),
+            type=CheckoutFolder(file_okay=False, resolve_path=True, path_type=Path),
             metavar="CHECKOUT",
             help="Measures Meshloom also from another checkout of the project, and prints how many "
             "times as fast this one is.",
