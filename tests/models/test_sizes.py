@@ -10,6 +10,7 @@ from layouts.lint.recorder import record
 from models.architectures import Transformer
 from scripts.commands.inspect.params import model_of
 from tests.toys import ROOT
+from trainer.run import Run
 
 # Shazeer et al. 2018, Tables 2 and 3, in billions.
 LANGUAGE = ["0.14", "0.22", "0.37", "0.67", "1.28", "2.48", "4.90"]
@@ -83,9 +84,27 @@ def test_the_guide_prints_one_exact_number() -> None:
     assert counted("giant_128b")[1] == 137_702_416_384
 
 
+# MaxText's scale rule from its 1B, in billions beside the embeddings, and the rows on each chip.
+MAXTEXT = {"16b": (15.6, 6), "32b": (31.1, 4), "64b": (62.3, 2), "128b": (124.6, 1)}
+
+
+@pytest.mark.parametrize("size", MAXTEXT)
+def test_maxtexts_models_have_their_published_sizes(size: str) -> None:
+    spec, count = counted(f"maxtext_{size}")
+    billions, rows = MAXTEXT[size]
+    embeddings = 2 * spec.vocab * spec.d_model
+    assert (count - embeddings) / 1e9 == pytest.approx(billions, rel=0.003)
+    run = load([f"configs/models/maxtext_{size}.gin"]).make(Run)
+    assert run.batch_sequences == 256 * rows and run.task.length == spec.length == 2048
+
+
+def test_llama_2_has_its_published_size() -> None:
+    assert counted("llama2_70b")[1] == 68_976_648_192
+
+
 RECIPES = sorted(
     path.stem
-    for family in ("mtf", "attention", "gshard", "giant")
+    for family in ("mtf", "attention", "gshard", "giant", "maxtext", "llama2")
     for path in (ROOT / "configs/models").glob(f"{family}_*.gin")
     if "include 'configs/models/" in path.read_text()  # a size, not what sizes share
 )
