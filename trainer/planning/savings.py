@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from layouts.cost.slice_shapes import offered_slices, smallest_slice
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from models.architectures import Transformer
@@ -43,16 +44,16 @@ def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
     return sorted(savings, key=lambda saving: -saving.saved_bytes)
 
 
-def smallest_slice(plan: StepPlan) -> str:
+def suggest_slice(plan: StepPlan) -> str:
     """Names the smallest slice of these chips that holds the run, if all of it splits evenly."""
     assert plan.slice is not None
     slice, all_bytes = plan.slice, plan.memory.needed_bytes * plan.devices
-    chips = all_bytes / slice.chip.memory_bytes / slice.chip.cores
-    side = math.ceil(chips ** (1 / slice.chip.axes))
-    extent = 2 ** max(0, (side - 1).bit_length())
-    name = f"{slice.kind}:" + "x".join([str(extent)] * slice.chip.axes)
     devices = math.ceil(all_bytes / slice.chip.memory_bytes)
-    return f"Split evenly, it needs at least {devices:,} devices: try --topology={name}."
+    needed = f"Split evenly, it needs at least {devices:,} devices"
+    if (smallest := smallest_slice(slice.kind, devices)) is not None:
+        return f"{needed}: try --topology={smallest.name}."
+    largest = offered_slices(slice.kind)[-1]
+    return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
 
 
 def variants(run: Run) -> Iterator[tuple[str, Run]]:

@@ -11,6 +11,7 @@ from configs.errors import UserError
 from configs.load import Config
 from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Slice
+from layouts.cost.slice_shapes import check_offered
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
 from scripts.commands.common import setting_origins, settings
@@ -75,7 +76,12 @@ def read_inputs(flags: PlanFlags) -> PlanInputs:
 
 
 def parse_topology(topology: str | None) -> Slice | None:
-    return None if topology is None else Slice.named(topology)
+    """Reads a slice that Google Cloud offers."""
+    if topology is None:
+        return None
+    slice = Slice.named(topology)
+    check_offered(slice)
+    return slice
 
 
 def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:

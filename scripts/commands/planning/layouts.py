@@ -19,7 +19,7 @@ from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan,
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_run
 from trainer.planning.report import as_json
-from trainer.planning.savings import smallest_slice
+from trainer.planning.savings import suggest_slice
 from trainer.planning.search import (
     RankedLayout,
     benchmark_layouts,
@@ -98,7 +98,7 @@ def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:
         raise UserError(
             f"--topology={slice.name}: none of {len(ranking)} layouts fits; the least needs "
             f"{size_text(least.memory.needed_bytes)} per device of "
-            f"{size_text(slice.chip.memory_bytes)}.  {smallest_slice(least)}"
+            f"{size_text(slice.chip.memory_bytes)}.  {suggest_slice(least)}"
         )
 
 

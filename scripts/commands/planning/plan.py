@@ -22,7 +22,7 @@ from scripts.commands.planning.tables import (
     summary_line,
 )
 from trainer.planning.report import as_json
-from trainer.planning.savings import memory_savings, smallest_slice
+from trainer.planning.savings import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 
@@ -58,7 +58,7 @@ def plan_run(flags: PlanFlags) -> None:
     if plan.fits is False:
         for saving in memory_savings(plan, inputs.layout):
             print(saving)
-        print(smallest_slice(plan))
+        print(suggest_slice(plan))
     write_json(flags.json_file, figures)
     if flags.html is not None:
         write_page(flags.html, inputs.title, figures)

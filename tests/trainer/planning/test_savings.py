@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import pytest
+
 from layouts.cost.interconnect import Slice
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
-from trainer.planning.savings import memory_savings, smallest_slice, variants
+from trainer.planning.savings import memory_savings, suggest_slice, variants
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 
@@ -42,11 +44,17 @@ def test_only_settings_that_are_not_set_are_tried() -> None:
                      'Precision.store = "bfloat16"']  # fmt: skip
 
 
-def test_the_smallest_slice_holds_the_run() -> None:
+@pytest.mark.parametrize(
+    ("chips", "advice"),
+    [
+        (20, "at least 40 devices: try --topology=v3:4x8."),
+        (1025, "at least 2,050 devices; the largest slice, v3:32x32, has 2,048."),
+    ],
+)
+def test_the_smallest_slice_that_holds_the_run_is_one_that_exists(chips: int, advice: str) -> None:
     with optax_promotion():
         plan = planned(RUN, "v3:2x2")
     assert plan.slice is not None
-    too_large = plan.memory._replace(needed_bytes=5 * plan.slice.chip.memory_bytes)
-    needs = smallest_slice(dataclasses.replace(plan, memory=too_large))
-    # 40 cores are 20 chips, more than 4 x 4.
-    assert needs.endswith("at least 40 devices: try --topology=v3:8x8.")
+    too_large = plan.memory._replace(needed_bytes=chips * plan.slice.chip.memory_bytes // 4)
+    needs = suggest_slice(dataclasses.replace(plan, memory=too_large))
+    assert needs.endswith(advice)

@@ -62,6 +62,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
     [
         (["--topology=v9:2x2"], "Legal: v2, v3, v4, v5e, v5p, v6e"),
         (["--topology=v3:4x4x4"], "v3 has a torus of 2 axes"),
+        (["--topology=v5e:16x32"], "no such slice.  Legal nearby: v5e:"),
         (
             ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
             "its sizes multiply to 6, and --topology=v3:2x2 has 8 devices (4 chips of 2)",
@@ -105,7 +106,7 @@ def test_layouts_beside_each_other(run: Meshloom, tmp_path: Path) -> None:
 
 def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     best = tmp_path / "best.gin"
-    flags = ["--topology=v3:2x1", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
+    flags = ["--topology=v5e:2x2", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
     answer = run("layouts", *toy(tmp_path)[1:], *flags)
     assert answer.code == 0, answer.error
     ranking = json.loads((tmp_path / "all.json").read_text())
@@ -113,7 +114,7 @@ def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     assert len(times) > 10 and times == sorted(times)
     text = best.read_text()
     assert "Runners-up:" in text and f"{times[0]:.4g} s per step" in text
-    again = run("plan", *toy(tmp_path)[1:], f"--gin_file={best}", "--topology=v3:2x1",
+    again = run("plan", *toy(tmp_path)[1:], f"--gin_file={best}", "--topology=v5e:2x2",
                 "--analytic", f"--json={tmp_path / 'one.json'}")  # fmt: skip
     assert again.code == 0, again.error
     one = json.loads((tmp_path / "one.json").read_text())
@@ -146,6 +147,6 @@ def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     run: Meshloom, tmp_path: Path
 ) -> None:
     wide = ["Transformer.d_ff = 400000000", "Transformer.layers = 2"]
-    answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:1x1")
+    answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:2x2")
     assert answer.code == 2
-    assert "layouts fits" in answer.error and "try --topology=v2:" in answer.error
+    assert "layouts fits" in answer.error and "try --topology=v2:16x16" in answer.error

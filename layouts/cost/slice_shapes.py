@@ -1,0 +1,68 @@
+"""Lists the slices of TPUs that Google Cloud offers."""
+
+import functools
+import itertools
+import math
+
+from configs.errors import UserError
+from layouts.cost.interconnect import Slice
+
+# docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p and v6e, and, for 4x8 and 8x16 of v3,
+# docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.  Read on 23 November 2026.
+OF_256_CHIPS = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+WITHIN_A_CUBE = "2x2x1 2x2x2 2x2x4 2x4x4"
+SHAPES = {
+    "v2": "2x2 4x4 8x8 8x16 16x16",
+    "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
+    "v4": WITHIN_A_CUBE,
+    "v5e": OF_256_CHIPS,
+    "v5p": WITHIN_A_CUBE,
+    "v6e": OF_256_CHIPS,
+}
+# Larger slices of these consist of whole cubes, AxBxC with A <= B <= C.
+CUBE_SIDE = 4
+MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144}
+# Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).
+PUBLISHED = {"v3:4x2"}
+MAX_NEARBY = 4  # in a message
+
+
+@functools.cache
+def offered_slices(kind: str) -> tuple[Slice, ...]:
+    """Returns all slices of a kind, the fewest chips first, of equal ones the most compact.
+
+    >>> [slice.name for slice in offered_slices("v2")]
+    ['v2:2x2', 'v2:4x4', 'v2:8x8', 'v2:8x16', 'v2:16x16']
+    """
+    shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
+    slices = (Slice.named(f"{kind}:{shape}") for shape in shapes)
+    return tuple(sorted(slices, key=lambda slice: (slice.chips, max(slice.extents))))
+
+
+def shapes_of_cubes(max_chips: int) -> list[str]:
+    """Returns the shapes of whole cubes, up to a number of chips.
+
+    >>> shapes_of_cubes(256)
+    ['4x4x4', '4x4x8', '4x4x12', '4x4x16', '4x8x8']
+    """
+    sides = range(CUBE_SIDE, max_chips // CUBE_SIDE**2 + 1, CUBE_SIDE)
+    boxes = itertools.combinations_with_replacement(sides, 3)
+    return ["x".join(map(str, box)) for box in boxes if math.prod(box) <= max_chips]
+
+
+def check_offered(slice: Slice) -> None:
+    """Raises an error that lists slices of about as many chips, if Google Cloud has no such one."""
+    offered = offered_slices(slice.kind)
+    if slice in offered or slice.name in PUBLISHED:
+        return
+    nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / slice.chips)))
+    nearby = [other.name for other in offered if other in nearest[:MAX_NEARBY]]
+    raise UserError(
+        f"--topology={slice.name}: Google Cloud offers no such slice.  "
+        f"Legal nearby: {', '.join(nearby)}."
+    )
+
+
+def smallest_slice(kind: str, devices: int) -> Slice | None:
+    """Returns the smallest slice that has so many devices; None if none has."""
+    return next((slice for slice in offered_slices(kind) if slice.devices >= devices), None)

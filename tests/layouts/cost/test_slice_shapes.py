@@ -1,0 +1,61 @@
+"""Which slices Google Cloud offers, and what is said of others."""
+
+import pytest
+
+from configs.errors import UserError
+from layouts.cost.hardware import CHIPS
+from layouts.cost.interconnect import Slice
+from layouts.cost.slice_shapes import check_offered, offered_slices, smallest_slice
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest"),
+    [
+        ("v2", "v2:16x16"),
+        ("v3", "v3:32x32"),
+        ("v4", "v4:16x16x16"),
+        ("v5e", "v5e:16x16"),
+        ("v5p", "v5p:16x16x24"),
+        ("v6e", "v6e:16x16"),
+    ],
+)
+def test_slices_end_where_the_documentation_ends(kind: str, largest: str) -> None:
+    slices = offered_slices(kind)
+    largest_ones = [slice.name for slice in slices if slice.chips == slices[-1].chips]
+    assert largest_ones[0] == largest
+    assert len(set(slices)) == len(slices)
+
+
+def test_every_chip_has_slices() -> None:
+    assert all(offered_slices(kind) for kind in CHIPS)
+
+
+@pytest.mark.parametrize("name", ["v4:12x12x24", "v5p:2x2x1", "v5p:8x16x16", "v3:4x8", "v3:4x2"])
+def test_an_offered_or_published_slice_passes(name: str) -> None:
+    check_offered(Slice.named(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "nearby"),
+    [
+        ("v5e:32x32", "v5e:4x8, v5e:8x8, v5e:8x16, v5e:16x16."),
+        ("v5e:8x4", "v5e:4x4, v5e:4x8, v5e:8x8"),
+        ("v3:1x1", "v3:2x2"),
+        ("v5p:4x8x4", "v5p:4x4x8"),
+        ("v5p:16x24x24", "v5p:16x16x24"),
+        ("v4:16x16x24", "v4:16x16x16"),
+    ],
+)
+def test_another_slice_is_refused_in_a_line_with_those_nearby(name: str, nearby: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_offered(Slice.named(name))
+    text = str(error.value)
+    assert text.startswith(f"--topology={name}: ") and "\n" not in text
+    assert nearby in text
+
+
+def test_the_smallest_slice_has_enough_devices_and_exists() -> None:
+    assert smallest_slice("v5e", 17) == Slice.named("v5e:4x8")
+    assert smallest_slice("v3", 3) == Slice.named("v3:2x2")  # two cores on each of four chips
+    assert smallest_slice("v5p", 65) == Slice.named("v5p:4x4x8")
+    assert smallest_slice("v5e", 257) is None
