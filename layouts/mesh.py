@@ -5,6 +5,8 @@ import importlib.util
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,12 +27,25 @@ LIBTPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+TPU_FILES = ("accel[0-9]*", "vfio/[0-9]*")  # of older chips, of newer ones
 
 
 def simulate_devices(count: int) -> None:
     """Simulates `count` CPU devices on this machine.  Call it before the first use of jax."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def leave_absent_tpus(device_files: Path = Path("/dev")) -> None:
+    """Keeps JAX from starting the TPU runtime where libtpu is installed and no TPU is.
+
+    libtpu compiles plans there; started, it searches for TPUs and prints that it finds none.
+    """
+    if jax.config.values["jax_platforms"] or not has_tpu_compiler():
+        return  # someone, or JAX itself on the host of a TPU, has chosen
+    has_tpus = any(next(device_files.glob(name), None) for name in TPU_FILES)
+    if not has_tpus and not entry_points(group="jax_plugins"):  # such as that of CUDA
+        jax.config.update("jax_platforms", "cpu")
 
 
 def cache_compilations() -> None:

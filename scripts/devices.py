@@ -64,6 +64,7 @@ def start_devices(flags: DeviceFlags | None = None) -> None:
     from layouts import mesh
 
     mesh.cache_compilations()
+    mesh.leave_absent_tpus()
     if flags is not None and flags.simulate_devices is not None:
         mesh.simulate_devices(flags.simulate_devices)
     if place is not None:

@@ -22,7 +22,7 @@ def test_training_writes_what_scripts_rely_on(trained: Place) -> None:
     expected = {"step", "loss", "tokens_per_s", "grad_norm", "learning_rate", "accuracy"}
     assert expected <= set(lines[-1])
     plan = read_json(trained.folder / "run" / "plan.json")
-    assert plan["compiled_for"] == "CPU" and plan["step_time_s"] > 0
+    assert plan["compiled_for"] == "CPU" and plan["step_time_s"] is None
     assert plan["executed_flops"] == pytest.approx(plan["model_flops"], rel=0.1)
 
 

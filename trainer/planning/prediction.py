@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh
 
 from data.storage import atomic_write
-from layouts.cost.calibration import estimate_host_timing, measure_host
 from layouts.cost.interconnect import Slice
-from layouts.cost.step_time import Timing
 from layouts.lint.warnings import size_text
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning.counts import Compilation
@@ -29,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class CostPrediction(Observer):
-    """Predicts the cost of a step before the first one runs, and compares at the end.
+    """Predicts the cost of a step before the first one runs, and compares its time at the end.
 
     Keeps the prediction as plan.json in the model directory.
     """
@@ -52,27 +49,20 @@ class CostPrediction(Observer):
 
 
 class Prediction(NamedTuple):
-    """Holds the predicted cost of a step, in numbers and in two lines."""
+    """Holds the predicted cost of a step, in numbers and in one or two lines."""
 
     plan: StepPlan
     summary: str
 
 
 def predict(compiled: CompiledStep) -> Prediction:
-    """Reads the compiled program for its memory, FLOPs and traffic, and estimates its time."""
+    """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time."""
     c, mesh = compiled, compiled.mesh
     step = TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
     counted, how_counted = count(step, c.program, c.compile_s)
     slice = Slice.of(mesh.devices) if step.platform == "TPU" else None
-    timing, source = None, f"no rates of {mesh.devices.flat[0].device_kind} are known"
-    if step.platform == "CPU":
-        timing, source = by_rates(step, counted)
-    step_plan = plan_step(step, slice, counted, timing)
-    if slice is not None:
-        source = f"the compiler's cycles and links of {slice.name}, at published rates"
-    return Prediction(
-        step_plan, f"{summary(step_plan)}{how_counted}\n{time_summary(step_plan, source)}"
-    )
+    plan = plan_step(step, slice, counted)
+    return Prediction(plan, summary(plan) + how_counted + time_summary(plan))
 
 
 def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCounts, str]:
@@ -83,27 +73,6 @@ def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCoun
         return estimate_step(
             step
         ), f"  Counted from its trace, because its text cannot be read: {error!r}."
-
-
-def by_rates(step: TracedStep, counted: StepCounts) -> tuple[Timing, str]:
-    """Times a CPU's step at the rates that its devices reach now, together, in large arrays."""
-    assert isinstance(step.mesh, Mesh)
-    host = measure_host(step.mesh.local_devices)
-    alone = step.mesh.size == host.devices
-    sent = counted.work.collectives if alone else ()
-    timing = estimate_host_timing(host, step.sizes, step.cost.ops, sent)
-    parts = [
-        f"{timing.products_s:.3g} s of products at {scaled(host.flops_per_s, 'FLOP/s')}",
-        f"{timing.other_s:.3g} s of other work at {scaled(host.bytes_per_s, 'B/s')}",
-    ]
-    if timing.traffic_s:
-        parts.append(f"{sum(timing.traffic_s.values()):.3g} s of traffic")
-    if not alone:
-        parts.append("traffic between processes not counted")
-    return (
-        timing,
-        f"{', '.join(parts)}, the rates of large arrays on this machine; small ones take longer",
-    )
 
 
 def summary(plan: StepPlan) -> str:
@@ -119,18 +88,21 @@ def summary(plan: StepPlan) -> str:
     )
 
 
-def time_summary(plan: StepPlan, source: str) -> str:
-    """Returns the predicted time of a step, or why there is none."""
-    if plan.step_s is None:
-        return f"No predicted step time: {source}."
-    return f"Predicted step time: {plan.step_s:.3g} s, from {source}."
+def time_summary(plan: StepPlan) -> str:
+    """Returns a further line with the predicted time of a step; nothing where there is none."""
+    if plan.step_s is None or plan.slice is None:
+        return ""
+    return (
+        f"\nPredicted step time: {plan.step_s:.3g} s, from the compiler's cycles and links of "
+        f"{plan.slice.name}, at published rates."
+    )
 
 
 def scaled(amount: float, unit: str) -> str:
     """Writes an amount with a metric prefix.
 
-    >>> scaled(34_628_173_824, "FLOPs"), scaled(33_000_000, "B/s")
-    ('34.6 GFLOPs', '33 MB/s')
+    >>> scaled(34_628_173_824, "FLOPs")
+    '34.6 GFLOPs'
     """
     prefixes = iter(" kMGTPE")
     prefix = next(prefixes).strip()
@@ -142,6 +114,6 @@ def scaled(amount: float, unit: str) -> str:
 def compare(step_s: float, predicted_s: float | None) -> str:
     """Returns how long steps took, beside what was predicted."""
     if predicted_s is None:
-        return f"Step time: {step_s:.3g} s measured, no prediction."
+        return f"Step time: {step_s:.3g} s."
     error = step_s / predicted_s - 1
     return f"Step time: {step_s:.3g} s measured, {predicted_s:.3g} s predicted ({error:+.0%})."

@@ -211,7 +211,7 @@ def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepP
     step = trace_step(run, layout, mesh)
     counts = estimate_step(step)
     timing = estimate_host_timing(host, step.sizes, counts.work.ops, counts.work.collectives)
-    return dataclasses.replace(plan_step(step, None, counts), timing=timing)
+    return plan_step(step, None, counts, timing)
 
 
 def plan_from_trace(
