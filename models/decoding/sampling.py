@@ -49,7 +49,7 @@ class Sampling:
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
         token_BW, logit_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
-        gain_BW = logit_BW - log_z_BW
+        gain_BW = logit_BW - layout.reshard(log_z_BW, "BW")
         token_BW = jnp.where(state.finished_BW, 0, token_BW)
         here_BWT = layout.iota("BWT", state.tokens_BWT.shape, "T") == step
         max_new_tokens_B1 = inputs.max_new_tokens_B[:, None]
@@ -88,14 +88,17 @@ class Sampling:
             logit_BW1 = layout.take_last(logits_BWV, token_BW1, "BWV")
         else:
             vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
-            best_BWU, id_BWU = layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
+            best_BWU, id_BWU = (
+                layout.reshard(x, "BWU")
+                for x in layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
+            )
             weight_BWU = best_BWU / self.temperature
             if self.top_p is not None:
                 weight_BWU = nucleus_of_sorted(layout, weight_BWU, self.top_p)
             weight_BWU += gumbel(layout, seeds_B, step, "BWU", weight_BWU.shape)
             at_BW1 = jnp.argmax(weight_BWU, axis=-1, keepdims=True)
             logit_BW1, token_BW1 = (layout.take_last(x, at_BW1, "BWU") for x in (best_BWU, id_BWU))
-        return token_BW1[:, :, 0], logit_BW1[:, :, 0]
+        return layout.reshard(token_BW1[:, :, 0], "BW"), layout.reshard(logit_BW1[:, :, 0], "BW")
 
 
 def without_early_end(

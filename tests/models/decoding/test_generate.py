@@ -314,6 +314,15 @@ def test_no_layout_changes_what_is_decoded(name: str, kind: str, search: str) ->
 
 
 @pytest.mark.parametrize("search", SEARCHES)
+def test_rows_may_be_split_further_than_their_logits(search: str) -> None:
+    layout = Layout(mesh="x:2,y:2", rules="batch:x;vocab:y;batch:y?")
+    output = decoded(MODELS["decoder"], SEARCHES[search], layout)
+    expected = decoded(MODELS["decoder"], SEARCHES[search])
+    np.testing.assert_array_equal(output.tokens_BWT, expected.tokens_BWT)
+    np.testing.assert_allclose(output.score_BW, expected.score_BW, rtol=1e-4)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
 def test_a_row_does_not_depend_on_its_batch(search: str) -> None:
     together = decoded(PAIR, SEARCHES[search])
     apart = decoded(PAIR, SEARCHES[search], rows=(6, 1, 3))
