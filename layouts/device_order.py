@@ -215,10 +215,14 @@ class TopologyDevice:
     device_kind: str
     platform: str = "tpu"
     process_index: int = 0
+    slice_index: int = 0
 
 
-def topology_devices(torus: Torus, kind: str) -> list[TopologyDevice]:
-    """Numbers devices as TPUs do: in a chip, in a host of 2 x 2 chips, then along x, y and z."""
+def topology_devices(torus: Torus, kind: str, slices: int = 1) -> list[TopologyDevice]:
+    """Numbers devices as TPUs do: in a chip, in a host of 2 x 2 chips, then along x, y and z.
+
+    Those of several equal slices are numbered slice by slice.
+    """
     x, y, z = (torus.get(name, 1) for name in CHIP_AXES)
     places = itertools.product(range(x), range(y), range(z), range(torus[CORE]))
 
@@ -226,5 +230,9 @@ def topology_devices(torus: Torus, kind: str) -> list[TopologyDevice]:
         x, y, z, core = place
         return (z, y // 2, x // 2, y % 2, x % 2, core)
 
-    ordered = enumerate(sorted(places, key=number))
-    return [TopologyDevice(i, (x, y, z), core, kind) for i, (x, y, z, core) in ordered]
+    ordered = sorted(places, key=number)
+    return [
+        TopologyDevice(index * len(ordered) + i, (x, y, z), core, kind, slice_index=index)
+        for index in range(slices)
+        for i, (x, y, z, core) in enumerate(ordered)
+    ]

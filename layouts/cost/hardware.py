@@ -37,6 +37,10 @@ CHIPS = {
     "v6e": Chip("TPU v6 lite", 1, 918e12, 1750e6, 32 * GIB, 1638e9, 100e9, 2, 16, f"{CLOUD}/v6e"),
 }
 
+# Of the data center's network between slices, in one direction: a chip's share of what these pages
+# give for a pod of 256 chips, and of v5p for a chip, in bytes/s.  For v2 to v4 they give none.
+NETWORK_BANDWIDTH = {"v5e": 6.4e12 / 8 / 256, "v5p": 50e9 / 8, "v6e": 25.6e12 / 8 / 256}
+
 # The share of its bandwidth that a link reaches: the Giant Models guide, section 2.4.
 LINK_UTILISATION = 2 / 3
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.errors import UserError, did_you_mean
-from layouts.cost.hardware import CHIPS, LINK_UTILISATION, Chip, known_kind
+from layouts.cost.hardware import CHIPS, LINK_UTILISATION, NETWORK_BANDWIDTH, Chip, known_kind
 from layouts.device_order import CHIP_AXES, CORE
 
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
@@ -24,11 +24,13 @@ class GroupOnAxis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Describes a box of chips, as in "v3:32x32"."""
+    """Describes a box of chips, as in "v3:32x32", or several equal ones, as in "2xv5e:16x16"."""
 
     name: str
     chip: Chip
     extents: tuple[int, ...]
+    count: int = 1
+    """Boxes, which the network of a data center connects."""
 
     @classmethod
     def named(cls, name: str) -> "Slice":
@@ -36,8 +38,12 @@ class Slice:
 
         >>> Slice.named("v3:32x32").devices, Slice.named("v4:4x4x8").devices
         (2048, 128)
+        >>> Slice.named("2xv5e:16x16").devices
+        512
         """
-        kind, _, sizes = name.partition(":")
+        head, _, sizes = name.partition(":")
+        several = re.fullmatch(r"([1-9]\d*)x(.*)", head)
+        count, kind = (int(several[1]), several[2]) if several else (1, head)
         if kind not in CHIPS:
             near, legal = did_you_mean(kind, CHIPS), ", ".join(CHIPS)
             raise UserError(
@@ -51,7 +57,13 @@ class Slice:
                 f"--topology={name}: {kind} has a torus of {chip.axes} axes.  Legal: {kind}:, then "
                 f"{chip.axes} numbers of chips with x between them, as in {example}."
             )
-        return cls(name, chip, tuple(int(size) for size in sizes.split("x")))
+        if count > 1 and kind not in NETWORK_BANDWIDTH:
+            raise UserError(
+                f"--topology={name}: the bandwidth of the network between slices of {kind} is not "
+                f"published.  Legal: one slice, {kind}:{sizes}, or several of "
+                f"{', '.join(NETWORK_BANDWIDTH)}."
+            )
+        return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
 
     @classmethod
     def of(cls, devices: np.ndarray) -> "Slice | None":
@@ -62,21 +74,28 @@ class Slice:
         axes = CHIPS[kind].axes
         places = np.array([device.coords[:axes] for device in devices.flat])
         extents = tuple(int(n) for n in places.max(axis=0) - places.min(axis=0) + 1)
-        return cls(f"{kind}:{'x'.join(map(str, extents))}", CHIPS[kind], extents)
+        count = len({getattr(device, "slice_index", 0) for device in devices.flat})
+        several = f"{count}x" if count > 1 else ""
+        return cls(f"{several}{kind}:{'x'.join(map(str, extents))}", CHIPS[kind], extents, count)
 
     @property
     def kind(self) -> str:
-        return self.name.partition(":")[0]
+        return next(kind for kind, chip in CHIPS.items() if chip == self.chip)
+
+    @property
+    def box(self) -> "Slice":
+        """Returns one of several boxes."""
+        return self if self.count == 1 else Slice.named(self.name.partition("x")[2])
 
     @property
     def torus(self) -> dict[str, int]:
-        """Returns the chips along each axis, then the cores of a chip."""
+        """Returns the chips along each axis of one box, then the cores of a chip."""
         axes = (*CHIP_AXES[: len(self.extents)], CORE)
         return dict(zip(axes, (*self.extents, self.chip.cores), strict=True))
 
     @property
     def chips(self) -> int:
-        return math.prod(self.extents)
+        return self.count * math.prod(self.extents)
 
     @property
     def devices(self) -> int:
@@ -101,9 +120,31 @@ class Slice:
     def seconds(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
         """Returns the seconds of one collective among these devices.
 
+        `places` are [x, y, ..] of each device's chip, then the number of its box if there are
+        several; in a permutation each sends to the next one.  Between boxes, each device exchanges
+        what it keeps inside its own: before a gather there, after a reduction.
+        """
+        if self.count == 1:
+            return self.seconds_inside(kind, size_bytes, places)
+        boxes = len(np.unique(places[:, -1]))
+        inside = places[places[:, -1] == places[0, -1], :-1]
+        inside_s = self.seconds_inside(kind, size_bytes, inside) if len(inside) > 1 else 0.0
+        if boxes == 1:
+            return inside_s
+        sent_bytes = RING.get(kind, 1) * size_bytes / (len(inside) if kind in RING else 1)
+        share = 1 if kind == "collective-permute" else 1 - 1 / boxes
+        return inside_s + share * sent_bytes / self.network_rate
+
+    @property
+    def network_rate(self) -> float:
+        """Returns the bytes per second between boxes that a device has while all devices send."""
+        return NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
+
+    def seconds_inside(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
+        """Returns the seconds of one collective among devices of one box.
+
         Rings along every axis of the torus share gathers and reductions; an all-to-all must cross
-        the middle of the longest axis.  `places` are [x, y, ..] of each device's chip; in a
-        permutation each sends to the next one.
+        the middle of the longest axis.
         """
         chips = np.unique(places, axis=0)
         cores = len(places) / len(chips)  # of a chip that are in the group

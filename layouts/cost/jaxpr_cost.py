@@ -147,9 +147,10 @@ class Counter:
             inner, trip_count = bodies(eqn)
             if name in MEMORY_OPS:
                 flops = self.flops_of(eqn) if name == "dot_general" else 0
+                given, made = map(flow.before, eqn.invars), [*map(flow.after, eqn.outvars)]
                 # Of a table only those rows are read that are looked up.
-                read = eqn.outvars if name == "gather" else eqn.invars
-                size = sum(self.local(v).bytes for v in (*read, *eqn.outvars))
+                read = made if name == "gather" else given
+                size = sum(self.local(v).bytes for v in (*read, *made))
                 self.ops.append(OpCost(flops, size, 0, times))
             elif name not in (*VIEWS, "reshard") and not inner:
                 elements = sum(local_size(v.aval, self.sizes) for v in eqn.outvars)

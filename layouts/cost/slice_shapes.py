@@ -52,10 +52,10 @@ def shapes_of_cubes(max_chips: int) -> list[str]:
 
 def check_offered(slice: Slice) -> None:
     """Raises an error that lists slices of about as many chips, if Google Cloud has no such one."""
-    offered = offered_slices(slice.kind)
-    if slice in offered or slice.name in PUBLISHED:
+    offered, box = offered_slices(slice.kind), slice.box
+    if box in offered or box.name in PUBLISHED:
         return
-    nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / slice.chips)))
+    nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / box.chips)))
     nearby = [other.name for other in offered if other in nearest[:MAX_NEARBY]]
     raise UserError(
         f"--topology={slice.name}: Google Cloud offers no such slice.  "

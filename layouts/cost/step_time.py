@@ -10,7 +10,7 @@ from layouts.cost.hardware import Chip
 from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.device_order import topology_devices
-from layouts.mesh import in_order
+from layouts.mesh import over_slices
 
 # The share of its peak that the matrix unit reaches in products of sizes that suit it: the Giant
 # Models guide, section 2.4, and GShard, section 5.2.  Only where no compiler says better.
@@ -49,11 +49,17 @@ class Timing:
         }
 
 
-def coordinates(slice: Slice, mesh: Mapping[str, int], order: str | None) -> np.ndarray:
-    """Returns each device's coordinates on the torus: [mesh axes .., axes of the torus]."""
-    devices = in_order(topology_devices(slice.torus, slice.chip.kind), mesh, order)
-    axes = len(slice.extents)
-    return np.array([d.coords[:axes] for d in devices.flat]).reshape(*mesh.values(), axes)
+def coordinates(
+    slice: Slice, mesh: Mapping[str, int], order: str | None, slices: str | None = None
+) -> np.ndarray:
+    """Returns each device's coordinates on the torus: [mesh axes .., axes of the torus].
+
+    Of several boxes, the last coordinate is the number of the box.
+    """
+    every = topology_devices(slice.torus, slice.chip.kind, slice.count)
+    devices, axes = over_slices(every, mesh, order, slices), len(slice.extents)
+    places = [d.coords[:axes] + ((d.slice_index,) if slice.count > 1 else ()) for d in devices.flat]
+    return np.array(places).reshape(*mesh.values(), -1)
 
 
 def seconds(

@@ -21,20 +21,9 @@ TORUS = Slice.named("v3:4x2").torus  # 16 cores
 MESH = {"data": 12, "model": 4}
 
 
-@dataclasses.dataclass(frozen=True)
-class SliceDevice(TopologyDevice):
-    """A core of one of several slices."""
-
-    slice_index: int = 0
-
-
-def pod(slices: int) -> list[SliceDevice]:
+def pod(slices: int) -> list[TopologyDevice]:
     """The cores of several slices, in an order that mixes them."""
-    devices = [
-        SliceDevice(**dataclasses.asdict(device) | {"id": 16 * i + device.id}, slice_index=i)
-        for i in range(slices)
-        for device in topology_devices(TORUS, "TPU v3")
-    ]
+    devices = topology_devices(TORUS, "TPU v3", slices)
     return devices[::3] + devices[1::3] + devices[2::3]
 
 

@@ -106,7 +106,11 @@ class TracedProgram:
 
     def device_coords(self, slice: Slice | None) -> np.ndarray | None:
         """Returns where each device of the mesh stands on the torus of a slice."""
-        return None if slice is None else coordinates(slice, self.sizes, self.layout.order)
+        return (
+            None
+            if slice is None
+            else coordinates(slice, self.sizes, self.layout.order, self.layout.slices)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

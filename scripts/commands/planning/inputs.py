@@ -53,7 +53,8 @@ class PlanInputs(NamedTuple):
 
     def check(self, run: Run) -> None:
         """Raises every error of the layout with this run; prints the warnings."""
-        torus = None if self.slice is None else self.slice.torus
+        is_one = self.slice is not None and self.slice.count == 1
+        torus = self.slice.torus if is_one else None  # an order is that of one slice
         for warning in check_layout(
             run, self.layout, self.sizes, setting_origins(self.config), torus
         ):
@@ -114,6 +115,11 @@ def mesh_to_compile_for(inputs: PlanInputs) -> Mesh | None:
     slice = inputs.slice
     if slice is None:
         return make_mesh(inputs.layout)
+    if slice.count > 1:
+        raise UserError(
+            f"--topology={slice.name}: several slices are planned from the trace alone.  "
+            "Add --analytic."
+        )
     if has_tpu_compiler():
         print_note(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
         return topology_mesh(slice.name, inputs.sizes, inputs.layout.order)

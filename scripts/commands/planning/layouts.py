@@ -58,6 +58,11 @@ def search(flags: LayoutsFlags) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
     run = settings(None, flags.settings.gin_file, flags.settings.gin_param).make(Run)
     slice = parse_topology(flags.topology)
+    if slice is not None and slice.count > 1:
+        raise UserError(
+            f"--topology={slice.name}: layouts are ranked for one slice.  "
+            "Plan one for several by `meshloom plan --analytic` with Layout.slices."
+        )
     check_run(run)
     if flags.verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")

@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from layouts.cost.collectives import Collective
-from layouts.cost.hardware import LINK_UTILISATION
+from layouts.cost.hardware import LINK_UTILISATION, NETWORK_BANDWIDTH
 from layouts.cost.interconnect import GroupOnAxis, Slice
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates, seconds
@@ -63,6 +63,39 @@ def test_work_takes_as_long_as_its_products_or_its_way_through_memory() -> None:
     assert other_s == pytest.approx(3 * read_s)
 
 
+TWO = Slice.named("2xv5e:16x16")
+BOXES = {"slice": 2, "data": 256}
+
+
+def seconds_over(kind: str, *mesh_axes: str) -> float:
+    collective = Collective(kind, mesh_axes, 0, 10**9, 1, "")
+    group = np.prod([BOXES[name] for name in mesh_axes])
+    places = coordinates(TWO, BOXES, None, "slice:-1")
+    return seconds(TWO, places, BOXES, collective._replace(group=int(group)))
+
+
+def test_slices_exchange_over_the_network_what_a_chip_keeps() -> None:
+    one = Slice.named("v5e:16x16")
+    assert TWO.devices == 512
+    rate = NETWORK_BANDWIDTH["v5e"] * LINK_UTILISATION
+    inside = coordinates(one, {"data": 256}, None).reshape(-1, 2)
+    for kind, times in (("all-gather", 1), ("reduce-scatter", 1), ("all-reduce", 2)):
+        inside_s = one.seconds(kind, 1e9, inside)
+        assert seconds_over(kind, "data") == pytest.approx(inside_s)
+        # Each of two slices sends its half to the other, of an all-reduce also the sums back.
+        assert seconds_over(kind, "slice") == pytest.approx(times * 0.5e9 / rate)
+        both_s = inside_s + times * 0.5e9 / 256 / rate
+        assert seconds_over(kind, "slice", "data") == pytest.approx(both_s)
+    inside_s = one.seconds("all-to-all", 1e9, inside)
+    assert seconds_over("all-to-all", "slice", "data") == pytest.approx(inside_s + 0.5e9 / rate)
+    assert seconds_over("collective-permute", "slice") == pytest.approx(1e9 / rate)
+
+
+def test_several_slices_need_a_mesh_axis_for_the_network() -> None:
+    with pytest.raises(UserError, match=r"Layout\.slices = None: the devices are in 2 slices"):
+        coordinates(TWO, BOXES, None)
+
+
 def test_cores_of_a_chip_use_no_link() -> None:
     one = POD.seconds("all-gather", 1e9, row(1))
     assert one == pytest.approx(1e9 / POD.chip.memory_bandwidth)
@@ -91,6 +124,7 @@ def test_cores_are_numbered_as_tpus_number_them() -> None:
         ("v3:4x4x4", "as in v3:4x4"),
         ("v4:4x4", "as in v4:4x4x4"),
         ("v3:0x4", "numbers of chips"),
+        ("2xv3:4x4", "network between slices of v3 is not published.  Legal: one slice, v3:4x4"),
     ],
 )
 def test_an_unknown_slice_is_refused_with_what_is_legal(name: str, message: str) -> None:
@@ -104,6 +138,7 @@ class Device:
 
     device_kind: str
     coords: tuple[int, ...]
+    slice_index: int = 0
 
 
 def devices(kind: str) -> np.ndarray:
@@ -117,6 +152,9 @@ def devices(kind: str) -> np.ndarray:
 def test_devices_at_hand_are_a_slice_of_their_kind() -> None:
     assert Slice.of(devices("TPU v3")) == Slice.named("v3:4x2")
     assert Slice.of(devices("NVIDIA H200")) is None
+    far = [dataclasses.replace(device, slice_index=1) for device in devices("TPU v5 lite")]
+    several = np.array([*devices("TPU v5 lite"), *far], object)
+    assert Slice.of(several) == Slice.named("2xv5e:4x2")
 
 
 def test_a_permutation_sends_all_bytes_to_the_next_chip() -> None:

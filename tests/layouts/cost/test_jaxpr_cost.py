@@ -78,6 +78,22 @@ def test_a_table_is_read_where_it_is_looked_up() -> None:
     assert max(op.bytes for op in result.ops[:-1]) == 2 * 4 * 3 * D
 
 
+def test_a_look_up_reads_and_writes_the_rows_of_one_device() -> None:
+    """Where JAX replicates them around it, and so does its gradient."""
+    place, whole = jax.P(("x", "y"), None), jax.P(None, None)
+
+    def loss(table, ids):
+        return (table.at[ids].get(mode="clip", out_sharding=place) ** 2).sum()
+
+    def gradient(table, ids):
+        return jax.grad(loss)(table, ids.astype(jnp.int32))
+
+    result = cost(gradient, ((F, D), whole), ((B,), jax.P(("x", "y"))))
+    rows, table, ids = 4 * B // 8 * D, 4 * F * D, 4 * B
+    sizes = [op.bytes for op in result.ops[:-1]]
+    assert 2 * rows in sizes and max(sizes) <= rows + 2 * table + ids
+
+
 def test_what_is_not_split_is_computed_by_every_device() -> None:
     result = cost(layer(jax.P("x", None)), ((B, D), jax.P("x", None)), ((D, F), jax.P(None, None)))
     assert result.flops == ONE // 4  # the mesh axis y of 2 repeats it

@@ -30,7 +30,9 @@ def test_every_chip_has_slices() -> None:
     assert all(offered_slices(kind) for kind in CHIPS)
 
 
-@pytest.mark.parametrize("name", ["v4:12x12x24", "v5p:2x2x1", "v5p:8x16x16", "v3:4x8", "v3:4x2"])
+@pytest.mark.parametrize(
+    "name", ["v4:12x12x24", "v5p:2x2x1", "v5p:8x16x16", "v3:4x8", "v3:4x2", "2xv5e:16x16"]
+)
 def test_an_offered_or_published_slice_passes(name: str) -> None:
     check_offered(Slice.named(name))
 
@@ -39,6 +41,7 @@ def test_an_offered_or_published_slice_passes(name: str) -> None:
     ("name", "nearby"),
     [
         ("v5e:32x32", "v5e:4x8, v5e:8x8, v5e:8x16, v5e:16x16."),
+        ("2xv5e:32x32", "v5e:8x16, v5e:16x16."),
         ("v5e:8x4", "v5e:4x4, v5e:4x8, v5e:8x8"),
         ("v3:1x1", "v3:2x2"),
         ("v5p:4x8x4", "v5p:4x4x8"),
