@@ -10,6 +10,7 @@ from layouts.lint.report import table
 from models.decoding.sampling import Sampling
 from trainer.planning.counts import ProgramPlan, excess_flops
 from trainer.planning.decoding import DecodePlan
+from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.training import StepPlan
 
 MAX_WEIGHTS = 12  # in a list of the largest
@@ -69,6 +70,7 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
     """Lists the figures that training and decoding have in common."""
     slice, memory = plan.slice, plan.memory
     return {
+        "schema_version": SCHEMA_VERSION,
         "topology": None if slice is None else slice.name,
         "devices": plan.devices,
         "mesh": dict(plan.mesh),
@@ -115,3 +117,18 @@ def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[s
             row["seconds"] = collective.times * time_s
         rows.append(row)
     return rows
+
+
+def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sums the rows of collectives of one kind along the same mesh axes for the same line.
+
+    Those that take the longest come first, or, where times are not known, those that receive the
+    most.
+    """
+    sums: dict[tuple, dict[str, Any]] = {}
+    for row in rows:
+        key = (row["kind"], *row["mesh_axes"], row["source"], row["overlaps"], row.get("part"))
+        total = sums.setdefault(key, {**row, "count": 0, "received_bytes": 0, "seconds": 0.0})
+        for name in ("count", "received_bytes", "seconds"):
+            total[name] += row.get(name, 0)
+    return sorted(sums.values(), key=lambda row: (-row["seconds"], -row["received_bytes"]))

@@ -8,7 +8,7 @@ from scripts.commands.shared_flags import (
     Flat,
     JsonFile,
     Samples,
-    SettingsFlags,
+    SavedSettingsFlags,
     Strings,
     Temperature,
     TopK,
@@ -80,7 +80,7 @@ class PlanFlags:
     ] = None
     json_file: JsonFile = None
     decode: Annotated[bool, Flag("Plans decoding instead of training.")] = False
-    settings: SettingsFlags = field(default_factory=SettingsFlags)
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
     decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)
 
@@ -109,5 +109,5 @@ class LayoutsFlags:
         Flag("Writes the best layout to FILE as a layout file.", metavar="FILE", names_output=True),
     ] = None
     json_file: JsonFile = None
-    settings: SettingsFlags = field(default_factory=SettingsFlags)
+    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

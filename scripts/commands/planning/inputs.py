@@ -14,7 +14,7 @@ from layouts.cost.interconnect import Slice
 from layouts.cost.slice_shapes import check_offered
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
-from scripts.commands.common import setting_origins, settings
+from scripts.commands.common import setting_origins, settings_of
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
 from trainer.checks import Program, check_layout, check_run, explained_errors, layout_name
@@ -72,8 +72,7 @@ class PlanInputs(NamedTuple):
 
 def read_inputs(flags: PlanFlags) -> PlanInputs:
     """Reads what the flags of a plan name."""
-    config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
-    return PlanInputs.read(config, parse_topology(flags.topology))
+    return PlanInputs.read(settings_of(flags.settings), parse_topology(flags.topology))
 
 
 def parse_topology(topology: str | None) -> Slice | None:

@@ -1,5 +1,6 @@
 """Runs `meshloom layouts` and `meshloom plan --compare`: compares layouts of one run."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from layouts.cost.calibration import measure_host
 from layouts.cost.interconnect import Slice
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
-from scripts.commands.common import open_output, settings, write_json
+from scripts.commands.common import open_output, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
 from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan, parse_topology
 from scripts.terminal import print_note, print_table
@@ -43,9 +44,9 @@ COLUMNS = [
 def compare(flags: PlanFlags) -> None:
     """Plans one run under several layout files, the fastest first."""
     slice, figures = parse_topology(flags.topology), {}
-    gin_file, gin_param = flags.settings.gin_file, flags.settings.gin_param
     for name in flags.layouts:
-        inputs = PlanInputs.read(settings(None, (*gin_file, name), gin_param), slice)
+        under = dataclasses.replace(flags.settings, gin_file=(*flags.settings.gin_file, name))
+        inputs = PlanInputs.read(settings_of(under), slice)
         inputs.check(inputs.run)
         figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
     names = sorted(figures, key=lambda name: sort_key(figures[name]))
@@ -56,7 +57,7 @@ def compare(flags: PlanFlags) -> None:
 
 def search(flags: LayoutsFlags) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
-    run = settings(None, flags.settings.gin_file, flags.settings.gin_param).make(Run)
+    run = settings_of(flags.settings).make(Run)
     slice = parse_topology(flags.topology)
     if slice is not None and slice.count > 1:
         raise UserError(

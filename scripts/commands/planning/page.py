@@ -1,74 +1,187 @@
 """Writes a plan as one HTML page that needs no other file."""
 
 import html
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from layouts.lint.warnings import size_text
 from scripts.commands.common import open_output
-from scripts.commands.training.report import STYLE, table
+from scripts.html_page import page, table
+from trainer.planning.figures import FIGURES
+from trainer.planning.report import by_line
 
-BARS = (
-    ".bar{display:flex;height:2rem;margin:.5rem 0}.bar div{overflow:hidden;color:#fff;"
-    "font-size:.75rem;line-height:2rem;padding-left:.3rem;white-space:nowrap}"
+STYLE = (
+    ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#eee}"
+    ".limit{position:absolute;top:-.3rem;bottom:-.3rem;border-left:3px solid #d00}"
+    ".legend{list-style:none;padding:0;columns:18rem}"
+    ".legend i{display:inline-block;width:.8rem;height:.8rem;margin-right:.4rem}"
+    "td:last-child,th:last-child{text-align:left}.legend li{break-inside:avoid}"
 )
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
-HEAD = ("fits", "bytes_per_device", "cache_bytes", "parameters", "model_flops", "executed_flops",
-        "step_time_s", "start_latency_s", "token_latency_s", "output_latency_s", "tokens_per_s",
-        "utilisation", "run_hours", "chip_hours", "compile_s")  # fmt: skip
+HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
+        "model_flops", "executed_flops", "step_time_s", "start_latency_s", "token_latency_s",
+        "output_latency_s", "tokens_per_s", "utilisation", "run_steps", "run_hours", "chip_hours",
+        "compiled_for", "compile_s")  # fmt: skip
 TIMES = {
-    "step_time_parts_s": "Time of a step",
-    "start_parts_s": "Time before the first token",
-    "token_parts_s": "Time of a token",
+    "step_time_parts_s": ("Time of a step", "step_time_s"),
+    "start_parts_s": ("Time to the first token", "start_latency_s"),
+    "token_parts_s": ("Time of a token", "token_latency_s"),
 }
+OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute beside it."
 
 
 def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
     """Writes the page of a plan, of training or of decoding, from its figures."""
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
-        f"<style>{STYLE}{BARS}</style><h1>{html.escape(title)}</h1>",
-        table(
-            [{"figure": name, "value": text_of(figures[name])} for name in HEAD if name in figures]
-        ),
-        "<h2>Memory per device</h2>",
-        bar(figures["bytes_by_cause"], figures["memory_bytes"]),
-        table([{"cause": c, "bytes": n} for c, n in figures["bytes_by_cause"].items()]),
-    ]
-    for name, heading in TIMES.items():
-        times = {part: s for part, s in (figures.get(name) or {}).items() if s}
-        if times:
-            parts += [f"<h2>{heading}</h2>", bar(times, None)]
-            parts.append(table([{"part": part, "s": s} for part, s in times.items()]))
-    lists = [
-        {**c, "mesh_axes": ", ".join(c["mesh_axes"]), "overlaps": text_of(c["overlaps"])}
-        for c in figures["collectives"]
-    ]
-    parts += ["<h2>Collectives</h2>", table(lists)]
+    parts = [head(figures), *memory(figures)]
+    for name, (heading, whole) in TIMES.items():
+        if figures.get(name):
+            parts += [f"<h2>{heading}</h2>", *times(figures[name], figures[whole])]
+    parts += ["<h2>Collectives</h2>", collectives(figures)]
     unexpected = [*filter(None, [figures["excess_flops"]]), *figures["unexpected_collectives"]]
     if unexpected:
         items = "".join(f"<li>{html.escape(text)}" for text in unexpected)
         parts.append(f"<h2>Where the compiled program differs from the trace</h2><ul>{items}</ul>")
     if "weights" in figures:
-        parts += ["<h2>Largest weights</h2>", table(figures["weights"])]
-    with open_output(file) as page:
-        page.write("\n".join(parts))
+        parts += ["<h2>Largest weights</h2>", weights(figures)]
+    with open_output(file) as output:
+        output.write(page(title, parts, STYLE))
     click.echo(f"Wrote {file}.")
 
 
-def text_of(value: object) -> object:
-    """Writes yes, no, unknown or the value itself."""
+def head(figures: Mapping[str, Any]) -> str:
+    """Writes the table of single figures, each with what it means."""
+    return table(
+        {
+            "figure": FIGURES[name].label,
+            "value": with_unit(figures[name], FIGURES[name].unit),
+            "meaning": FIGURES[name].meaning,
+        }
+        for name in HEAD
+        if figures.get(name) is not None or name == "fits"
+    )
+
+
+def memory(figures: Mapping[str, Any]) -> list[str]:
+    """Draws the memory of a device by cause, and where it ends."""
+    sizes, available = figures["bytes_by_cause"], figures["memory_bytes"]
+    limit = "" if available is None else f"; the red line is what it has: {size_text(available)}"
+    return [
+        f"<h2>Memory per device</h2><p>{size_text(figures['bytes_per_device'])} needed{limit}.",
+        bar(sizes, available or 0.0, limit=available is not None),
+        legend({cause: (size_text(size), size) for cause, size in sizes.items()}),
+    ]
+
+
+def times(seconds: Mapping[str, float], whole_s: float) -> list[str]:
+    """Draws what a time consists of."""
+    parts = {name: s for name, s in seconds.items() if s and not name.startswith("overlapped")}
+    overlapped = {name: s for name, s in seconds.items() if s and name.startswith("overlapped")}
+    texts = {
+        name: (f"{with_unit(s, 's')}, {s / whole_s:.1%}", s)
+        for name, s in {**parts, **overlapped}.items()
+    }
+    note = [f"<p>{OVERLAPPED}"] if overlapped else []
+    return [
+        f"<p>{with_unit(whole_s, 's')}.",
+        bar(parts, whole_s, limit=False),
+        legend(texts),
+        *note,
+    ]
+
+
+def collectives(figures: Mapping[str, Any]) -> str:
+    """Lists the collectives of each line of the model, those that take the longest first."""
+    rows = by_line(figures["collectives"])
+    if not rows:
+        return "<p>None: the devices exchange nothing."
+    return table(
+        {
+            **({"part": row["part"]} if "part" in row else {}),
+            "collective": row["kind"],
+            "over": ", ".join(row["mesh_axes"]),
+            "times": row["count"],
+            "received": size_text(row["received_bytes"]),
+            "takes": with_unit(row["seconds"] or None, "s"),
+            "beside compute": "yes" if row["overlaps"] else "no",
+            "for": row["source"],
+        }
+        for row in rows
+    )
+
+
+def weights(figures: Mapping[str, Any]) -> str:
+    return table(
+        {
+            "bytes": size_text(row["bytes"]),
+            "per device": size_text(row["bytes_per_device"]),
+            "axes": row["axes"],
+            "weight": row["path"],
+        }
+        for row in figures["weights"]
+    )
+
+
+def with_unit(value: Any, unit: str) -> str:
+    """Writes a figure as people read it.
+
+    >>> with_unit(0.0123, "s"), with_unit(0.5, "share"), with_unit(1234.5, "hours")
+    ('12.3 ms', '50.0 %', '1,234 hours')
+    >>> with_unit(3.2e15, "FLOPs"), with_unit(True, ""), with_unit(None, "s")
+    ('3.2 PFLOPs', 'yes', 'unknown')
+    """
     if value is None:
         return "unknown"
-    return ("yes" if value else "no") if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    match unit:
+        case "bytes":
+            return size_text(value)
+        case "s":
+            return f"{value:.4g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+        case "share":
+            return f"{100 * value:.1f} %"
+        case "FLOPs":
+            return flops_text(value)
+    number = value if isinstance(value, str) else rounded(value)
+    return f"{number} {unit}".strip()
 
 
-def bar(sizes: dict[str, float], whole: float | None) -> str:
-    """Draws parts beside each other; the rest of the whole stays empty."""
-    total = max(sum(sizes.values()), whole or 0.0) or 1.0
+def flops_text(flops: float) -> str:
+    """Formats a number of floating-point operations."""
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if flops < 1000:
+            return f"{flops:.3g} {prefix}FLOPs"
+        flops /= 1000
+    return f"{flops:.3g} ZFLOPs"
+
+
+def rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or isinstance(value, int) else f"{value:.3g}"
+
+
+def bar(sizes: Mapping[str, float], whole: float, limit: bool) -> str:
+    """Draws parts beside each other on a bar that is at least the whole; a line is its limit."""
+    total = max(sum(sizes.values()), whole) or 1.0
     parts = "".join(
-        f'<div style="width:{100 * size / total:.2f}%;background:{COLOURS[i % len(COLOURS)]}"'
-        f' title="{html.escape(name)}">{html.escape(name)}</div>'
+        f'<div style="width:{100 * size / total:.2f}%;background:{colour(i)}"'
+        f' title="{html.escape(name)}"></div>'
         for i, (name, size) in enumerate(sizes.items())
     )
-    return f'<div class="bar">{parts}</div>'
+    line = f'<div class="limit" style="left:{100 * whole / total:.2f}%"></div>' if limit else ""
+    return f'<div class="bar">{parts}{line}</div>'
+
+
+def legend(texts: Mapping[str, tuple[str, float]]) -> str:
+    """Names the colours of a bar, with the text of each part; those of size 0 are left out."""
+    items = "".join(
+        f'<li><i style="background:{colour(i)}"></i>{html.escape(name)}: {html.escape(text)}'
+        for i, (name, (text, size)) in enumerate(texts.items())
+        if size
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]

@@ -6,6 +6,7 @@ from typing import Any
 from layouts.cost.step_time import Timing
 from layouts.lint.warnings import size_text
 from scripts.terminal import print_table
+from trainer.planning.report import by_line
 
 MAX_COLLECTIVES = 12  # in a table
 
@@ -28,13 +29,14 @@ def print_weights(figures: dict[str, Any]) -> None:
 
 
 def print_collectives(rows: Sequence[dict[str, Any]], unit: str) -> None:
-    """Prints collectives with what a device receives in one unit: a step or a token."""
+    """Prints the collectives of each line of the model, as often as in one unit: step or token."""
     print_table(
-        ["collective", "over", "times", "MB each", f"MB received a {unit}", "for"],
+        ["collective", "over", "times", f"received a {unit}", f"s a {unit}", "for"],
         [
-            (row["kind"], ",".join(row["mesh_axes"]), row["count"], f"{row['bytes'] / 1e6:,.2f}",
-             f"{row['received_bytes'] / 1e6:,.1f}", row["source"])
-            for row in rows[:MAX_COLLECTIVES]
+            (row["kind"], ",".join(row["mesh_axes"]), row["count"],
+             size_text(row["received_bytes"]), f"{row['seconds']:.3g}" if row["seconds"] else "",
+             row["source"])
+            for row in by_line(rows)[:MAX_COLLECTIVES]
         ],
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ import click
 from configs.errors import UserError
 from data.storage import atomic_write
 from scripts.commands.training.flags import ReportFlags
+from scripts.html_page import page, table
 from trainer.metrics.plots import RunPlots
 
 CAPTIONS = {
@@ -18,11 +19,6 @@ CAPTIONS = {
     "dropped": "Share of the first and second choices that found no place.",
     "experts_of_parts": "Which part of the data, such as a language, uses which experts.",
 }
-STYLE = (
-    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "img{max-width:100%}table{border-collapse:collapse}"
-    "td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right}"
-)
 
 
 def report(flags: ReportFlags) -> None:
@@ -34,7 +30,7 @@ def report(flags: ReportFlags) -> None:
     file = model_dir / "report.html"
     try:
         drawn = pictures.save(model_dir, *pictures.names())
-        text = page(model_dir.name, pictures, drawn)
+        text = run_page(model_dir.name, pictures, drawn)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{model_dir}: metrics.jsonl or evaluations.jsonl is not what `meshloom train` wrote: "
@@ -45,15 +41,9 @@ def report(flags: ReportFlags) -> None:
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
-    """Writes one HTML page that needs no other file."""
-    title = html.escape(title)
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
-        f"<style>{STYLE}</style><h1>{title}</h1>",
-        "<h2>Last step</h2>",
-        table([numbers(pictures.train[-1])]),
-    ]
+def run_page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
+    """Writes the page of a run."""
+    parts = ["<h2>Last step</h2>", table([numbers(pictures.train[-1])])]
     if pictures.checks:
         parts += ["<h2>Validation</h2>", table([numbers(line) for line in pictures.checks])]
     layers = pictures.train[-1].get("experts")
@@ -71,7 +61,7 @@ def page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
             f'<h2>{name}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'
             f"<p>{caption}</p>"
         )
-    return "\n".join(parts)
+    return page(title, parts)
 
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
@@ -84,23 +74,3 @@ def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
     dropped = {f"dropped {i}": share for i, share in enumerate(layer["dropped"][:2], 1)}
     largest = {"largest load": max(load) * len(load), "smallest load": min(load) * len(load)}
     return numbers(layer) | largest | dropped
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name)}" for name in names)
-    body = "".join("<tr>" + "".join(f"<td>{cell(row.get(n))}" for n in names) for row in rows)
-    return f"<table><tr>{head}{body}</table>"
-
-
-def cell(value: object) -> str:
-    """Writes a number as people read it.
-
-    >>> cell(0.123456), cell(1234567), cell("decoder 1"), cell(None)
-    ('0.1235', '1,234,567', 'decoder 1', '')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, float) and not value.is_integer():
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:,.0f}" if isinstance(value, int | float) else html.escape(str(value))

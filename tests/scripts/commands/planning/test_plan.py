@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.conftest import Meshloom
+from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
+from trainer.planning.figures import FIGURES, SCHEMA_VERSION
+from trainer.planning.report import by_line
 
 STABLE = {
     "fits", "bytes_per_device", "bytes_by_cause", "parameters", "model_flops", "executed_flops",
@@ -26,7 +28,8 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     answer = run("plan", *toy(tmp_path), *flags)
     assert answer.code == 0, answer.error
     figures = json.loads(json_file.read_text())
-    assert set(figures) >= STABLE
+    assert STABLE <= set(figures) <= set(FIGURES)
+    assert figures["schema_version"] == SCHEMA_VERSION
     assert figures["fits"] is True and figures["compile_s"] is None
     assert figures["memory_bytes"] == 16 * 2**30
     assert figures["bytes_per_device"] == sum(figures["bytes_by_cause"].values())
@@ -36,6 +39,27 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("<!doctype html>") and "matrix products" in text
     assert "http" not in text  # it needs no other file
+    assert "the red line is what it has: 17.2 GB" in text and "model FLOPs" in text
+
+
+def test_collectives_are_summed_by_line() -> None:
+    row = {"kind": "all-reduce", "mesh_axes": ["data"], "source": "a.py:1", "overlaps": False}
+    rows = [
+        {**row, "count": 2, "received_bytes": 30, "seconds": 0.25},
+        {**row, "source": "b.py:7", "count": 1, "received_bytes": 5, "seconds": 0.875},
+        {**row, "count": 3, "received_bytes": 40, "seconds": 0.5},
+    ]
+    first, second = by_line(rows)
+    assert first == rows[1]
+    assert second == {**row, "count": 5, "received_bytes": 70, "seconds": 0.75}
+
+
+def test_a_plan_of_the_settings_of_a_model_directory(run: Meshloom, trained: Place) -> None:
+    flags = ["--gin_file=layouts/data_parallel.gin", "--topology=v3:2x2", "--analytic"]
+    given = run("plan", *(flag for flag in trained.flags() if "param" in flag), *flags)
+    saved = run("plan", trained.model_dir, *flags)
+    assert saved.code == 0, saved.error
+    assert saved.out == given.out
 
 
 def test_a_plan_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) -> None:

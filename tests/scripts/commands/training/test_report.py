@@ -12,8 +12,8 @@ from scripts.commands.training.report import report
 
 HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
 ELEMENTS = {"html", "meta", "title", "style", "h1", "h2", "table", "tr", "th", "td", "img", "p",
-            "div", "ul", "li"}  # fmt: skip
-ATTRIBUTES = {"lang", "charset", "alt", "src", "style", "class", "title"}
+            "div", "ul", "li", "i"}  # fmt: skip
+ATTRIBUTES = {"lang", "charset", "name", "content", "alt", "src", "style", "class", "title"}
 
 
 class Page(html.parser.HTMLParser):
@@ -66,15 +66,21 @@ def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
     figures = {
         HOSTILE: 1,
         "fits": True,
+        "bytes_per_device": 30,
         "bytes_by_cause": {HOSTILE: 10, "weights": 20},
         "memory_bytes": 100,
-        "step_time_parts_s": {HOSTILE: 1.0},
-        "collectives": [{"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE}],
+        "step_time_s": 1.5,
+        "step_time_parts_s": {HOSTILE: 1.0, f"overlapped {HOSTILE}": 0.5},
+        "collectives": [
+            {"mesh_axes": [HOSTILE], "overlaps": None, "kind": HOSTILE, "source": HOSTILE,
+             "count": 1, "received_bytes": 8},
+        ],
+        "compiled_for": HOSTILE,
         "excess_flops": HOSTILE,
         "unexpected_collectives": [HOSTILE],
-        "weights": [{"path": HOSTILE, HOSTILE: 1}],
-    }
+        "weights": [{"path": HOSTILE, "axes": HOSTILE, "bytes": 8, "bytes_per_device": 2}],
+    }  # fmt: skip
     write_page(str(tmp_path / "plan.html"), HOSTILE, figures)
-    # Title and heading; parts of memory and of time, each twice in a bar and once in a table; two
-    # cells of a collective, two surprises, a head and a cell of the weights.
-    check(tmp_path / "plan.html", 2 + 6 + 2 + 2 + 2)
+    # Title and heading; in bars and legends a cause and a part twice, an overlapped part once; the
+    # platform; three cells of a collective, two sentences, two cells of the weights.
+    check(tmp_path / "plan.html", 2 + 5 + 1 + 3 + 2 + 2)

@@ -1,0 +1,81 @@
+"""Describes the figures of a plan: the keys of its JSON, their units and what they mean."""
+
+from typing import NamedTuple
+
+SCHEMA_VERSION = 1
+"""Rises with each change of a key, a unit or a meaning; new keys leave it as it is."""
+
+
+class Figure(NamedTuple):
+    """Describes a figure of a plan."""
+
+    label: str
+    unit: str
+    """One of bytes, s, hours, chip-hours, FLOPs, tokens/s, share; empty for counts and names."""
+    meaning: str
+    null: str = ""
+    """What it means where there is none."""
+
+
+FIGURES = {
+    "schema_version": Figure("version of the keys", "", "rises when a key changes its meaning"),
+    "topology": Figure("topology", "", "the slice", "the devices of this machine"),
+    "devices": Figure("devices", "", "as JAX counts: a chip of v2, v3 has two"),
+    "mesh": Figure("mesh", "", "sizes of the mesh axes"),
+    "attention": Figure("attention", "", "what computes the attention of each part of the model"),
+    "compiled_for": Figure(
+        "compiled for", "", "the platform of the compiled program", "by the trace alone"
+    ),
+    "compile_s": Figure("compile time", "s", "on this machine"),
+    "fits": Figure("fits", "", "whether a device's memory is large enough", "unknown"),
+    "bytes_per_device": Figure("memory needed", "bytes", "the largest sum at any time, per device"),
+    "memory_bytes": Figure("memory available", "bytes", "of one device", "unknown"),
+    "bytes_by_cause": Figure("memory by cause", "bytes", "the parts of the memory needed"),
+    "cache_bytes": Figure("cache", "bytes", "keys and values of all rows, on all devices"),
+    "parameters": Figure("parameters", "", "numbers in the weights of the model"),
+    "model_flops": Figure("model FLOPs", "FLOPs", "products that the model needs, none twice"),
+    "executed_flops": Figure(
+        "executed FLOPs", "FLOPs", "the same with what is recomputed or computed on several devices"
+    ),
+    "excess_flops": Figure(
+        "excess FLOPs", "", "a sentence where the program executes 5 % more than its trace"
+    ),
+    "step_time_s": Figure("step time", "s", "of one training step", "unknown"),
+    "step_time_parts_s": Figure("parts of the step time", "s", "by what takes them"),
+    "start_latency_s": Figure(
+        "time to the first token", "s", "sources and prompts of a batch are read at once"
+    ),
+    "start_parts_s": Figure("parts of that time", "s", "by what takes them"),
+    "token_latency_s": Figure("time of a token", "s", "one step of decoding, for the whole batch"),
+    "token_parts_s": Figure("parts of the time of a token", "s", "by what takes them"),
+    "output_latency_s": Figure("time of an output", "s", "the start and all new tokens of a batch"),
+    "tokens_per_step": Figure("tokens per step", "", "target tokens, padding included"),
+    "tokens_per_s": Figure("tokens per second", "tokens/s", "on all devices"),
+    "utilisation": Figure(
+        "utilisation", "share", "model FLOPs per second by the peak of all matrix units"
+    ),
+    "run_steps": Figure("steps", "", "of the whole run"),
+    "run_hours": Figure("time of the run", "hours", "all steps; no evaluation, no checkpoints"),
+    "chip_hours": Figure("chip-hours", "chip-hours", "the time of the run by the number of chips"),
+    "batch_sequences": Figure("rows", "", "decoded together"),
+    "source_tokens": Figure("source tokens", "", "of a row, as padded"),
+    "prompt_tokens": Figure("prompt tokens", "", "of a row, as padded"),
+    "new_tokens": Figure("new tokens", "", "of a row, at most"),
+    "hypotheses": Figure("hypotheses", "", "or samples of a row"),
+    "flat": Figure("one cache for them", "", "true: one flat cache; false: one for each"),
+    "draws": Figure("samples", "", "true: tokens are drawn; false: searched"),
+    "read_bytes_per_token": Figure(
+        "bytes read for a token", "bytes", "weights and cache, per device"
+    ),
+    "collectives": Figure(
+        "collectives",
+        "",
+        "each with kind, mesh_axes, count, bytes (of the tensor), received_bytes (of a device, in "
+        "all), overlaps (with compute), source (line of the model) and seconds where known",
+    ),
+    "unexpected_collectives": Figure(
+        "unexpected collectives", "", "sentences: what the compiler does beyond the layout"
+    ),
+    "weights": Figure("largest weights", "bytes", "path, axes, bytes, bytes_per_device"),
+}
+"""All figures of plans of training and of decoding, by their key in the JSON."""
