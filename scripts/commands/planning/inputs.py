@@ -53,8 +53,8 @@ class PlanInputs(NamedTuple):
 
     def check(self, run: Run) -> None:
         """Raises every error of the layout with this run; prints the warnings."""
-        is_one = self.slice is not None and self.slice.count == 1
-        torus = self.slice.torus if is_one else None  # an order is that of one slice
+        slice = self.slice
+        torus = slice.torus if slice is not None and slice.count == 1 else None  # it has an order
         for warning in check_layout(
             run, self.layout, self.sizes, setting_origins(self.config), torus
         ):
