@@ -15,6 +15,10 @@ MODEL = "heads:model;d_ff:model;vocab:model"
 ACTIVATIONS = ("", "length:model?", "d_model:model?")
 # Weights over the data parallel devices: replicated, or split, where experts come first.
 WEIGHTS = ("", "d_model:{rows}", "d_model:{rows}?")
+# Rules and parameter rules of layouts that everyone knows.
+DATA_PARALLEL = ("batch:data", "")
+FSDP = ("batch:data", "d_model:data")
+FSDP_AND_MODEL = (f"batch:data;{MODEL}", "d_model:data")
 EXPERTS = "experts:{rows}"
 EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
 

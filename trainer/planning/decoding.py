@@ -20,7 +20,7 @@ from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, use_mesh
+from layouts.mesh import abstract_mesh, topology_mesh, use_mesh
 from models.decoding.generate import NEW_TOKENS, DecodeInputs, Search, generate, initial_cache
 from trainer.decoding.decoder import SHORTEST
 from trainer.planning.counts import (
@@ -282,10 +282,23 @@ def plan_decode(step: TracedDecode, slice: Slice | None, counts: DecodeCounts) -
     )
 
 
+def count_compiled_decode(
+    run: Run, layout: Layout, sizes: dict[str, int], slice: Slice, shape: DecodeShape
+) -> DecodeCounts:
+    """Counts decoding in its program for a slice, which may be absent.  Call it in a child."""
+    mesh = topology_mesh(slice.name, sizes, layout.order)
+    return compile_decode(trace_decode(run, layout, mesh, shape))
+
+
 def plan_decode_from_trace(
-    run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None, shape: DecodeShape
+    run: Run,
+    layout: Layout,
+    sizes: dict[str, int],
+    slice: Slice | None,
+    shape: DecodeShape,
+    counts: DecodeCounts | None = None,
 ) -> DecodePlan:
-    """Plans from a trace alone, which takes seconds and no compiler."""
+    """Plans from a trace, which takes seconds and no compiler, and from counts if there are any."""
     kind = None if slice is None else slice.chip.kind
     step = trace_decode(run, layout, abstract_mesh(sizes, kind), shape)
-    return plan_decode(step, slice, estimate_decode(step))
+    return plan_decode(step, slice, counts or estimate_decode(step))

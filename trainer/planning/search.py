@@ -3,27 +3,27 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from configs.errors import RunError, UserError
-from layouts.candidates import candidates, widened
+from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL, candidates, widened
 from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Slice
 from layouts.device_order import orders
 from layouts.layout import Layout
 from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
-from layouts.mesh import batch_shards, make_mesh, mesh_sizes, topology_mesh
+from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
+from trainer.planning.child import CompilerAborted, in_child
+from trainer.planning.counts import TEMPORARIES
 from trainer.planning.step_benchmark import StepBenchmark, median_s, slowdown, time_rounds
 from trainer.planning.training import (
     StepPlan,
-    compile_step,
+    plan_compiled,
     plan_from_trace,
     plan_on_host,
-    plan_step,
-    trace_step,
     with_device_order,
 )
 from trainer.run import Run
@@ -32,6 +32,8 @@ from trainer.traces import trace_train_step
 logger = logging.getLogger(__name__)
 Hardware = Slice | HostRates  # what a run is to be fast on
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
+STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
+"""Rules of layouts that are compiled beside the best of a ranking, and in how many shapes."""
 ROUNDS = 5  # of steps of layouts that take turns
 
 
@@ -62,20 +64,27 @@ class RankedLayout(NamedTuple):
         return one_line(self.layout)
 
 
-def rank_layouts(run: Run, hardware: Hardware) -> list[RankedLayout]:
-    """Ranks legal layouts by their traces: those that fit first, the fastest first.
+def rank_layouts(
+    run: Run, hardware: Hardware, configured: Sequence[Layout] = ()
+) -> list[RankedLayout]:
+    """Ranks candidates, and layouts of the run's files, by traces: the fastest that fit first.
 
-    Leaves out those that cannot be the best: where products alone take longer than all of a step
-    that fits.  Tries a third mesh axis with the best only.
+    Leaves out candidates that cannot be the best: where products alone take longer than all of a
+    step that fits.  Tries a third mesh axis with the best only.
     """
     record, devices = record_loss(run), hardware.devices
-    layouts = legal_layouts(run, devices, candidates(record, devices))
+    layouts = legal_layouts(run, devices, {*configured, *candidates(record, devices)})
     if not layouts:
         raise UserError(
             f"no layout splits this model and batch over {devices} devices.  Choose other devices, "
             "or a Run.batch_sequences with more divisors."
         )
-    ranking = plan_layouts(run, drop_oversized(run, layouts, hardware), hardware, [])
+    layouts = drop_oversized(run, layouts, hardware)
+    ranking = plan_layouts(
+        run, [layout for layout in layouts if layout in configured], hardware, []
+    )
+    others = [layout for layout in layouts if layout not in configured]
+    ranking = plan_layouts(run, others, hardware, ranking)
     wider = legal_layouts(run, devices, widened(record, fastest_first(ranking)[0].layout))
     wider = drop_oversized(run, wider, hardware)
     return fastest_first(plan_layouts(run, wider, hardware, ranking))
@@ -173,7 +182,7 @@ def with_best_order(ranked: RankedLayout) -> RankedLayout:
     assert plan.slice is not None
     reordered = [
         RankedLayout(dataclasses.replace(layout, order=order), with_device_order(plan, order))
-        for order in (None, *orders(plan.mesh, plan.slice.torus))
+        for order in (None, *orders(plan.mesh, plan.slice.torus), layout.order)
     ]
     limit_s = (1 + MIN_GAIN) * min(other.step_s for other in reordered)
     return next(other for other in reordered if other.step_s <= limit_s)
@@ -195,20 +204,68 @@ def benchmark_layouts(run: Run, ranking: Iterable[RankedLayout]) -> list[RankedL
     return sorted(timed, key=lambda ranked: slowdown(rounds, ranked.name))
 
 
-def compile_layouts(
-    run: Run, slice: Slice, ranking: Iterable[RankedLayout], count: int
+def shortlist(
+    ranking: Sequence[RankedLayout], configured: Sequence[Layout], count: int
 ) -> list[RankedLayout]:
-    """Compiles the first layouts, and more until one fits; sorts them by their compiled steps."""
+    """Returns the first of a ranking, then standard layouts and those of the run's files."""
+    chosen = list(ranking[:count])
+    for rules, shapes in STANDARD.items():
+        kind = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == rules]
+        chosen += [ranked for ranked in kind if may_fit(ranked.plan)][:shapes]
+    chosen += [
+        ranked for ranked in ranking if unordered(ranked.layout) in map(unordered, configured)
+    ]
+    return list({unordered(ranked.layout): ranked for ranked in chosen}.values())
+
+
+def may_fit(plan: StepPlan) -> bool:
+    """Returns whether memory holds everything but temporaries, which a trace overestimates."""
+    if plan.slice is None:
+        return True
+    least_bytes = plan.memory.needed_bytes - plan.memory.bytes_by_cause[TEMPORARIES]
+    return least_bytes <= plan.slice.chip.memory_bytes
+
+
+def compile_in_child(run: Run, slice: Slice, layout: Layout) -> StepPlan:
+    """Plans a layout by its compiled program; an abort of the compiler is an error."""
+    return in_child(plan_compiled, run, layout, mesh_sizes(layout.mesh, slice.devices), slice)
+
+
+def compile_layouts(
+    first: Sequence[RankedLayout],
+    others: Sequence[RankedLayout],
+    compile_plan: Callable[[Layout], StepPlan],
+) -> list[RankedLayout]:
+    """Compiles the first layouts, and of the others until one fits; sorts them by their steps.
+
+    Skips those that the compiler fails on, unless it fails on all of the first.
+    """
     compiled: list[RankedLayout] = []
-    for layout in (ranked.layout for ranked in ranking):
-        if len(compiled) >= count and any(ranked.plan.fits for ranked in compiled):
+    problem: Exception | None = None
+    for number, ranked in enumerate([*first, *others]):
+        if number >= len(first) and (not compiled or any(r.plan.fits for r in compiled)):
             break
-        sizes = mesh_sizes(layout.mesh, slice.devices)
-        step = trace_step(run, layout, topology_mesh(slice.name, sizes, layout.order))
-        plan = plan_step(step, slice, compile_step(step))
-        compiled.append(with_best_order(RankedLayout(layout, plan)))
+        try:
+            plan = compile_plan(ranked.layout)
+        except (CompilerAborted, RunError) as error:
+            logger.info("Skipped %s: %s", ranked.name, error)
+            problem = error
+            continue
+        compiled.append(with_best_order(RankedLayout(ranked.layout, plan)))
         logger.info("%s: %.4g s compiled", compiled[-1].name, compiled[-1].step_s)
+    if not compiled and problem is not None:
+        raise problem
     return fastest_first(compiled)
+
+
+def without(ranking: Iterable[RankedLayout], removed: Iterable[RankedLayout]) -> list[RankedLayout]:
+    """Returns a ranking without some layouts, in whatever order of devices."""
+    layouts = {unordered(ranked.layout) for ranked in removed}
+    return [ranked for ranked in ranking if unordered(ranked.layout) not in layouts]
+
+
+def unordered(layout: Layout) -> Layout:
+    return dataclasses.replace(layout, order=None)
 
 
 def one_line(layout: Layout) -> str:

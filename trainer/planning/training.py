@@ -17,7 +17,7 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import abstract_mesh, use_mesh
+from layouts.mesh import abstract_mesh, topology_mesh, use_mesh
 from trainer.checks import record_loss, step_flops
 from trainer.planning.counts import (
     READABLE,
@@ -212,6 +212,12 @@ def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepP
     counts = estimate_step(step)
     timing = estimate_host_timing(host, step.sizes, counts.work.ops, counts.work.collectives)
     return plan_step(step, None, counts, timing)
+
+
+def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], slice: Slice) -> StepPlan:
+    """Plans a step from its program for a slice, which may be absent.  Call it in a child."""
+    step = trace_step(run, layout, topology_mesh(slice.name, sizes, layout.order))
+    return plan_step(step, slice, compile_step(step))
 
 
 def plan_from_trace(

@@ -17,7 +17,7 @@ from configs.load import load
 from layouts.cost.calibration import measure_host
 from layouts.mesh import cache_compilations, simulate_devices
 from scripts.benchmarks.rounds import cores, show
-from scripts.commands.planning.layouts import COMPILED
+from scripts.commands.planning.layouts import BEST
 from scripts.terminal import print_note, print_table
 from trainer.planning.report import as_json
 from trainer.planning.search import rank_layouts
@@ -65,7 +65,7 @@ def main(
         print_note(f"compiled {number} of {len(ranking)} in {time.perf_counter() - start:.0f} s")
     times = time_rounds(benchmarks, rounds)
     ratios = {name: slowdown(times, name) for name in benchmarks}
-    first = [ranked.name for ranked in ranking[:COMPILED]]
+    first = [ranked.name for ranked in ranking[:BEST]]
     rows = [
         (ranked.name, f"{ranked.step_s:.3f}", f"{min(t[ranked.name] for t in times):.3f}",
          f"{ratios[ranked.name]:.2f}")

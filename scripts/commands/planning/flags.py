@@ -101,7 +101,9 @@ class LayoutsFlags:
     verify: Annotated[
         bool,
         Flag(
-            "Compiles the best three (needs libtpu); without --topology, runs them.", name="search"
+            "Compiles the best three, the standard layouts and that of the gin files (needs "
+            "libtpu); without --topology, runs them.",
+            name="search",
         ),
     ] = False
     output: Annotated[

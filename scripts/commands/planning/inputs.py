@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh
 
 from configs.errors import UserError
 from configs.load import Config
@@ -13,14 +12,16 @@ from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Slice
 from layouts.cost.slice_shapes import check_offered
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes, topology_mesh
+from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes
 from scripts.commands.common import setting_origins, settings_of
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
 from trainer.checks import Program, check_layout, check_run, explained_errors, layout_name
+from trainer.planning.child import in_child
 from trainer.planning.training import (
     StepPlan,
     compile_step,
+    plan_compiled,
     plan_from_trace,
     plan_step,
     trace_step,
@@ -101,19 +102,21 @@ def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:
 
 def best_plan(inputs: PlanInputs, analytic: bool) -> StepPlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
-    mesh = None if analytic else mesh_to_compile_for(inputs)
-    with inputs.explained_errors(inputs.run, trace_train_step):
-        if mesh is None:
-            return plan_from_trace(inputs.run, inputs.layout, inputs.sizes, inputs.slice)
-        step = trace_step(inputs.run, inputs.layout, mesh)
-        return plan_step(step, inputs.slice, compile_step(step))
+    _, run, layout, slice, sizes = inputs
+    compiles = not analytic and can_compile(slice)
+    with inputs.explained_errors(run, trace_train_step):
+        if not compiles:
+            return plan_from_trace(run, layout, sizes, slice)
+        if slice is not None:
+            return in_child(plan_compiled, run, layout, sizes, slice)
+        step = trace_step(run, layout, make_mesh(layout))
+        return plan_step(step, None, compile_step(step))
 
 
-def mesh_to_compile_for(inputs: PlanInputs) -> Mesh | None:
-    """Returns a mesh of absent TPUs, or of this machine's devices; None without a compiler."""
-    slice = inputs.slice
+def can_compile(slice: Slice | None) -> bool:
+    """Returns whether this machine has a compiler for a slice, or for itself, and says so."""
     if slice is None:
-        return make_mesh(inputs.layout)
+        return True
     if slice.count > 1:
         raise UserError(
             f"--topology={slice.name}: several slices are planned from the trace alone.  "
@@ -121,6 +124,6 @@ def mesh_to_compile_for(inputs: PlanInputs) -> Mesh | None:
         )
     if has_tpu_compiler():
         print_note(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
-        return topology_mesh(slice.name, inputs.sizes, inputs.layout.order)
+        return True
     print_note(NO_COMPILER)
-    return None
+    return False

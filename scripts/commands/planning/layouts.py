@@ -1,6 +1,7 @@
 """Runs `meshloom layouts` and `meshloom plan --compare`: compares layouts of one run."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,27 +10,39 @@ from typing import Any
 import jax
 
 from configs.errors import UserError
+from configs.load import Config
 from layouts.candidates import as_gin
 from layouts.cost.calibration import measure_host
+from layouts.cost.collectives import format_mesh
 from layouts.cost.interconnect import Slice
+from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
-from scripts.commands.common import open_output, settings_of, write_json
+from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
-from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan, parse_topology
+from scripts.commands.planning.inputs import (
+    NO_COMPILER,
+    PlanInputs,
+    best_plan,
+    parse_topology,
+    sizes_on,
+)
 from scripts.terminal import print_note, print_table
-from trainer.checks import check_run
+from trainer.checks import check_layout, check_run
 from trainer.planning.report import as_json
 from trainer.planning.savings import suggest_slice
 from trainer.planning.search import (
     RankedLayout,
     benchmark_layouts,
+    compile_in_child,
     compile_layouts,
     rank_layouts,
+    shortlist,
+    without,
 )
 from trainer.run import Run
 
-COMPILED = 3  # of the best by their traces
+BEST = 3  # by their traces: compiled, or run, beside the standard ones
 RUNNERS_UP = 4  # in the file
 COLUMNS = [
     "fits",
@@ -57,8 +70,8 @@ def compare(flags: PlanFlags) -> None:
 
 def search(flags: LayoutsFlags) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
-    run = settings_of(flags.settings).make(Run)
-    slice = parse_topology(flags.topology)
+    config = settings_of(flags.settings)
+    run, slice = config.make(Run), parse_topology(flags.topology)
     if slice is not None and slice.count > 1:
         raise UserError(
             f"--topology={slice.name}: layouts are ranked for one slice.  "
@@ -67,28 +80,52 @@ def search(flags: LayoutsFlags) -> None:
     check_run(run)
     if flags.verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-    ranking = rank_layouts(run, slice or measure_host(jax.devices()))
-    best, basis = ranking, "by their traces"
+    configured = configured_layouts(config, run, slice)
+    ranking = rank_layouts(run, slice or measure_host(jax.devices()), configured)
+    best, basis = ranking, f"{len(ranking)} layouts on {devices_text(slice)}, by their traces"
     if slice is not None:
         check_any_fits(ranking, slice)
     if flags.verify:
-        if slice is None:
-            best = benchmark_layouts(run, ranking[:COMPILED])
-        else:
-            best = compile_layouts(run, slice, ranking, COMPILED)
-        programs = "steps" if slice is None else "compiled programs"
-        basis = f"the first {len(best)} by their {programs}"
-        ranking = [*best, *ranking[len(best) :]]
+        best = try_layouts(run, slice, ranking, configured)
+        ranking = [*best, *without(ranking, best)]
+        tried = "compiled" if slice is not None else "run"
+        basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {devices_text(slice)}"
     figures = {ranked.name: figures_of(ranked) for ranked in ranking}
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
     print_table(["layout", "by", *COLUMNS], rows)
+    print(f"The fastest of {basis}: {best[0].name}")
     warn_of_excess(figures)
     write_json(flags.json_file, [{"layout": name, **plan} for name, plan in figures.items()])
     if flags.output is not None:
         with open_output(flags.output) as file:
-            head = f"The fastest of {len(ranking)} layouts on {devices_text(slice)}, {basis}"
-            file.write(as_gin(best[0].layout, [f"{head}:", *comments(best)]))
+            file.write(as_gin(best[0].layout, [f"The fastest of {basis}:", *comments(best)]))
         print_note(f"Wrote {flags.output}.")
+
+
+def configured_layouts(config: Config, run: Run, slice: Slice | None) -> list[Layout]:
+    """Returns the layout of the gin files, if they have one that is legal on these devices."""
+    if not any(name.startswith("Layout.") for name in config.bound):
+        return []
+    layout = config.make(Layout)
+    torus = None if slice is None else slice.torus
+    try:
+        sizes = sizes_on(layout, slice)
+        check_layout(run, layout, sizes, setting_origins(config), torus)
+    except UserError as error:
+        print_note(f"The layout of the gin files is left out: {error}")
+        return []
+    return [dataclasses.replace(layout, mesh=format_mesh(sizes))]
+
+
+def try_layouts(
+    run: Run, slice: Slice | None, ranking: Sequence[RankedLayout], configured: Sequence[Layout]
+) -> list[RankedLayout]:
+    """Compiles the best and the standard layouts for a slice, or runs them on this machine."""
+    first = shortlist(ranking, configured, BEST)
+    if slice is None:
+        return benchmark_layouts(run, first)
+    compile_plan = functools.partial(compile_in_child, run, slice)
+    return compile_layouts(first, without(ranking, first), compile_plan)
 
 
 def warn_of_excess(figures: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
-from layouts.mesh import batch_shards
+from layouts.mesh import batch_shards, make_mesh
 from scripts.commands.common import (
     rounded,
     rows_of_group,
@@ -16,7 +16,7 @@ from scripts.commands.common import (
 )
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
-from scripts.commands.planning.inputs import PlanInputs, mesh_to_compile_for, read_inputs
+from scripts.commands.planning.inputs import PlanInputs, can_compile, read_inputs
 from scripts.commands.planning.page import write_page
 from scripts.commands.planning.tables import (
     print_collectives,
@@ -28,10 +28,12 @@ from scripts.commands.planning.tables import (
 from scripts.commands.shared_flags import SearchFlags
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
+from trainer.planning.child import in_child
 from trainer.planning.decoding import (
     DecodePlan,
     DecodeShape,
     compile_decode,
+    count_compiled_decode,
     plan_decode,
     plan_decode_from_trace,
     trace_decode,
@@ -74,12 +76,15 @@ def search_flags(decoding: DecodePlanFlags) -> SearchFlags:
 def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
     _, run, layout, slice, sizes = inputs
-    mesh = None if analytic else mesh_to_compile_for(inputs)
+    compiles = not analytic and can_compile(slice)
     with inputs.explained_errors(run, functools.partial(trace_decode, shape=shape)):
-        if mesh is None:
-            return plan_decode_from_trace(run, layout, sizes, slice, shape)
-        step = trace_decode(run, layout, mesh, shape)
-        return plan_decode(step, slice, compile_decode(step))
+        if compiles and slice is None:
+            step = trace_decode(run, layout, make_mesh(layout), shape)
+            return plan_decode(step, None, compile_decode(step))
+        counts = None
+        if compiles and slice is not None:
+            counts = in_child(count_compiled_decode, run, layout, sizes, slice, shape)
+        return plan_decode_from_trace(run, layout, sizes, slice, shape, counts)
 
 
 def padded_lengths(

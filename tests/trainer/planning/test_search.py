@@ -1,10 +1,12 @@
-"""Which layout is lines to be the fastest, and in which order of the devices."""
+"""Which layout is the fastest, and in which order of the devices."""
 
 import dataclasses
+import functools
 import logging
 
 import pytest
 
+from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL
 from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
@@ -12,21 +14,28 @@ from layouts.lint.warnings import executed_flops
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import DENSE, toy_run
 from trainer.checks import record_loss
+from trainer.planning.child import CompilerAborted
 from trainer.planning.search import (
     RankedLayout,
     benchmark_layouts,
+    compile_layouts,
     fewest_products_first,
     legal_layouts,
     plan_layouts,
+    rank_layouts,
+    shortlist,
     with_best_order,
+    without,
 )
 from trainer.planning.step_benchmark import median_s, slowdown
-from trainer.planning.training import plan_from_trace, with_device_order
+from trainer.planning.training import StepPlan, plan_from_trace, with_device_order
 
 RUN = toy_run(dataclasses.replace(DENSE, layers=2))
 SLICE = Slice.named("v3:8x8")
 MESH = {"data": 16, "model": 8}
 SPLIT = Layout(mesh="data:16,model:8", rules="batch:data;heads:model;d_ff:model;vocab:model")
+# Not among the candidates: the vocabulary stays whole.
+CONFIGURED = Layout(mesh="data:4,model:2", rules="batch:data;heads:model;d_ff:model")
 HOST = HostRates(8, flops_per_s=1.0, bytes_per_s=1e20, elements_per_s=1e20, collective_s=0.0,
             received_per_s=1e20)  # fmt: skip
 
@@ -100,6 +109,54 @@ def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
     assert plan.timing == with_device_order(plan, order).timing
     other = None if order else "data:y;data:core;model:x"
     assert plan.timing != with_device_order(plan, other).timing
+
+
+@functools.cache
+def ranked_layouts() -> list[RankedLayout]:
+    with optax_promotion():
+        return rank_layouts(RUN, Slice.named("v5e:2x4"), [CONFIGURED])
+
+
+def test_the_layout_of_the_files_is_ranked() -> None:
+    assert CONFIGURED.rules in {ranked.layout.rules for ranked in ranked_layouts()}
+
+
+def test_standard_layouts_and_that_of_the_files_are_compiled_too() -> None:
+    ranking = ranked_layouts()
+    first = shortlist(ranking, [CONFIGURED], 3)
+    layouts = [(ranked.layout.rules, ranked.layout.param_rules) for ranked in first]
+    assert first[:3] == ranking[:3]
+    assert {DATA_PARALLEL, FSDP, FSDP_AND_MODEL, (CONFIGURED.rules, CONFIGURED.param_rules)} <= set(
+        layouts
+    )
+    assert len({ranked.name for ranked in first}) == len(first) <= 3 + 5
+    assert len(without(ranking, first)) == len(ranking) - len(first)
+
+
+def test_what_cannot_fit_is_not_compiled_as_a_standard() -> None:
+    ranking = ranked_layouts()
+    [large] = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == DATA_PARALLEL]
+    memory = large.plan.memory
+    causes = {**memory.bytes_by_cause, "parameters": 17 * 2**30}
+    memory = memory._replace(bytes_by_cause=causes, needed_bytes=sum(causes.values()))
+    too_large = large._replace(plan=dataclasses.replace(large.plan, memory=memory))
+    ranking = [*without(ranking, [large]), too_large]
+    assert too_large.name not in {ranked.name for ranked in shortlist(ranking, [], 3)}
+
+
+def test_a_search_goes_on_where_the_compiler_aborts() -> None:
+    ranking = ranked_layouts()
+    slow, fast = ranking[2], ranking[0]
+
+    def compile_plan(layout: Layout) -> StepPlan:
+        if layout == ranking[1].layout:
+            raise CompilerAborted("the TPU compiler aborts (SIGABRT).")
+        return next(ranked.plan for ranked in ranking if ranked.layout == layout)
+
+    compiled = compile_layouts([slow, ranking[1], fast], ranking[3:], compile_plan)
+    assert [ranked.layout.rules for ranked in compiled] == [fast.layout.rules, slow.layout.rules]
+    with pytest.raises(CompilerAborted, match="SIGABRT"):
+        compile_layouts(ranking[1:2], ranking[3:], compile_plan)
 
 
 def test_a_layout_that_cannot_be_traced_is_skipped() -> None:
