@@ -1,0 +1,346 @@
+"""Plans the published runs and prints what is predicted beside what was published.
+
+    python -m scripts.benchmarks.studies.published_rows                   (5 minutes)
+    python -m scripts.benchmarks.studies.published_rows --folder=plans --compile   (2 hours)
+
+All rows are planned with the constants of layouts/cost/hardware.py.  By its trace, each row takes
+seconds.  With --compile (needs libtpu), each is compiled too, in a process of its own, which leaves
+`meshloom plan`'s JSON in the folder; one whose file is there is not compiled again.  Several slices
+are planned by their traces alone.  The tables go to the standard output, as Markdown.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from configs.imports import CHECKOUT
+from configs.load import load
+from layouts.cost.interconnect import Slice
+from scripts.commands.planning.inputs import PlanInputs, best_plan
+from trainer.planning.report import as_json
+
+POD, V5E = "v3:32x32", "v5e:16x16"
+# Bits for dropout came from the hardware then; ours are computed.  No row pays for them.
+NO_DROPOUT = ("Transformer.dropout=0.0", "Transformer.attention_dropout=0.0")
+# In what the rows of GShard and Mesh-TensorFlow were predicted; their files now say bfloat16.
+FLOAT32 = "Precision.compute='float32'"
+# Rows of 256 source and 256 target tokens.  With a million of each, GShard's 37B would do 1.0e16
+# FLOPs in 1.49 s on 128 cores, 86 % of their peak; but 28 % of its cycles computed things again.
+MILLION_TOKENS, ROW_TOKENS = 2048, 256
+Figures = Mapping[str, Any]
+
+
+class PublishedRun(NamedTuple):
+    """Holds a published run and its figure."""
+
+    name: str
+    topology: str
+    files: tuple[str, ...]
+    settings: tuple[str, ...]
+    figure: str  # of the plan's JSON
+    published: float
+
+    def plan_inputs(self) -> PlanInputs:
+        """Reads the settings."""
+        return PlanInputs.read(load(self.files, self.settings), Slice.named(self.topology))
+
+    @property
+    def flags(self) -> list[str]:
+        """Lists the flags of `meshloom plan`."""
+        return [
+            *(f"--gin_file={file}" for file in self.files),
+            *(f"--gin_param={setting}" for setting in self.settings),
+            f"--topology={self.topology}",
+        ]
+
+
+class Comparison(NamedTuple):
+    """Holds a published run with its plans: by the trace, and compiled where there is one."""
+
+    run: PublishedRun
+    by_trace: Figures
+    compiled: Figures | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Lists the figures of a row under stable names."""
+        best = self.by_trace if self.compiled is None else self.compiled
+        return {
+            "name": self.run.name,
+            "topology": self.run.topology,
+            "figure": self.run.figure,
+            "published": self.run.published,
+            "by_trace": self.by_trace[self.run.figure],
+            "compiled": None if self.compiled is None else self.compiled[self.run.figure],
+            "fits": best["fits"],
+            "bytes_per_device": best["bytes_per_device"],
+            "compile_s": best["compile_s"],
+            "step_time_parts_s": best["step_time_parts_s"],
+        }
+
+
+def giant(size: str, published: float) -> PublishedRun:
+    """Makes a row of the Giant Models guide, Table 1."""
+    files = (f"configs/models/giant_{size}.gin", "layouts/two_dimensional.gin")
+    settings = ("Layout.mesh='x:32,y:64'",)
+    return PublishedRun(f"giant_{size}", POD, files, settings, "utilisation", published)
+
+
+def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) -> PublishedRun:
+    """Makes a row of GShard, Table 3.
+
+    A model of 12 layers keeps all activations, one of 36 recomputes them (section 5.1).
+    """
+    files = (f"configs/models/gshard_{size}.gin", "configs/runs/gshard.gin",
+             "layouts/expert_parallel.gin")  # fmt: skip
+    settings = (*NO_DROPOUT, FLOAT32, f"Run.batch_sequences={rows}", f"Transformer.remat='{remat}'")
+    return PublishedRun(f"gshard_{size}", topology, files, settings, "step_time_s", 1 / steps_per_s)
+
+
+def mesh_tensorflow(
+    name: str, topology: str, data: str, published: float, *settings: str
+) -> PublishedRun:
+    """Makes a row of Mesh-TensorFlow, section 9.1."""
+    files = (f"configs/{data}.gin", f"configs/models/{name}.gin",
+             "layouts/data_and_model_parallel.gin")  # fmt: skip
+    return PublishedRun(
+        name, topology, files, (*NO_DROPOUT, FLOAT32, *settings), "step_time_s", published
+    )
+
+
+def maxtext(size: str, published: float, layout: str = "fsdp", *settings: str) -> PublishedRun:
+    """Makes a row of MaxText's table for one slice of TPU v5e."""
+    files = (f"configs/models/maxtext_{size}.gin", f"layouts/{layout}.gin")
+    return PublishedRun(f"maxtext_{size}", V5E, files, settings, "utilisation", published)
+
+
+def over_slices(row: PublishedRun, count: int, published: float) -> PublishedRun:
+    """Makes the same row on several slices: each has whole weights and as many rows as one."""
+    run, layout = (inputs := row.plan_inputs()).run, inputs.layout
+    sizes = ",".join(f"{name}:{size}" for name, size in inputs.sizes.items())
+    settings = (
+        *row.settings,
+        f"Layout.mesh='slice:{count},{sizes}'",
+        f"Layout.rules='batch:slice;{layout.rules}'",
+        "Layout.slices='slice:-1'",
+        f"Run.batch_sequences={count * run.batch_sequences}",
+    )
+    return row._replace(
+        name=f"{row.name}, {count} slices",
+        topology=f"{count}x{row.topology}",
+        settings=settings,
+        published=published,
+    )
+
+
+LLAMA_TOKENS_PER_S, LLAMA_CHIP_TOKENS = 692, 4 * 4096  # of a chip
+ONE_SLICE = (
+    giant("64b", 0.522),
+    giant("128b", 0.553),
+    giant("1t", 0.500),
+    giant("4t", 0.288),
+    mesh_tensorflow(
+        "mtf_lm_4.90b", "v2:16x16", "runs/lm1b_mtf", 0.344, "Layout.mesh='data:16,model:32'"
+    ),
+    mesh_tensorflow(  # the paper does not print this mesh
+        "mtf_wmt_2.89b",
+        "v2:8x8",
+        "tasks/wmt14_enfr",
+        0.514,
+        "Layout.mesh='data:8,model:16'",
+        "Run.batch_sequences=128",
+        "Run.steps=154000",
+    ),
+    gshard("600b", POD, 4 * MILLION_TOKENS, "full", 0.72),
+    gshard("200b", POD, 4 * MILLION_TOKENS, "none", 2.15),
+    gshard("150b", "v3:16x16", MILLION_TOKENS, "full", 1.05),
+    gshard("50b", "v3:16x16", MILLION_TOKENS, "none", 3.28),
+    gshard("37b", "v3:8x8", MILLION_TOKENS, "full", 0.67),
+    gshard("12.5b", "v3:8x8", MILLION_TOKENS, "none", 2.16),
+    maxtext("16b", 0.6110),
+    maxtext("32b", 0.6686),
+    maxtext("64b", 0.5990),
+    maxtext("128b", 0.5606, "two_dimensional", "Layout.mesh='x:16,y:16'"),
+    PublishedRun(
+        "llama2_70b",
+        "v5p:4x8x8",  # a v5p-512: two cores are one device here
+        ("configs/models/llama2_70b.gin", "layouts/fsdp.gin"),
+        (),
+        "step_time_s",
+        LLAMA_CHIP_TOKENS / LLAMA_TOKENS_PER_S,
+    ),
+)
+BY_NAME = {row.name: row for row in ONE_SLICE}
+SLICES = (2, 4, 8, 16, 32)
+OVER_SLICES = {
+    "maxtext_16b": (0.5937, 0.5914, 0.5827, 0.5656, 0.5465),
+    "maxtext_32b": (0.6481, 0.6410, 0.6367, 0.6226, 0.6040),
+    "maxtext_64b": (0.5666, 0.5585, 0.5496, 0.5329, 0.5018),
+    "maxtext_128b": (0.5582, 0.5493, 0.5293, 0.5086, 0.4625),
+}
+# GShard (5.2) does not print the tokens per core at which 16 times the experts take 1.7 times as
+# long, but that all-to-alls take 3.75 times as long: so they do, nearly, at one of these numbers.
+GROWTH_TOKENS = (1024, 2048, 4096)
+
+
+def with_tokens(row: PublishedRun, tokens: int) -> PublishedRun:
+    """Makes the same row with this many tokens of either side on each core, as one group."""
+    rows = tokens * Slice.named(row.topology).devices // ROW_TOKENS
+    settings = (*row.settings, f"Run.batch_sequences={rows}", f"Moe.group_tokens={tokens}")
+    return row._replace(name=f"{row.name}_{tokens}", settings=settings)
+
+
+@click.command()
+@click.option("--only", default="", metavar="TEXT", help="Only rows whose name contains TEXT.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where the compiled plans are kept."
+)
+@click.option("--compile", "compiles", is_flag=True, help="Compiles what the folder lacks.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE")
+def main(only: str, folder: Path | None, compiles: bool, json_file: Path | None) -> None:
+    """Plans the rows and prints the tables."""
+    if compiles and folder is None:
+        raise click.UsageError("--compile needs --folder, where the compiled plans are kept.")
+    compared = [compare(row, folder, compiles) for row in ONE_SLICE if only in row.name]
+    print(f"{datetime.date.today()}, {versions()}\n")
+    print_lines(one_slice_table(compared))
+    several = {
+        name: [by_trace(over_slices(BY_NAME[name], n, x)) for n, x in zip(SLICES, row, strict=True)]
+        for name, row in OVER_SLICES.items()
+        if only in name
+    }
+    print_lines(slices_table(several, compared))
+    print_lines(growth_table(only, folder, compiles))
+    if json_file is not None:
+        rows = [*compared, *(row for rows in several.values() for row in rows)]
+        json_file.write_text(json.dumps([row.as_json() for row in rows], indent=1))
+
+
+def versions() -> str:
+    """Names the versions on which the predictions depend."""
+    named = []
+    for name in ("jax", "libtpu"):
+        try:
+            named.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            named.append(f"no {name}")
+    return ", ".join(named)
+
+
+def compare(row: PublishedRun, folder: Path | None, compiles: bool) -> Comparison:
+    """Plans a row by its trace and, where there is a compiled plan, takes that too."""
+    return by_trace(row)._replace(compiled=compiled_plan(row, folder, compiles))
+
+
+def by_trace(row: PublishedRun) -> Comparison:
+    """Plans a row by its trace alone."""
+    click.echo(f"{row.name}: traces", err=True)
+    inputs = row.plan_inputs()
+    return Comparison(row, as_json(best_plan(inputs, analytic=True), inputs.layout), None)
+
+
+def compiled_plan(row: PublishedRun, folder: Path | None, compiles: bool) -> Figures | None:
+    """Reads a compiled plan, after making it if it is missing and wanted; None without one."""
+    if folder is None:
+        return None
+    file = folder / f"{row.name}.json"
+    if not file.exists() and compiles:
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "scripts.meshloom", "plan", *row.flags, f"--json={file}"]
+        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True)
+        file.with_suffix(".log").write_bytes(done.stdout + done.stderr)
+        click.echo(f"{row.name}: compilation exits with {done.returncode}", err=True)
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    if lines:
+        print(*lines, sep="\n", end="\n\n")
+
+
+def table(head: str, rows: Sequence[str]) -> list[str]:
+    """Writes a table; no lines if it has no rows."""
+    return [head, "| --- " * (head.count("|") - 1) + "|", *rows] if rows else []
+
+
+def one_slice_table(compared: Sequence[Comparison]) -> list[str]:
+    """Compares each row with what was published: by the trace, and as compiled."""
+    head = (
+        "| model | slice | figure | published | by trace | difference | compiled | difference "
+        "| bytes per device |"
+    )
+    return table(head, [one_slice_row(row) for row in compared])
+
+
+def one_slice_row(row: Comparison) -> str:
+    run, best = row.run, row.compiled or row.by_trace
+    figure = run.figure.removesuffix("_s").replace("_", " ")
+    memory = f"{best['bytes_per_device'] / 1e9:.1f} GB{', does not fit' * (not best['fits'])}"
+    compiled = "not compiled | " if row.compiled is None else beside(run, row.compiled)
+    return (
+        f"| {run.name} | {run.topology} | {figure} | {value(run, run.published)} "
+        f"| {beside(run, row.by_trace)} | {compiled} | {memory} |"
+    )
+
+
+def beside(run: PublishedRun, figures: Figures) -> str:
+    """Writes a prediction and its difference from the published figure."""
+    predicted = figures[run.figure]
+    return f"{value(run, predicted)} | {predicted / run.published - 1:+.0%}"
+
+
+def value(run: PublishedRun, number: float) -> str:
+    return f"{number:.1%}" if run.figure == "utilisation" else f"{number:.3f} s"
+
+
+def slices_table(
+    several: Mapping[str, Sequence[Comparison]], compared: Sequence[Comparison]
+) -> list[str]:
+    """Compares what several slices keep of the utilisation of one."""
+    one = {row.run.name: row for row in compared}
+    counts = " | ".join(f"{count} slices" for count in SLICES)
+    rows = []
+    for name, comparisons in several.items():
+        published = (row.run.published / one[name].run.published for row in comparisons)
+        planned = (
+            row.by_trace["utilisation"] / one[name].by_trace["utilisation"] for row in comparisons
+        )
+        rows.append(f"| {name} | published | {' | '.join(f'{x:.1%}' for x in published)} |")
+        rows.append(f"| | by trace | {' | '.join(f'{x:.1%}' for x in planned)} |")
+    return table(f"| model | of one slice's utilisation | {counts} |", rows)
+
+
+def growth_table(only: str, folder: Path | None, compiles: bool) -> list[str]:
+    """Compares 128 with 2,048 experts at the same tokens per core."""
+    rows = []
+    for tokens in GROWTH_TOKENS:
+        pair = [with_tokens(BY_NAME[f"gshard_{size}"], tokens) for size in ("37b", "600b")]
+        if not all(only in row.name for row in pair):
+            continue
+        small, large = (compiled_plan(row, folder, compiles) for row in pair)
+        if small is None or large is None:
+            continue
+        for name in ("step_time_s", "bytes_per_device", "compile_s"):
+            rows.append(growth(tokens, name, small[name], large[name]))
+        rows.append(growth(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
+    return table("| tokens per core | figure | 128 experts | 2,048 experts | ratio |", rows)
+
+
+def growth(tokens: int, name: str, first: float, last: float) -> str:
+    return f"| {tokens:,} | {name} | {first:.4g} | {last:.4g} | {last / first:.2f} |"
+
+
+def exchange_s(figures: Figures) -> float:
+    """Sums the seconds of a step that bring tokens to experts and back."""
+    rows = figures["collectives"]
+    return sum(row["seconds"] for row in rows if row["kind"] == "all-to-all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Tests the table of published rows: which runs it plans, and what it prints of them."""
+
+import pytest
+
+from scripts.benchmarks.studies.published_rows import (
+    BY_NAME,
+    ONE_SLICE,
+    OVER_SLICES,
+    Comparison,
+    PublishedRun,
+    one_slice_table,
+    over_slices,
+    slices_table,
+)
+
+FIGURES = {"utilisation": 0.45, "step_time_s": 2.0, "fits": True, "bytes_per_device": 3.14e9}
+
+
+@pytest.mark.parametrize("row", ONE_SLICE, ids=lambda row: row.name)
+def test_a_row_names_settings_that_exist_and_a_mesh_of_its_slice(row: PublishedRun) -> None:
+    inputs = row.plan_inputs()
+    unused = {binding.name for binding in inputs.config.unused(type(inputs.run))}
+    assert {name for name in unused if not name.startswith("Layout.")} == set()
+
+
+@pytest.mark.parametrize("name", OVER_SLICES)
+def test_each_of_several_slices_has_the_rows_and_the_weights_of_one(name: str) -> None:
+    one, many = BY_NAME[name].plan_inputs(), over_slices(BY_NAME[name], 3, 0.5).plan_inputs()
+    assert many.sizes == {"slice": 3} | one.sizes
+    assert many.run.batch_sequences == 3 * one.run.batch_sequences
+    assert many.layout.param_rules == one.layout.param_rules
+    assert many.layout.rules.startswith("batch:slice;batch:")
+
+
+def test_the_table_says_what_is_not_compiled_and_what_does_not_fit() -> None:
+    row = PublishedRun("mine", "v3:2x2", (), (), "utilisation", 0.5)
+    compiled = FIGURES | {"utilisation": 0.55, "fits": False}
+    rows = [Comparison(row, FIGURES, None), Comparison(row, FIGURES, compiled)]
+    head = "| mine | v3:2x2 | utilisation | 50.0% | 45.0% | -10% |"
+    assert one_slice_table(rows)[2:] == [
+        f"{head} not compiled |  | 3.1 GB |",
+        f"{head} 55.0% | +10% | 3.1 GB, does not fit |",
+    ]
+
+
+def test_several_slices_are_compared_by_what_they_keep_of_one() -> None:
+    row = PublishedRun("mine", "v5e:2x2", (), (), "utilisation", 0.5)
+    slower = Comparison(row._replace(published=0.4), FIGURES | {"utilisation": 0.36}, None)
+    lines = slices_table({"mine": [slower]}, [Comparison(row, FIGURES, None)])
+    assert [line.split(" | ")[-1] for line in lines[2:]] == ["80.0% |", "80.0% |"]
