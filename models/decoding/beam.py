@@ -51,9 +51,8 @@ class Beam:
     ) -> tuple[Beams, Array, Array]:
         # Scores are the model's probabilities, END before the minimum included.
         log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
-        logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
         tokens_BUT, score_BU, parent_BU = self.continuations(
-            layout, state, logits_BWV, log_z_BW[:, :, None], step
+            layout, state, logits_BWV, log_z_BW[:, :, None], inputs, step
         )
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
@@ -78,16 +77,23 @@ class Beam:
         )
 
     def continuations(
-        self, layout: Layout, state: Beams, logits_BWV: Array, log_z_BW1: Array, step: Array
+        self,
+        layout: Layout,
+        state: Beams,
+        logits_BWV: Array,
+        log_z_BW1: Array,
+        inputs: DecodeInputs,
+        step: Array,
     ) -> tuple[Array, Array, Array]:
         """Returns the best texts one token longer, twice the beam's width, and their parents.
 
         Twice, because at most one continuation of each hypothesis is its END.
         """
         rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
-        k = min(2 * width, vocab)
+        k = min(2 * width + 1, vocab)  # one more than the beam can need: END may be masked
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
+        best_BWU = without_early_end(layout, best_BWU, token_BWU, inputs, step, "BWU")
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
         score_BU, token_BU = (
             layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)

@@ -47,7 +47,8 @@ class Sampling:
     ) -> tuple[Samples, Array, None]:
         # What is reported is the model's probability, END before the minimum included.
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
-        logits_BWV = without_early_end(layout, logits_BWV, inputs, step)
+        tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
+        logits_BWV = without_early_end(layout, logits_BWV, tokens_BWV, inputs, step, "BWV")
         token_BW, logit_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
         gain_BW = logit_BW - layout.reshard(log_z_BW, "BW")
         token_BW = jnp.where(state.finished_BW, 0, token_BW)
@@ -102,14 +103,13 @@ class Sampling:
 
 
 def without_early_end(
-    layout: Layout, logits_BWV: Array, inputs: DecodeInputs, step: Array
+    layout: Layout, logits: Array, tokens: Array, inputs: DecodeInputs, step: Array, axes: str
 ) -> Array:
-    """Masks END before the minimum number of tokens."""
+    """Masks the logit of END before the minimum number of tokens."""
     if inputs.min_new_tokens_B is None:
-        return logits_BWV
-    is_end_BWV = layout.iota("BWV", logits_BWV.shape, "V") == END
-    early_B11 = layout.broadcast_like(step + 1 < inputs.min_new_tokens_B, "B", "BWV")
-    return jnp.where(is_end_BWV & early_B11, -jnp.inf, logits_BWV)
+        return logits
+    early = layout.broadcast_like(step + 1 < inputs.min_new_tokens_B, "B", axes)
+    return jnp.where((tokens == END) & early, -jnp.inf, logits)
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:
