@@ -207,7 +207,7 @@ def factors(sizes: list[int], extent: int) -> Iterator[tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class TopologyDevice:
-    """Has the attributes of a TPU core that JAX reads when it orders devices."""
+    """Has the attributes of a TPU core, or of a GPU, that JAX reads when it orders devices."""
 
     id: int
     coords: tuple[int, int, int]
@@ -218,7 +218,9 @@ class TopologyDevice:
     slice_index: int = 0
 
 
-def topology_devices(torus: Torus, kind: str, slices: int = 1) -> list[TopologyDevice]:
+def topology_devices(
+    torus: Torus, kind: str, slices: int = 1, platform: str = "tpu"
+) -> list[TopologyDevice]:
     """Numbers devices as TPUs do: in a chip, in a host of 2 x 2 chips, then along x, y and z.
 
     Those of several equal slices are numbered slice by slice.
@@ -232,7 +234,7 @@ def topology_devices(torus: Torus, kind: str, slices: int = 1) -> list[TopologyD
 
     ordered = sorted(places, key=number)
     return [
-        TopologyDevice(index * len(ordered) + i, (x, y, z), core, kind, slice_index=index)
+        TopologyDevice(index * len(ordered) + i, (x, y, z), core, kind, platform, slice_index=index)
         for index in range(slices)
         for i, (x, y, z, core) in enumerate(ordered)
     ]

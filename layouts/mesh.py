@@ -170,11 +170,13 @@ def in_order(
     return by_place[device_permutation(order, sizes, torus)]
 
 
-def abstract_mesh(sizes: dict[str, int], tpu_kind: str | None = None) -> AbstractMesh:
-    """Makes a mesh without devices, to trace on: for TPUs of a kind, or for any device."""
+def abstract_mesh(
+    sizes: dict[str, int], kind: str | None = None, platform: str = "tpu"
+) -> AbstractMesh:
+    """Makes a mesh without devices, to trace on: for chips of a kind, or for any device."""
     device = None
-    if tpu_kind is not None:
-        device = AbstractDevice(device_kind=tpu_kind, num_cores=None, platform="tpu")
+    if kind is not None:
+        device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
     return AbstractMesh(
         tuple(sizes.values()),
         tuple(sizes),

@@ -9,7 +9,7 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """Describes one TPU chip.  A device, as JAX counts, is a core where `cores` is 2."""
+    """Describes one TPU chip or one GPU.  A device, as JAX counts, is a core where `cores` is 2."""
 
     kind: str  # what `Device.device_kind` begins with
     cores: int  # devices on a chip
@@ -22,6 +22,11 @@ class Chip(NamedTuple):
     wraps: int
     """An axis of the torus is a ring if it has a multiple of so many chips, else a line."""
     source: str
+
+    @property
+    def platform(self) -> str:
+        """Returns the name of the platform in JAX."""
+        return "gpu" if self.kind.startswith("NVIDIA") else "tpu"
 
 
 # A chip has two links along each axis of the torus.  Clocks of v4 and later are the peak over the
@@ -37,19 +42,31 @@ CHIPS = {
     "v6e": Chip("TPU v6 lite", 1, 918e12, 1750e6, 32 * GIB, 1638e9, 100e9, 2, 16, f"{CLOUD}/v6e"),
 }
 
+# GPUs of one node are joined by a switch: a "link" is all that one sends through it.  No compiler
+# counts their cycles here, so their clocks are not needed.
+NVIDIA = "NVIDIA's data sheets of H100 and H200 (SXM) and of DGX B200: products without sparsity"
+GPUS = {
+    "h100": Chip("NVIDIA H100", 1, 989e12, 0, 80 * 10**9, 3350e9, 450e9, 1, 1, NVIDIA),
+    "h200": Chip("NVIDIA H200", 1, 989e12, 0, 141 * 10**9, 4800e9, 450e9, 1, 1, NVIDIA),
+    "b200": Chip("NVIDIA B200", 1, 2250e12, 0, 180 * 10**9, 8000e9, 900e9, 1, 1, NVIDIA),
+}
+GPUS_OF_A_NODE = (1, 2, 4, 8)
+
 # Of the data center's network between slices, in one direction: a chip's share of what these pages
 # give for a pod of 256 chips, and of v5p for a chip, in bytes/s.  For v2 to v4 they give none.
-NETWORK_BANDWIDTH = {"v5e": 6.4e12 / 8 / 256, "v5p": 50e9 / 8, "v6e": 25.6e12 / 8 / 256}
+# Between nodes each GPU has an adapter of 400 Gbit/s.
+NETWORK_BANDWIDTH = {
+    **{"v5e": 6.4e12 / 8 / 256, "v5p": 50e9 / 8, "v6e": 25.6e12 / 8 / 256},
+    **dict.fromkeys(GPUS, 400e9 / 8),
+}
 
 # The share of its bandwidth that a link reaches: the Giant Models guide, section 2.4.
 LINK_UTILISATION = 2 / 3
 
 # Peak matrix-product FLOP/s of one JAX device in bfloat16, by the start of its device kind.
 PEAK_BF16_FLOPS = {
-    **{chip.kind: chip.peak_flops for chip in CHIPS.values()},
+    **{chip.kind: chip.peak_flops for chip in (*CHIPS.values(), *GPUS.values())},
     "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
 }
 
 

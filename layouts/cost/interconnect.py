@@ -1,4 +1,5 @@
-"""Estimates how long collectives take on a TPU slice: links, rings and bisections."""
+"""Estimates how long collectives take: on a TPU slice by links, rings and bisections, among GPUs
+by what each sends to others of its node and to other nodes."""
 
 import dataclasses
 import math
@@ -8,7 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.errors import UserError, did_you_mean
-from layouts.cost.hardware import CHIPS, LINK_UTILISATION, NETWORK_BANDWIDTH, Chip, known_kind
+from layouts.cost.hardware import (
+    CHIPS,
+    GPUS,
+    GPUS_OF_A_NODE,
+    LINK_UTILISATION,
+    NETWORK_BANDWIDTH,
+    Chip,
+    known_kind,
+)
 from layouts.device_order import CHIP_AXES, CORE
 
 RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the data goes round
@@ -24,7 +33,10 @@ class GroupOnAxis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Describes a box of chips, as in "v3:32x32", or several equal ones, as in "2xv5e:16x16"."""
+    """Describes a box of chips, as in "v3:32x32", or several equal ones, as in "2xv5e:16x16".
+
+    A node of GPUs is a box as well: "h100:4x8" are four nodes of eight.
+    """
 
     name: str
     chip: Chip
@@ -42,13 +54,16 @@ class Slice:
         512
         """
         head, _, sizes = name.partition(":")
+        if head in GPUS:
+            return cls.of_nodes(name, head, sizes)
         several = re.fullmatch(r"([1-9]\d*)x(.*)", head)
         count, kind = (int(several[1]), several[2]) if several else (1, head)
         if kind not in CHIPS:
-            near, legal = did_you_mean(kind, CHIPS), ", ".join(CHIPS)
+            near, legal = did_you_mean(kind, (*CHIPS, *GPUS)), ", ".join(CHIPS)
             raise UserError(
                 f"--topology={name}: unknown chip {kind!r}.{near}  Legal: {legal}, "
-                "then a colon and the chips along each axis, as in v3:32x32."
+                f"then a colon and the chips along each axis, as in v3:32x32; {', '.join(GPUS)}, "
+                "then a colon, nodes and GPUs of each, as in h100:4x8."
             )
         chip = CHIPS[kind]
         if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
@@ -66,6 +81,22 @@ class Slice:
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
 
     @classmethod
+    def of_nodes(cls, name: str, kind: str, sizes: str) -> "Slice":
+        """Reads nodes of GPUs: how many, and the GPUs of each.
+
+        >>> Slice.named("h100:4x8").devices
+        32
+        """
+        legal = "|".join(map(str, GPUS_OF_A_NODE))
+        match = re.fullmatch(rf"([1-9]\d*)x({legal})", sizes)
+        if match is None:
+            raise UserError(
+                f"--topology={name}: legal: {kind}:, then nodes and GPUs of each with x between "
+                f"them, as in {kind}:4x8; a node has 1, 2, 4 or 8."
+            )
+        return cls(name, GPUS[kind], (int(match[2]),), int(match[1]))
+
+    @classmethod
     def of(cls, devices: np.ndarray) -> "Slice | None":
         """Returns the box of chips that these devices are on; None if their kind is unknown."""
         kind = known_kind(devices.flat[0].device_kind)
@@ -80,12 +111,20 @@ class Slice:
 
     @property
     def kind(self) -> str:
-        return next(kind for kind, chip in CHIPS.items() if chip == self.chip)
+        return next(kind for kind, chip in {**CHIPS, **GPUS}.items() if chip == self.chip)
 
     @property
     def box(self) -> "Slice":
         """Returns one of several boxes."""
-        return self if self.count == 1 else Slice.named(self.name.partition("x")[2])
+        if self.count == 1:
+            return self
+        if self.is_gpu:
+            return Slice.named(f"{self.kind}:1x{self.chips // self.count}")
+        return Slice.named(self.name.partition("x")[2])
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.chip.platform == "gpu"
 
     @property
     def torus(self) -> dict[str, int]:
@@ -144,8 +183,12 @@ class Slice:
         """Returns the seconds of one collective among devices of one box.
 
         Rings along every axis of the torus share gathers and reductions; an all-to-all must cross
-        the middle of the longest axis.
+        the middle of the longest axis.  A switch takes what each GPU sends, all of them at once.
         """
+        if self.is_gpu:
+            share = 1 if kind == "collective-permute" else 1 - 1 / len(places)
+            sent_bytes = RING.get(kind, 1) * size_bytes * share
+            return sent_bytes / (self.chip.link_bandwidth * LINK_UTILISATION)
         chips = np.unique(places, axis=0)
         cores = len(places) / len(chips)  # of a chip that are in the group
         groups = self.chip.cores / cores  # that share a chip, and so its links

@@ -1,10 +1,11 @@
-"""Lists the slices of TPUs that Google Cloud offers."""
+"""Lists the slices of TPUs that Google Cloud offers, and nodes of GPUs."""
 
 import functools
 import itertools
 import math
 
 from configs.errors import UserError
+from layouts.cost.hardware import GPUS, GPUS_OF_A_NODE
 from layouts.cost.interconnect import Slice
 
 # docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p and v6e, and, for 4x8 and 8x16 of v3,
@@ -25,6 +26,7 @@ MAX_CHIPS_OF_CUBES = {"v4": 4096, "v5p": 6144}
 # Not offered: the eight chips on which the Giant Models guide serves its 64B (section 3.2).
 PUBLISHED = {"v3:4x2"}
 MAX_NEARBY = 4  # in a message
+LARGEST_NODES = 2048  # of GPUs, that a plan suggests
 
 
 @functools.cache
@@ -34,7 +36,10 @@ def offered_slices(kind: str) -> tuple[Slice, ...]:
     >>> [slice.name for slice in offered_slices("v2")]
     ['v2:2x2', 'v2:4x4', 'v2:8x8', 'v2:8x16', 'v2:16x16']
     """
-    shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
+    if kind in GPUS:
+        shapes = shapes_of_nodes(LARGEST_NODES)
+    else:
+        shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
     slices = (Slice.named(f"{kind}:{shape}") for shape in shapes)
     return tuple(sorted(slices, key=lambda slice: (slice.chips, max(slice.extents))))
 
@@ -48,6 +53,19 @@ def shapes_of_cubes(max_chips: int) -> list[str]:
     sides = range(CUBE_SIDE, max_chips // CUBE_SIDE**2 + 1, CUBE_SIDE)
     boxes = itertools.combinations_with_replacement(sides, 3)
     return ["x".join(map(str, box)) for box in boxes if math.prod(box) <= max_chips]
+
+
+def shapes_of_nodes(max_nodes: int) -> list[str]:
+    """Returns the sizes of one node of GPUs, then powers of two of full nodes.
+
+    >>> shapes_of_nodes(4)
+    ['1x1', '1x2', '1x4', '1x8', '2x8', '4x8']
+    """
+    doubled = itertools.takewhile(
+        lambda nodes: nodes <= max_nodes, (2**i for i in itertools.count(1))
+    )
+    full = GPUS_OF_A_NODE[-1]
+    return [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{nodes}x{full}" for nodes in doubled)]
 
 
 def check_offered(slice: Slice) -> None:

@@ -15,6 +15,8 @@ from layouts.mesh import over_slices
 # The share of its peak that the matrix unit reaches in products of sizes that suit it: the Giant
 # Models guide, section 2.4, and GShard, section 5.2.  Only where no compiler says better.
 PRODUCT_UTILISATION = 0.85
+LOW_PRODUCT_UTILISATION = 0.5
+"""The same at the slow end of the range of a plan that nothing has validated: on GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,14 @@ class Timing:
         return max(compute, sum(self.overlapped_s.values())) + sum(self.traffic_s.values())
 
     @property
+    def range_s(self) -> tuple[float, float]:
+        """Returns the step time with all traffic overlapped, and with none and slow products."""
+        compute_s = max(self.products_s + self.other_s, self.memory_s)
+        traffic_s = sum(self.traffic_s.values()) + sum(self.overlapped_s.values())
+        slow_s = self.products_s * PRODUCT_UTILISATION / LOW_PRODUCT_UTILISATION + self.other_s
+        return max(compute_s, traffic_s), max(slow_s, self.memory_s) + traffic_s
+
+    @property
     def parts(self) -> dict[str, float]:
         """Lists all parts by name."""
         waits_s = max(0.0, self.memory_s - self.products_s - self.other_s)
@@ -56,8 +66,9 @@ def coordinates(
 
     Of several boxes, the last coordinate is the number of the box.
     """
-    every = topology_devices(slice.torus, slice.chip.kind, slice.count)
-    devices, axes = over_slices(every, mesh, order, slices), len(slice.extents)
+    chip, axes = slice.chip, len(slice.extents)
+    every = topology_devices(slice.torus, chip.kind, slice.count, chip.platform)
+    devices = over_slices(every, mesh, None if slice.is_gpu else order, slices)
     places = [d.coords[:axes] + ((d.slice_index,) if slice.count > 1 else ()) for d in devices.flat]
     return np.array(places).reshape(*mesh.values(), -1)
 

@@ -29,7 +29,7 @@ from layouts.cost.step_time import (
 from layouts.hlo.compilation import compile_program, platform_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
-from layouts.mesh import uncached, use_mesh
+from layouts.mesh import abstract_mesh, uncached, use_mesh
 from trainer.run import Run
 
 GIB = 2**30
@@ -81,6 +81,13 @@ class MemoryUse(NamedTuple):
     compile_s: float | None = None
     out_of_memory: bool = False
     """Whether the compiler gave up; everything but `needed_bytes` is then from the trace."""
+
+
+def slice_mesh(sizes: dict[str, int], slice: Slice | None) -> AbstractMesh:
+    """Makes a mesh to trace on, of the chips of a slice or of any device."""
+    if slice is None:
+        return abstract_mesh(sizes)
+    return abstract_mesh(sizes, slice.chip.kind, slice.chip.platform)
 
 
 @dataclasses.dataclass(frozen=True)

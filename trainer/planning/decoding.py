@@ -20,7 +20,7 @@ from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh, topology_mesh, use_mesh
+from layouts.mesh import topology_mesh, use_mesh
 from models.decoding.generate import NEW_TOKENS, DecodeInputs, Search, generate, initial_cache
 from trainer.decoding.decoder import SHORTEST
 from trainer.planning.counts import (
@@ -33,6 +33,7 @@ from trainer.planning.counts import (
     compile_for,
     count_compiled,
     shard_bytes,
+    slice_mesh,
     time_on_slice,
 )
 from trainer.run import Run
@@ -299,6 +300,5 @@ def plan_decode_from_trace(
     counts: DecodeCounts | None = None,
 ) -> DecodePlan:
     """Plans from a trace, which takes seconds and no compiler, and from counts if there are any."""
-    kind = None if slice is None else slice.chip.kind
-    step = trace_decode(run, layout, abstract_mesh(sizes, kind), shape)
+    step = trace_decode(run, layout, slice_mesh(sizes, slice), shape)
     return plan_decode(step, slice, counts or estimate_decode(step))

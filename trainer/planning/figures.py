@@ -41,6 +41,12 @@ FIGURES = {
         "excess FLOPs", "", "a sentence where the program executes 5 % more than its trace"
     ),
     "step_time_s": Figure("step time", "s", "of one training step", "unknown"),
+    "step_time_range_s": Figure(
+        "range of the step time",
+        "s",
+        "on GPUs, from all traffic overlapped to none and products at half of the peak",
+        "not on GPUs",
+    ),
     "step_time_parts_s": Figure("parts of the step time", "s", "by what takes them"),
     "start_latency_s": Figure(
         "time to the first token", "s", "sources and prompts of a batch are read at once"

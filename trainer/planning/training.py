@@ -17,7 +17,7 @@ from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
-from layouts.mesh import abstract_mesh, topology_mesh, use_mesh
+from layouts.mesh import topology_mesh, use_mesh
 from trainer.checks import record_loss, step_flops
 from trainer.planning.counts import (
     READABLE,
@@ -30,6 +30,7 @@ from trainer.planning.counts import (
     compile_for,
     count_compiled,
     shard_bytes,
+    slice_mesh,
     time_on_slice,
 )
 from trainer.run import Run
@@ -93,6 +94,13 @@ class StepPlan(ProgramPlan):
     @property
     def step_s(self) -> float | None:
         return None if self.timing is None else self.timing.step_s
+
+    @property
+    def step_range_s(self) -> tuple[float, float] | None:
+        """Returns the least and the longest step time, where no such device has measured one."""
+        if self.timing is None or self.slice is None or not self.slice.is_gpu:
+            return None
+        return self.timing.range_s
 
     @property
     def parameters(self) -> int:
@@ -224,6 +232,5 @@ def plan_from_trace(
     run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None
 ) -> StepPlan:
     """Plans from a trace alone, which takes seconds and no compiler."""
-    kind = None if slice is None else slice.chip.kind
-    step = trace_step(run, layout, abstract_mesh(sizes, kind))
+    step = trace_step(run, layout, slice_mesh(sizes, slice))
     return plan_step(step, slice, estimate_step(step))

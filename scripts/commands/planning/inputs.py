@@ -34,6 +34,10 @@ NO_COMPILER = (
     "cycles, memory and collectives of the compiled program are missing.  "
     "Install it: pip install 'meshloom[plan]', or pip install libtpu"
 )
+NO_GPU = (
+    "GPUs are planned from the trace: no GPU has measured such a plan yet, so that its step time "
+    "is a range."
+)
 
 
 class PlanInputs(NamedTuple):
@@ -117,6 +121,9 @@ def can_compile(slice: Slice | None) -> bool:
     """Returns whether this machine has a compiler for a slice, or for itself, and says so."""
     if slice is None:
         return True
+    if slice.is_gpu:
+        print_note(NO_GPU)
+        return False
     if slice.count > 1:
         raise UserError(
             f"--topology={slice.name}: several slices are planned from the trace alone.  "

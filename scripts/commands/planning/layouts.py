@@ -78,6 +78,8 @@ def search(flags: LayoutsFlags) -> None:
             "Plan one for several by `meshloom plan --analytic` with Layout.slices."
         )
     check_run(run)
+    if flags.verify and slice is not None and slice.is_gpu:
+        raise UserError("--search compiles, which only absent TPUs allow.  Remove it.")
     if flags.verify and slice is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
     configured = configured_layouts(config, run, slice)

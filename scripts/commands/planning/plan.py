@@ -86,10 +86,17 @@ def summary(figures: dict[str, Any]) -> str:
     ]
     if figures["step_time_s"] is not None:
         parts += [
-            f"step {figures['step_time_s']:.4g} s",
+            f"step {figures['step_time_s']:.4g} s{range_text(figures['step_time_range_s'])}",
             f"{figures['tokens_per_s']:,.0f} tokens/s",
             f"utilisation {figures['utilisation']:.1%}",
             f"{figures['run_steps']:,} steps in {figures['run_hours']:,.1f} h, "
             f"{figures['chip_hours']:,.0f} chip-hours",
         ]
     return summary_line(figures, parts)
+
+
+def range_text(range_s: tuple[float, float] | None) -> str:
+    """Writes how far a step time may be off."""
+    if range_s is None:
+        return ""
+    return f" ({range_s[0]:.3g} to {range_s[1]:.3g} s; not validated on these GPUs)"

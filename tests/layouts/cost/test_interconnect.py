@@ -170,3 +170,29 @@ def test_a_permutation_leaves_a_chip_though_its_first_pair_does_not() -> None:
     permute = Collective("collective-permute", ("y",), 2, size, 1, "")
     alone_s = size / (slice.chip.link_bandwidth * LINK_UTILISATION)
     assert seconds(slice, coordinates(slice, mesh, None), mesh, permute) >= alone_s
+
+
+def test_a_switch_takes_what_every_gpu_sends_at_once() -> None:
+    node = Slice.named("h100:1x8")
+    gpus = np.arange(8)[:, None]
+    rate = 450e9 * LINK_UTILISATION  # of the 900 GB/s of NVLink, those in one direction
+    assert node.seconds("all-gather", 1e9, gpus) == pytest.approx(7 / 8 * 1e9 / rate)
+    assert node.seconds("all-reduce", 1e9, gpus) == pytest.approx(2 * 7 / 8 * 1e9 / rate)
+    assert node.seconds("all-to-all", 1e9, gpus) == pytest.approx(7 / 8 * 1e9 / rate)
+    assert node.seconds("collective-permute", 1e9, gpus) == pytest.approx(1e9 / rate)
+    assert node.seconds("all-to-all", 1e9, gpus[:4]) == pytest.approx(3 / 4 * 1e9 / rate)
+
+
+def test_between_nodes_each_gpu_has_an_adapter() -> None:
+    nodes, mesh = Slice.named("h100:4x8"), {"data": 4, "model": 8}
+    places = coordinates(nodes, mesh, None)
+    assert places.shape == (4, 8, 2)
+    assert (places[:, 0, -1] == np.arange(4)).all()  # in the order of the processes, as in JAX
+    inside, between = (
+        seconds(nodes, places, mesh, Collective("all-reduce", (axis,), group, 10**9, 1, ""))
+        for axis, group in (("model", 8), ("data", 4))
+    )
+    assert inside == pytest.approx(
+        Slice.named("h100:1x8").seconds("all-reduce", 1e9, places[0, :, :1])
+    )
+    assert between == pytest.approx(2 * 3 / 4 * 1e9 / (50e9 * LINK_UTILISATION))

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.errors import UserError
-from layouts.cost.hardware import CHIPS
+from layouts.cost.hardware import CHIPS, GPUS
 from layouts.cost.interconnect import Slice
 from layouts.cost.slice_shapes import check_offered, offered_slices, smallest_slice
 
@@ -27,7 +27,7 @@ def test_slices_end_where_the_documentation_ends(kind: str, largest: str) -> Non
 
 
 def test_every_chip_has_slices() -> None:
-    assert all(offered_slices(kind) for kind in CHIPS)
+    assert all(offered_slices(kind) for kind in (*CHIPS, *GPUS))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,20 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     assert "the red line is what it has: 17.2 GB" in text and "model FLOPs" in text
 
 
+def test_a_plan_for_gpus_is_a_range(run: Meshloom, tmp_path: Path) -> None:
+    json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    mesh = "--gin_param=Layout.mesh='data:4,model:2'"
+    flags = ["--topology=b200:4x2", f"--json={json_file}", f"--html={page}"]
+    answer = run("plan", *toy(tmp_path), mesh, *flags)
+    assert answer.code == 0, answer.error
+    figures = json.loads(json_file.read_text())
+    low_s, high_s = figures["step_time_range_s"]
+    assert low_s < figures["step_time_s"] < high_s
+    assert figures["memory_bytes"] == 180e9 and figures["compiled_for"] is None
+    assert "not validated" in answer.out and "range of the step time" in page.read_text()
+    assert run("layouts", *toy(tmp_path)[1:], "--topology=b200:1x2", "--search").code == 2
+
+
 def test_collectives_are_summed_by_line() -> None:
     row = {"kind": "all-reduce", "mesh_axes": ["data"], "source": "a.py:1", "overlaps": False}
     rows = [
@@ -86,6 +100,8 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
     [
         (["--topology=v9:2x2"], "Legal: v2, v3, v4, v5e, v5p, v6e"),
         (["--topology=v3:4x4x4"], "v3 has a torus of 2 axes"),
+        (["--topology=h100:2x3"], "nodes and GPUs of each"),
+        (["--topology=h100:2x8x2"], "as in h100:4x8"),
         (["--topology=v5e:16x32"], "no such slice.  Legal nearby: v5e:"),
         (
             ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
