@@ -1,5 +1,6 @@
 """Connects the processes of a run to process 0, before JAX starts."""
 
+import contextlib
 import logging
 import selectors
 import socket
@@ -126,12 +127,19 @@ def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
         try:
             peer = (host.strip("[]"), int(port))
             link = Link(socket.create_connection(peer, timeout=min(left, LOG_EVERY_S)))
-            link.send([GREETING, index, count, socket.gethostname()])
-            if _wait_until_ready(link, start + timeout_s + LOG_EVERY_S):
-                return link
+            with contextlib.ExitStack() as stack:
+                stack.callback(link.close)
+                link.send([GREETING, index, count, socket.gethostname()])
+                if _wait_until_ready(link, start + timeout_s + LOG_EVERY_S):
+                    stack.pop_all()
+                    return link
             reason = "it closed the connection"
         except OSError as error:
             reason = error.strerror or str(error)
+        except UserError:  # what process 0 refuses; it is a ValueError too
+            raise
+        except (ValueError, TypeError, LookupError):
+            reason = "another program answers there"
         if time.monotonic() - logged > LOG_EVERY_S:
             logger.info("Waiting for process 0 at %s (%s).", address, reason)
             logged = time.monotonic()
@@ -160,5 +168,4 @@ def _wait_until_ready(link: Link, until: float) -> bool:
                 raise UserError(values[0])
             elif kind == "end":
                 raise RunError(values[0])
-    link.close()
     return False

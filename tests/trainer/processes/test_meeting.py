@@ -1,12 +1,16 @@
 """Real processes that find each other, or do not."""
 
+import contextlib
 import socket
+import threading
 import time
 
 import pytest
 
+from configs.errors import RunError
 from scripts.launch_local import free_port
 from tests.trainer.processes.test_peers import SLEEP, WAIT_S, Group, start
+from trainer.processes.meeting import reach_hub
 
 
 def test_who_does_not_come_is_named() -> None:
@@ -54,3 +58,19 @@ def test_what_is_no_process_of_the_run_is_let_go() -> None:
                 time.sleep(0.05)
     group.processes[1] = start(group.address, 2, 1, 20, "others.leave()")
     assert [code for code, _, _ in group.ends().values()] == [0, 0]
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad request\r\n\r\n", b"7\n", b'["ready"]\n'])
+def test_another_program_at_the_address_is_reported(answer: bytes) -> None:
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # the test ends
+            while True:
+                with server.accept()[0] as client:
+                    client.sendall(answer)
+                    client.recv(1 << 10)
+
+    with socket.create_server(("localhost", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"localhost:{server.getsockname()[1]}"
+        with pytest.raises(RunError, match=r"within 1 s \(another program answers there\)"):
+            reach_hub(address, count=2, index=1, timeout_s=1)
