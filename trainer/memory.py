@@ -1,6 +1,7 @@
-"""Refuses a run that the memory of its devices cannot hold, before anything is prepared for it."""
+"""Refuses what the memory of the devices cannot hold, before anything is prepared for it."""
 
 import os
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -25,6 +26,19 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
             f"the run does not fit: {state_bytes:,} bytes of weights and optimizer state and "
             f"{batch_bytes:,} of the batch on each device, which has {memory_bytes:,}.  Choose "
             "smaller sizes, more devices, or a layout that splits more (meshloom plan)."
+        )
+
+
+def check_cache_memory(params: Any, cache: Any, mesh: Mesh) -> None:
+    """Raises where weights and the cache of a decoding alone take more than there is."""
+    params_bytes, cache_bytes = shard_bytes(params), shard_bytes(cache)
+    memory_bytes = device_memory_bytes(mesh)
+    if memory_bytes is not None and params_bytes + cache_bytes > memory_bytes:
+        raise UserError(
+            f"the KV cache does not fit: {cache_bytes:,} bytes of it and {params_bytes:,} of "
+            f"weights on each device, which has {memory_bytes:,}.  Choose fewer --beam or "
+            "--samples, a smaller --batch_sequences or --max_tokens, shorter lines, or more "
+            "devices."
         )
 
 

@@ -8,10 +8,14 @@ from jax.sharding import AxisType
 
 from configs.errors import UserError
 from layouts.layout import Layout
+from models.decoding.beam import Beam
+from models.decoding.sampling import Sampling
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
+from trainer.decoding.decoder import Decoder, Request
 from trainer.memory import check_memory, device_memory_bytes
 from trainer.run import Run
+from trainer.step import abstract_params
 
 RUN = Run(model=TOY, task=TASK, steps=5, batch_sequences=8)
 
@@ -26,3 +30,12 @@ def test_what_does_not_fit_is_refused_with_its_bytes() -> None:
         check_memory(dataclasses.replace(RUN, model=wide), layout, mesh)
     with pytest.raises(UserError, match=r"and [\d,]{13,} of the batch on each device"):
         check_memory(dataclasses.replace(RUN, batch_sequences=2 * 10**9), layout, mesh)
+
+
+@pytest.mark.parametrize("search", [Sampling(width=10**8), Beam(width=10**8)])
+def test_a_cache_that_does_not_fit_is_refused_with_its_bytes(search: Sampling | Beam) -> None:
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Explicit,))
+    model = TOY.model(Layout(mesh="data:2", rules="batch:data"))
+    decoder = Decoder(model, abstract_params(model, mesh), mesh, search, 4)
+    with pytest.raises(UserError, match=r"KV cache does not fit: [\d,]{13,} bytes of it and"):
+        next(decoder.decode([Request([5, 6], 3)]))

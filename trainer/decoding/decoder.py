@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from data.vocab import EOS
+from layouts.layout import Layout
 from models.api import Decodable
-from models.decoding.generate import DecodeInputs, Search, generate
+from models.decoding.generate import DecodeInputs, Search, generate, initial_cache
+from trainer.memory import check_cache_memory
 from trainer.multihost import fetched
 
 SHORTEST = 16
 Ids = Sequence[int] | np.ndarray
+trace_cache = jax.jit(initial_cache, static_argnums=(0, 1, 2))
 
 
 class Request(NamedTuple):
@@ -60,6 +63,7 @@ class Decoder:
         by_shape: dict[tuple[int, int], list[int]] = {}
         for i, request in enumerate(requests):
             by_shape.setdefault(shape_of(request), []).append(i)
+        self._check_memory(requests)
         for shape, same in sorted(by_shape.items(), reverse=True):
             new_tokens = padded(max(requests[i].max_new_tokens for i in same))
             same.sort(key=lambda i: requests[i].max_new_tokens)
@@ -67,6 +71,22 @@ class Decoder:
                 batch = same[start : start + self.batch_sequences]
                 hypotheses = self._decode([requests[i] for i in batch], *shape, new_tokens)
                 yield list(zip(batch, hypotheses, strict=True))
+
+    def _check_memory(self, requests: Sequence[Request]) -> None:
+        """Raises where the cache of the longest request does not fit."""
+
+        def tokens(request: Request) -> int:
+            return sum(shape_of(request)) + padded(request.max_new_tokens)
+
+        longest = max(requests, key=tokens, default=None)
+        if longest is not None:
+            inputs = abstract_inputs(
+                self.model.layout, self.mesh, self.batch_sequences, *shape_of(longest)
+            )
+            static = (self.model, self.search, padded(longest.max_new_tokens))
+            with jax.set_mesh(self.mesh):
+                cache = trace_cache.eval_shape(*static, self.params, *inputs)
+            check_cache_memory(self.params, cache, self.mesh)
 
     def _decode(
         self, batch: Sequence[Request], source: int, prompt: int, new_tokens: int
@@ -116,6 +136,24 @@ class Decoder:
 
     def _put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
+
+
+def abstract_inputs(
+    layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int
+) -> tuple[dict[str, Any] | None, DecodeInputs]:
+    """Returns the shapes of sources, where they have a length, and of what is decoded from them."""
+
+    def array(axes: str, *shape: int, dtype: Any = np.int32) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
+
+    names = ("inputs_BM", "segments_BM", "positions_BM")
+    inputs = DecodeInputs(
+        prompts_BL=array("Bl", rows, prompt),
+        prompt_lengths_B=array("B", rows),
+        seeds_B=array("B", rows, dtype=np.uint32),
+        max_new_tokens_B=array("B", rows),
+    )
+    return {name: array("BM", rows, source) for name in names} if source else None, inputs
 
 
 def padded(length: int) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.extend.core import Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.dataflow import local_bytes
@@ -21,8 +20,8 @@ from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
-from models.decoding.generate import NEW_TOKENS, DecodeInputs, Search, generate, initial_cache
-from trainer.decoding.decoder import SHORTEST
+from models.decoding.generate import NEW_TOKENS, Search, generate, initial_cache
+from trainer.decoding.decoder import SHORTEST, abstract_inputs
 from trainer.planning.counts import (
     READABLE,
     TEMPORARIES,
@@ -146,19 +145,7 @@ def trace_decode(
     """Traces the decoding that `decode` runs; allocates nothing."""
     model, rows = run.model.model(layout), shape.rows
 
-    def array(axes: str, *shape: int, dtype: Any = np.int32) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
-
-    source = None
-    if shape.source_tokens:
-        names = ("inputs_BM", "segments_BM", "positions_BM")
-        source = {name: array("BM", rows, shape.source_tokens) for name in names}
-    requests = DecodeInputs(
-        prompts_BL=array("Bl", rows, shape.prompt_tokens),
-        prompt_lengths_B=array("B", rows),
-        seeds_B=array("B", rows, dtype=np.uint32),
-        max_new_tokens_B=array("B", rows),
-    )
+    source, requests = abstract_inputs(layout, mesh, rows, shape.source_tokens, shape.prompt_tokens)
     params = abstract_params(model, mesh)
     static = (model, shape.search, shape.new_tokens)
     with use_mesh(mesh):
