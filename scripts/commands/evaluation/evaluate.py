@@ -36,9 +36,15 @@ from trainer.translation.evaluate import (
 from trainer.translation.metrics import check_settings, check_texts
 from trainer.translation.test_sets import read_test_set
 
+SPLIT = "validation"
+
 
 def check_text(flags: TextFlags, task: Task) -> None:
-    """Refuses what only a translation has, for a task that is none."""
+    """Refuses two texts, and what only a translation has, for a task that is none."""
+    others = {"--input": flags.text_file, "--test_set": flags.test_set}
+    for name, value in others.items():
+        if flags.split is not None and value is not None:
+            raise UserError(f"{name}={value} with --split={flags.split}.  Remove one of them.")
     named = {
         "--references": flags.references,
         "--test_set": flags.test_set,
@@ -183,7 +189,7 @@ def translation_parts(
     task = models.run.task
     if sentences == 0 or not task.has_source:
         return []
-    parts = evaluation_sets(task, text.split) if given is None else [given]
+    parts = evaluation_sets(task, text.split or SPLIT) if given is None else [given]
     return parts if sentences is None else subset(parts, sentences)
 
 
@@ -215,12 +221,11 @@ def evaluation_rows(
             raise UserError(f"--input={text.text_file}: the file is empty.")
         return of_file, {}
     splits = prepare(task, data_dir, vocabs=models.vocabs).splits
-    if text.split not in splits:
-        raise UserError(
-            f"--split={text.split}: not in task {task.name}.  Legal: {', '.join(splits)}."
-        )
+    split = text.split or SPLIT
+    if split not in splits:
+        raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
     train_pairs = {part.name: part.counts.lines for part in splits["train"].parts}
-    return splits[text.split], train_pairs
+    return splits[split], train_pairs
 
 
 def show(made: list[TranslatedSet], *, is_subset: bool) -> None:

@@ -25,7 +25,9 @@ class TextFlags:
     """Selects the text to evaluate: a split of the task, files, or a test set by its name."""
 
     HEADING = "Text"
-    split: Annotated[str, Flag("Split of the task to evaluate.")] = "validation"
+    split: Annotated[
+        str | None, Flag("Split of the task to evaluate. Default: validation.", metavar="NAME")
+    ] = None
     text_file: Annotated[
         str | None, Flag("Evaluates this text instead of a split.", metavar="FILE", name="input")
     ] = None
