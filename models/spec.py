@@ -15,6 +15,7 @@ AttentionKind = Literal["auto", "plain", "flash"]
 BlockKind = Literal["dense", "moe"]
 Dispatch = Literal["einsum", "gather", "dropless"]
 FloatType = Literal["float32", "bfloat16", "float16"]
+Remat = Literal["none", "dots", "full"]
 Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 
@@ -108,7 +109,7 @@ class TransformerSpec(ModelSpec):
     """Rate of dropout on attention probabilities."""
     scan: bool = True
     """Compiles one layer and loops over it, instead of compiling all layers. Same results."""
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or everything."""
     attention: AttentionKind = "auto"
     """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no

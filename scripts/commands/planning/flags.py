@@ -63,9 +63,22 @@ class PlanFlags:
     EXAMPLES = (
         "meshloom plan --gin_file=configs/runs/quickstart.gin",
         "meshloom plan --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --analytic",
+        "meshloom plan --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --sweep "
+        "--html=sweep.html",
     )
     layouts: Annotated[Strings, Flag("", metavar="[LAYOUT]...", is_argument=True)] = ()
     compare: Annotated[bool, Flag("Plans the run under each of the given layout files.")] = False
+    sweep: Annotated[
+        bool,
+        Flag(
+            "Compares batches, microbatches, recomputation, precision and layouts that fit, by "
+            "their cost. Needs --topology."
+        ),
+    ] = False
+    price_per_chip_hour: Annotated[
+        float | None,
+        Flag("With --sweep: adds what a whole run costs, in your currency.", metavar="P", min=0),
+    ] = None
     topology: Topology = None
     analytic: Annotated[
         bool, Flag("Predicts from the layout alone, in seconds, and compiles nothing.")

@@ -13,6 +13,7 @@ from scripts.commands.planning.inputs import best_plan, read_inputs
 from scripts.commands.planning.layouts import compare
 from scripts.commands.planning.page import write_page
 from scripts.commands.planning.plan_decode import plan_decoding
+from scripts.commands.planning.sweep import sweep_run
 from scripts.commands.planning.tables import (
     print_collectives,
     print_memory,
@@ -28,23 +29,37 @@ from trainer.run import Run
 
 
 def plan(flags: PlanFlags) -> None:
-    """Plans training or decoding of a run, or its training under several layouts."""
+    """Plans training or decoding of a run, its training under several layouts, or a sweep."""
+    check_flags(flags)
     if flags.decode:
-        if flags.compare or flags.layouts:
-            raise UserError("--decode plans one layout.  Remove --compare.")
         plan_decoding(flags)
-        return
-    for field in dataclasses.fields(DecodePlanFlags):
-        if (flag := given_flag(field.name)) is not None:
-            raise UserError(f"{flag} needs --decode.  Add it.")
-    if flags.compare != bool(flags.layouts):
-        raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
-    if flags.compare and flags.html is not None:
-        raise UserError("--html writes the page of one plan.  Remove --compare, or use --json.")
-    if flags.compare:
+    elif flags.sweep:
+        sweep_run(flags)
+    elif flags.compare:
         compare(flags)
     else:
         plan_run(flags)
+
+
+def check_flags(flags: PlanFlags) -> None:
+    """Refuses flags that do not belong together."""
+    kinds = ("decode", "sweep", "compare")
+    if len(both := [f"--{kind}" for kind in kinds if getattr(flags, kind)]) > 1:
+        raise UserError(f"{' and '.join(both)} are different plans.  Choose one.")
+    for field in dataclasses.fields(DecodePlanFlags):
+        if not flags.decode and (flag := given_flag(field.name)) is not None:
+            raise UserError(f"{flag} needs --decode.  Add it.")
+    if flags.price_per_chip_hour is not None and not flags.sweep:
+        raise UserError("--price_per_chip_hour needs --sweep.  Add it.")
+    if flags.layouts and not (flags.compare or flags.sweep):
+        raise UserError(
+            f"{flags.layouts[0]}: layout files need --compare or --sweep.  Give the layout of one "
+            "plan by --gin_file."
+        )
+    if flags.compare and not flags.layouts:
+        raise UserError("--compare needs layout files, as in --compare a.gin b.gin.")
+    if flags.compare and flags.html is not None:
+        raise UserError("--html writes the page of one plan.  Remove --compare, or use --json.")
 
 
 def plan_run(flags: PlanFlags) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
+from trainer.planning import sweep
 from trainer.planning.figures import FIGURES, SCHEMA_VERSION
 from trainer.planning.report import by_line
 
@@ -190,3 +191,33 @@ def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:2x2")
     assert answer.code == 2
     assert "layouts fits" in answer.error and "try --topology=v2:16x16" in answer.error
+
+
+def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "BATCH_FACTORS", (1,))
+    monkeypatch.setattr(sweep, "REMAT", ("none",))
+    json_file, page = tmp_path / "sweep.json", tmp_path / "sweep.html"
+    outputs = [f"--json={json_file}", f"--html={page}"]
+    flags = ["--topology=v5e:2x2", "--sweep", "--price_per_chip_hour=1.5", *outputs]
+    answer = run("plan", *toy(tmp_path, layout="data_parallel"), *flags, "layouts/fsdp.gin")
+    assert answer.code == 0, answer.error
+    rows = json.loads(json_file.read_text())["combinations"]
+    assert {row["layout"] for row in rows} == {"data_parallel", "fsdp"}
+    assert all(row["price"] == pytest.approx(1.5 * row["chip_hours"]) for row in rows)
+    assert "chip-hours" in answer.out and "image/png" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--sweep"], "Add --topology"),
+        (["--sweep", "--compare", "layouts/fsdp.gin"], "--sweep and --compare are different plans"),
+        (["--price_per_chip_hour=2"], "needs --sweep"),
+        (["--sweep", "--price_per_chip_hour=-1"], "-1"),
+        (["--sweep", "--topology=v5e:2x2", "--beam=4"], "--beam needs --decode"),
+    ],
+)
+def test_flags_of_a_sweep(run: Meshloom, tmp_path: Path, flags: list[str], message: str) -> None:
+    answer = run("plan", *toy(tmp_path), *flags)
+    assert answer.code == 2
+    assert message in answer.error

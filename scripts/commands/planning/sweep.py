@@ -1,0 +1,164 @@
+"""Runs `meshloom plan --sweep`: compares settings of one run by what they cost."""
+
+import base64
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from configs.errors import UserError
+from layouts.cost.collectives import format_mesh
+from layouts.cost.interconnect import Slice
+from layouts.layout import Layout
+from layouts.lint.warnings import size_text
+from layouts.mesh import mesh_sizes
+from scripts.commands.common import open_output, setting_origins, settings_of, write_json
+from scripts.commands.planning.flags import PlanFlags
+from scripts.commands.planning.inputs import PlanInputs, read_inputs
+from scripts.commands.planning.page import with_unit
+from scripts.html_page import page, table
+from scripts.terminal import print_note, print_table
+from trainer.checks import layout_name
+from trainer.planning.figures import SCHEMA_VERSION
+from trainer.planning.search import rank_layouts
+from trainer.planning.sweep import SweepPoint, sweep
+
+RANKED = 3  # layouts that are swept beside the run's own
+SHOWN = 20  # combinations in the terminal
+HOW = (
+    "Each combination of batch, recomputation, precision and layout has the fewest microbatches "
+    "with which it fits; all read as many tokens as the whole run. By traces: compile the best by "
+    "meshloom plan. The batch and the precision change what is learned as well."
+)
+
+
+def sweep_run(flags: PlanFlags) -> None:
+    """Sweeps the settings of a run; prints those that fit, the cheapest first."""
+    inputs = read_inputs(flags)
+    slice = inputs.slice
+    if slice is None:
+        raise UserError("--sweep needs to know the devices.  Add --topology, as in v5e:4x4.")
+    points = sweep(inputs.run, layouts_of(inputs, slice, flags), slice)
+    if not points:
+        raise UserError(
+            f"--topology={slice.name}: no combination of settings fits.  Plan one by "
+            "`meshloom plan`, which names the smallest topology that would hold the run."
+        )
+    rows = [figures_of(point, flags.price_per_chip_hour) for point in points]
+    shown = [readable(row) for row in rows]
+    print_table([*shown[0]], [[*row.values()] for row in shown[:SHOWN]])
+    if len(shown) > SHOWN:
+        print_note(f"{len(shown) - SHOWN} more combinations fit: --html or --json lists them.")
+    write_json(flags.json_file, {"schema_version": SCHEMA_VERSION, "combinations": rows})
+    if flags.html is not None:
+        write_page(flags.html, f"{inputs.title}: settings by their cost", points, shown)
+
+
+def layouts_of(inputs: PlanInputs, slice: Slice, flags: PlanFlags) -> dict[str, Layout]:
+    """Returns the given layouts, or that of the run and those that a ranking prefers."""
+    inputs.check(inputs.run)
+    layouts = {layout_name(setting_origins(inputs.config)): inputs.layout}
+    for name in flags.layouts:
+        under = dataclasses.replace(flags.settings, gin_file=(*flags.settings.gin_file, name))
+        other = PlanInputs.read(settings_of(under), slice)
+        other.check(other.run)
+        layouts[Path(name).stem] = other.layout
+    if not flags.layouts and slice.count == 1:
+        ranking = rank_layouts(inputs.run, slice, [inputs.layout])
+        layouts |= {ranked.name: ranked.layout for ranked in ranking[:RANKED]}
+    return without_equals(layouts, slice)
+
+
+def without_equals(layouts: Mapping[str, Layout], slice: Slice) -> dict[str, Layout]:
+    """Keeps the first name of layouts that are equal on the slice."""
+    equal: dict[Layout, str] = {}
+    for name, layout in layouts.items():
+        sizes = format_mesh(mesh_sizes(layout.mesh, slice.devices))
+        equal.setdefault(dataclasses.replace(layout, mesh=sizes, order=None), name)
+    return {name: layouts[name] for name in equal.values()}
+
+
+def figures_of(point: SweepPoint, price: float | None) -> dict[str, Any]:
+    """Lists what a combination is and costs; money only where a price is known."""
+    costs = {
+        "bytes_per_device": point.plan.memory.needed_bytes,
+        "step_time_s": point.step_s,
+        "tokens_per_s": point.plan.tokens_per_step / point.step_s,
+        "run_hours": point.hours,
+        "chip_hours": point.chip_hours,
+    }
+    priced = {} if price is None else {"price": price * point.chip_hours}
+    return {**point.settings, **costs, **priced}
+
+
+def readable(row: dict[str, Any]) -> dict[str, str]:
+    """Writes the figures of a combination as people read them."""
+    texts = {
+        "batch": f"{row['Run.batch_sequences']:,}",
+        "microbatches": f"{row['Run.microbatches']}",
+        "remat": row.get("Transformer.remat", ""),
+        "compute": row.get("Precision.compute", ""),
+        "memory": size_text(row["bytes_per_device"]),
+        "step": with_unit(row["step_time_s"], "s"),
+        "tokens/s": f"{row['tokens_per_s']:,.0f}",
+        "run": with_unit(row["run_hours"], "hours"),
+        "chip-hours": with_unit(row["chip_hours"], ""),
+    }
+    priced = {"price": with_unit(row["price"], "")} if "price" in row else {}
+    return {**texts, **priced, "layout": row["layout"]}
+
+
+def write_page(
+    file: str, title: str, points: Sequence[SweepPoint], rows: Sequence[dict[str, str]]
+) -> None:
+    image = base64.b64encode(scatter(points)).decode()
+    parts = [
+        f"<p>{HOW}",
+        f'<img alt="Chip-hours over step time." src="data:image/png;base64,{image}">',
+        table(rows),
+    ]
+    with open_output(file) as output:
+        output.write(page(title, parts))
+    click.echo(f"Wrote {file}.")
+
+
+def scatter(points: Sequence[SweepPoint]) -> bytes:
+    """Draws chip-hours over step time: a colour for each layout, larger with more memory."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    for number, name in enumerate(dict.fromkeys(point.layout for point in points)):
+        of_layout = [point for point in points if point.layout == name]
+        shares = [
+            point.plan.memory.needed_bytes / point.plan.slice.chip.memory_bytes
+            for point in of_layout
+            if point.plan.slice is not None
+        ]
+        axes.scatter(
+            [point.step_s for point in of_layout],
+            [point.chip_hours for point in of_layout],
+            s=[20 + 100 * share for share in shares],
+            color=f"C{number}", alpha=0.6, label=name,
+        )  # fmt: skip
+    for batch in {point.plan.run.batch_sequences for point in points}:
+        of_batch = (point for point in points if point.plan.run.batch_sequences == batch)
+        cheapest = min(of_batch, key=lambda point: point.chip_hours)
+        axes.annotate(
+            f"batch {batch:,}", (cheapest.step_s, cheapest.chip_hours), (0, -14),
+            textcoords="offset points", fontsize="small",
+        )  # fmt: skip
+    axes.set(xlabel="step time in s", ylabel="chip-hours of the whole run")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(title="layout; larger: more memory", fontsize="x-small")
+    with io.BytesIO() as file:
+        figure.savefig(file, dpi=120, format="png")
+        pyplot.close(figure)
+        return file.getvalue()

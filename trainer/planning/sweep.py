@@ -1,0 +1,134 @@
+"""Sweeps settings of a run that change its cost and little else, to find a cheaper one."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, get_args
+
+from configs.errors import UserError
+from layouts.cost.interconnect import Slice
+from layouts.layout import Layout
+from layouts.mesh import batch_shards, mesh_sizes
+from models.api import ModelSpec
+from models.architectures import Transformer
+from models.spec import Remat
+from trainer.checks import check_run
+from trainer.planning.report import HOUR_S
+from trainer.planning.search import plan_if_traceable
+from trainer.planning.training import StepPlan
+from trainer.run import Run
+
+logger = logging.getLogger(__name__)
+BATCH_FACTORS = (0.5, 1, 2)
+MICROBATCHES = (1, 2, 4, 8, 16, 32)
+REMAT: tuple[Remat, ...] = get_args(Remat)
+
+
+class SweepPoint(NamedTuple):
+    """Holds one combination of settings that fits, and its plan."""
+
+    layout: str
+    """Name of the layout."""
+    plan: StepPlan
+    tokens: int
+    """That the whole run reads, equal for all points."""
+
+    @property
+    def settings(self) -> dict[str, str | int]:
+        """Lists the settings of this point, under the names of gin files."""
+        run = self.plan.run
+        settings: dict[str, str | int] = {
+            "layout": self.layout,
+            "Run.batch_sequences": run.batch_sequences,
+            "Run.microbatches": run.microbatches,
+        }
+        if isinstance(run.model, Transformer):
+            settings |= {
+                "Transformer.remat": run.model.remat,
+                "Precision.compute": run.model.precision.compute,
+                "Precision.store": run.model.precision.store,
+            }
+        return settings
+
+    @property
+    def step_s(self) -> float:
+        assert self.plan.step_s is not None
+        return self.plan.step_s
+
+    @property
+    def hours(self) -> float:
+        """Returns how long all tokens of the run take."""
+        return self.tokens / self.plan.tokens_per_step * self.step_s / HOUR_S
+
+    @property
+    def chip_hours(self) -> float:
+        assert self.plan.slice is not None
+        return self.hours * self.plan.slice.chips
+
+
+def sweep(run: Run, layouts: Mapping[str, Layout], slice: Slice) -> list[SweepPoint]:
+    """Plans all combinations by their traces; returns those that fit, the cheapest first.
+
+    Of the numbers of microbatches it takes the smallest that fits: more save only memory.
+    """
+    tokens = run.steps * run.batch_sequences * run.task.length
+    combinations = [(name, variant) for variant in variants(run) for name in layouts]
+    points = []
+    for number, (name, variant) in enumerate(combinations, 1):
+        plan = least_microbatches(variant, layouts[name], slice)
+        if plan is None:
+            logger.info("%d of %d: %s: does not fit", number, len(combinations), name)
+            continue
+        points.append(SweepPoint(name, plan, tokens))
+        logger.info("%d of %d: %s", number, len(combinations), describe(points[-1]))
+    return sorted(points, key=lambda point: point.chip_hours)
+
+
+def describe(point: SweepPoint) -> str:
+    settings = ", ".join(f"{name} = {value}" for name, value in point.settings.items())
+    return f"{settings}: {point.step_s:.4g} s"
+
+
+def variants(run: Run) -> Iterator[Run]:
+    """Yields the run with other batches, recomputation and precision."""
+    for factor in BATCH_FACTORS:
+        rows = round(factor * run.batch_sequences)
+        if rows < 1 or rows != factor * run.batch_sequences:
+            continue
+        for model in models(run):
+            yield dataclasses.replace(run, batch_sequences=rows, microbatches=1, model=model)
+
+
+def models(run: Run) -> Iterator[ModelSpec]:
+    """Yields the model with each kind of recomputation, in its precision and in bfloat16."""
+    model = run.model
+    if not isinstance(model, Transformer):
+        yield model
+        return
+    half = dataclasses.replace(model.precision, compute="bfloat16")
+    for precision in dict.fromkeys([model.precision, half]):
+        for remat in REMAT:
+            yield dataclasses.replace(model, remat=remat, precision=precision)
+
+
+def least_microbatches(run: Run, layout: Layout, slice: Slice) -> StepPlan | None:
+    """Plans a run with the fewest microbatches with which it fits; None where none does."""
+    shards = batch_shards(layout, mesh_sizes(layout.mesh, slice.devices))
+    counts = [count for count in MICROBATCHES if run.batch_sequences % (count * shards) == 0]
+
+    def planned(count: int) -> StepPlan | None:
+        with_count = dataclasses.replace(run, microbatches=count)
+        try:
+            check_run(with_count)
+        except UserError:  # groups of tokens that a microbatch does not divide into
+            return None
+        plan = plan_if_traceable(with_count, layout, slice)
+        return plan if plan is not None and plan.fits else None
+
+    if not counts:
+        return None
+    if (plan := planned(counts[0])) is not None:
+        return plan
+    if planned(counts[-1]) is None:  # which takes the least memory
+        return None
+    return next(filter(None, map(planned, counts[1:])))
