@@ -8,15 +8,26 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from trainer.processes.peers import is_first_process
+
 # No emoji, or ":x" in a layout becomes one.
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
+# Of one process: its connections, and what it prepares on its disk.
+LOCAL_LOGGERS = ("data", "trainer.prepare", "trainer.processes")
+
+
 class LogHandler(logging.Handler):
-    """Shows log records on the standard error, above a live bar where there is one."""
+    """Shows log records on the standard error, above a live bar where there is one.
+
+    Of what all processes of a run log alike, only process 0 shows more than the warnings.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        console.print(self.format(record), markup=False)
+        is_local = record.levelno >= logging.WARNING or record.name.startswith(LOCAL_LOGGERS)
+        if is_local or is_first_process():
+            console.print(self.format(record), markup=False)
 
 
 def show_log_records(*loggers: str) -> None:
@@ -46,16 +57,18 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     out.print(table)
 
 
-def print_note(text: str) -> None:
+def print_note(text: str, *, in_each_process: bool = False) -> None:
     """Prints a line for the user, beside the results that go to the standard output."""
-    console.print(text, markup=False)
+    if in_each_process or is_first_process():
+        console.print(text, markup=False)
 
 
 class Bar:
     """Shows the progress of work of known length; silent where there is no terminal."""
 
     def __init__(self, name: str) -> None:
-        self._progress = Progress(console=console, disable=not console.is_terminal, transient=True)
+        is_shown = console.is_terminal and is_first_process()
+        self._progress = Progress(console=console, disable=not is_shown, transient=True)
         self._task = self._progress.add_task(name, total=None)
 
     def update(self, done: int, total: int) -> None:

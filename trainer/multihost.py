@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import MAX_SHOWN, UserError, brief
 from trainer.processes import peers
+from trainer.processes.peers import is_first_process as is_first_process
 
 T = TypeVar("T")
 
@@ -44,12 +45,6 @@ def on_any_process(value: bool) -> bool:
     if jax.process_count() == 1:
         return value
     return bool(np.any(multihost_utils.process_allgather(np.array(value))))
-
-
-def is_first_process() -> bool:
-    """Returns whether this process is the one that prints and writes."""
-    others = peers.current()
-    return others is None or others.index == 0
 
 
 def gather(value: T) -> list[T]:

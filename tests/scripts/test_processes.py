@@ -137,6 +137,9 @@ def test_two_processes_write_what_one_does(place: Place) -> None:
     assert all("toy: process 0 prepares it; this one waits." in end[2]
                for end in (second, second_apart))  # fmt: skip
 
+    assert "step 4/4" in first_apart[2] and "Step 4: validation" in first_apart[2]
+    assert "tep 4" not in second_apart[2].replace("Finished after step 4", "")
+
     expected = contents(one)
     assert len(expected) == 4
     assert contents(shared) == {n: expected[n] for n in expected if n != "run/config.gin"}

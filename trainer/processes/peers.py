@@ -230,6 +230,12 @@ def current() -> Peers | None:
     return _current
 
 
+def is_first_process() -> bool:
+    """Returns whether this process is the one that prints and writes."""
+    others = current()
+    return others is None or others.index == 0
+
+
 def set_current(peers: Peers | None) -> None:
     global _current
     _current = peers

@@ -12,6 +12,7 @@ from rich.progress import (
 
 from scripts.terminal import console, print_note
 from trainer.observers import Observer, StepResult
+from trainer.processes.peers import is_first_process
 from trainer.run import Run
 
 PLAIN_EVERY = 20  # lines of progress in a log that is no terminal
@@ -30,7 +31,7 @@ class ProgressBar(Observer):
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not (console.is_terminal and is_first_process()),
         )
 
     def on_start(self, run: Run, first_step: int) -> None:

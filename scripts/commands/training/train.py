@@ -112,8 +112,11 @@ def train_run(
     except NotFinite as error:
         raise RunError(f"{error}\n{remedy(flags, run, layout, error.step)}") from error
     how = "Stopped" if outcome.stopped else "Finished"
-    print_note(f"{how} after step {outcome.steps} of {run.steps}.  Data stalls: "
-         f"{outcome.data_stall_fraction:.1%} of the time.")  # fmt: skip
+    print_note(
+        f"{how} after step {outcome.steps} of {run.steps}.  Data stalls: "
+        f"{outcome.data_stall_fraction:.1%} of the time.",
+        in_each_process=True,
+    )
     if outcome.stopped:
         print_note(f"Continue with: {continue_command(flags, layout)}")
     if outcome.by_ctrl_c:
