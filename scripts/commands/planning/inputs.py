@@ -1,5 +1,6 @@
 """Reads what to plan, and makes the best plan that this machine can."""
 
+import dataclasses
 import math
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -75,9 +76,11 @@ class PlanInputs(NamedTuple):
         return f"{layout_name(setting_origins(self.config))} {format_mesh(self.sizes)}{topology}"
 
 
-def read_inputs(flags: PlanFlags) -> PlanInputs:
-    """Reads what the flags of a plan name."""
-    return PlanInputs.read(settings_of(flags.settings), parse_topology(flags.topology))
+def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
+    """Reads what the flags of a plan name, under a layout file if one is given."""
+    files = (*flags.settings.gin_file, *layout_files)
+    config = settings_of(dataclasses.replace(flags.settings, gin_file=files))
+    return PlanInputs.read(config, parse_topology(flags.topology))
 
 
 def parse_topology(topology: str | None) -> Slice | None:

@@ -22,9 +22,9 @@ from scripts.commands.common import open_output, setting_origins, settings_of, w
 from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
 from scripts.commands.planning.inputs import (
     NO_COMPILER,
-    PlanInputs,
     best_plan,
     parse_topology,
+    read_inputs,
     sizes_on,
 )
 from scripts.terminal import print_note, print_table
@@ -56,10 +56,9 @@ COLUMNS = [
 
 def compare(flags: PlanFlags) -> None:
     """Plans one run under several layout files, the fastest first."""
-    slice, figures = parse_topology(flags.topology), {}
+    figures = {}
     for name in flags.layouts:
-        under = dataclasses.replace(flags.settings, gin_file=(*flags.settings.gin_file, name))
-        inputs = PlanInputs.read(settings_of(under), slice)
+        inputs = read_inputs(flags, name)
         inputs.check(inputs.run)
         figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
     names = sorted(figures, key=lambda name: sort_key(figures[name]))

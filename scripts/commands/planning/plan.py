@@ -12,7 +12,7 @@ from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import best_plan, read_inputs
 from scripts.commands.planning.layouts import compare
 from scripts.commands.planning.page import write_page
-from scripts.commands.planning.plan_decode import plan_decoding
+from scripts.commands.planning.plan_decode import compare_decoding, plan_decoding
 from scripts.commands.planning.sweep import sweep_run
 from scripts.commands.planning.tables import (
     print_collectives,
@@ -32,7 +32,7 @@ def plan(flags: PlanFlags) -> None:
     """Plans training or decoding of a run, its training under several layouts, or a sweep."""
     check_flags(flags)
     if flags.decode:
-        plan_decoding(flags)
+        (compare_decoding if flags.compare else plan_decoding)(flags)
     elif flags.sweep:
         sweep_run(flags)
     elif flags.compare:
@@ -43,9 +43,9 @@ def plan(flags: PlanFlags) -> None:
 
 def check_flags(flags: PlanFlags) -> None:
     """Refuses flags that do not belong together."""
-    kinds = ("decode", "sweep", "compare")
-    if len(both := [f"--{kind}" for kind in kinds if getattr(flags, kind)]) > 1:
-        raise UserError(f"{' and '.join(both)} are different plans.  Choose one.")
+    for other in ("decode", "compare"):
+        if flags.sweep and getattr(flags, other):
+            raise UserError(f"--sweep and --{other} are different plans.  Choose one.")
     for field in dataclasses.fields(DecodePlanFlags):
         if not flags.decode and (flag := given_flag(field.name)) is not None:
             raise UserError(f"{flag} needs --decode.  Add it.")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
@@ -17,7 +19,7 @@ from scripts.commands.common import (
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile, read_inputs
-from scripts.commands.planning.page import write_page
+from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.tables import (
     print_collectives,
     print_memory,
@@ -26,6 +28,7 @@ from scripts.commands.planning.tables import (
     summary_line,
 )
 from scripts.commands.shared_flags import SearchFlags
+from scripts.terminal import print_table
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
 from trainer.planning.child import in_child
@@ -41,24 +44,61 @@ from trainer.planning.decoding import (
 from trainer.planning.report import decode_as_json
 from trainer.run import Run
 
+LATENCIES = ("start_latency_s", "token_latency_s", "output_latency_s")
+COMPARED = ["fits", "rows", "bytes per device", "cache", "first token", "token", "output",
+            "tokens/s"]  # fmt: skip
+
 
 def plan_decoding(flags: PlanFlags) -> None:
     """Plans the decoding of one batch under one layout."""
-    inputs, decoding = read_inputs(flags), flags.decoding
+    inputs = read_inputs(flags)
     warn_unused(inputs.config, Run, Layout)
-    run, shards = inputs.run, batch_shards(inputs.layout, inputs.sizes)
+    plan = plan_batch(inputs, flags)
+    figures = decode_as_json(plan)
+    print_plan(plan, figures, inputs.title)
+    write_json(flags.json_file, figures)
+    if flags.html is not None:
+        write_page(flags.html, f"Decoding: {inputs.title}", figures)
+
+
+def compare_decoding(flags: PlanFlags) -> None:
+    """Plans the decoding of one batch under several layout files, the fastest first."""
+    plans = {}
+    for name in flags.layouts:
+        plans[Path(name).stem] = decode_as_json(plan_batch(read_inputs(flags, name), flags))
+    names = sorted(plans, key=lambda name: sort_key(plans[name]))
+    print_table(["layout", *COMPARED], [[name, *row(plans[name])] for name in names])
+    write_json(flags.json_file, {name: plans[name] for name in names})
+
+
+def sort_key(figures: dict[str, Any]) -> tuple[bool, float]:
+    """Orders plans by the time of an output, after those that fit, or may, the others."""
+    output_s = figures["output_latency_s"]
+    return figures["fits"] is False, math.inf if output_s is None else output_s
+
+
+def row(figures: dict[str, Any]) -> list[str]:
+    """Writes a plan as a line of a table."""
+    return [
+        {True: "yes", False: "no", None: "unknown"}[figures["fits"]],
+        f"{figures['batch_sequences']:,}",
+        *(size_text(figures[name]) for name in ("bytes_per_device", "cache_bytes")),
+        *(with_unit(figures[name], "s") for name in LATENCIES),
+        with_unit(figures["tokens_per_s"], ""),
+    ]
+
+
+def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
+    """Plans the batch that the flags describe."""
+    run, decoding = inputs.run, flags.decoding
+    shards = batch_shards(inputs.layout, inputs.sizes)
     rows = rounded(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     tokens = padded_lengths(
         run, decoding.source_tokens, decoding.prompt_tokens, decoding.max_tokens
     )
     shape = DecodeShape(search_of(search_flags(decoding), run.task), rows, *tokens)
-    plan = best_decode_plan(inputs, shape, flags.analytic)
-    figures = decode_as_json(plan)
-    print_plan(plan, figures, inputs.title)
-    write_json(flags.json_file, figures)
-    if flags.html is not None:
-        write_page(flags.html, f"Decoding: {inputs.title}", figures)
+    return best_decode_plan(inputs, shape, flags.analytic)
 
 
 def search_flags(decoding: DecodePlanFlags) -> SearchFlags:

@@ -15,7 +15,7 @@ from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import mesh_sizes
-from scripts.commands.common import open_output, setting_origins, settings_of, write_json
+from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, read_inputs
 from scripts.commands.planning.page import with_unit
@@ -62,8 +62,7 @@ def layouts_of(inputs: PlanInputs, slice: Slice, flags: PlanFlags) -> dict[str, 
     inputs.check(inputs.run)
     layouts = {layout_name(setting_origins(inputs.config)): inputs.layout}
     for name in flags.layouts:
-        under = dataclasses.replace(flags.settings, gin_file=(*flags.settings.gin_file, name))
-        other = PlanInputs.read(settings_of(under), slice)
+        other = read_inputs(flags, name)
         other.check(other.run)
         layouts[Path(name).stem] = other.layout
     if not flags.layouts and slice.count == 1:

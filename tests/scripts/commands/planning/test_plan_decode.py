@@ -42,7 +42,7 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     [
         (["--beam=4"], "--beam needs --decode.  Add it"),
         (["--apart"], "--apart needs --decode"),
-        (["--decode", "--compare", "layouts/fsdp.gin"], "plans one layout"),
+        (["--decode", "--sweep"], "--sweep and --decode are different plans"),
         (
             ["--compare", "layouts/fsdp.gin", "--html=page.html"],
             "--html writes the page of one plan",
@@ -60,3 +60,17 @@ def test_errors_say_what_is_legal(
     assert answer.code == 2
     assert message in answer.error
     assert "Traceback" not in answer.error
+
+
+def test_layouts_of_decoding_beside_each_other(run: Meshloom, tmp_path: Path) -> None:
+    layouts, json_file = ["data_parallel", "model_parallel"], tmp_path / "both.json"
+    files = [f"layouts/{name}.gin" for name in layouts]
+    flags = ["--decode", "--analytic", "--topology=v5e:2x2", "--batch_sequences=8"]
+    answer = run("plan", *toy(tmp_path)[1:], *flags, f"--json={json_file}", "--compare", *files)
+    assert answer.code == 0, answer.error
+    plans = json.loads(json_file.read_text())
+    assert sorted(plans) == layouts
+    assert list(plans) == sorted(plans, key=lambda name: plans[name]["output_latency_s"])
+    for name, plan in plans.items():
+        alone = run("plan", *toy(tmp_path, layout=name), *flags, f"--json={json_file}")
+        assert alone.code == 0 and json.loads(json_file.read_text()) == plan
