@@ -9,8 +9,8 @@ test_2016_flickr.  Speed must not hang on what random weights say, so every syst
 number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
 of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
 shapes.  Each system has a process of its own and its best batch size out of a few, in alternating
-rounds; the ratio is the median over rounds of one round's rates.  Compiling is not counted, but
-reported (warm_s).
+rounds; the ratio is the median over rounds of one round's rates.  A first pass, which compiles, is
+not counted, but reported (warm_s).
 """
 
 import importlib
@@ -197,7 +197,7 @@ def fill(spec: Any) -> None:
 
 
 def work(system: str, count: int) -> None:
-    """Answers "warm n" and "n", a batch size, with the seconds that it takes."""
+    """Answers a batch size with the seconds that it takes."""
     build: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
         "meshloom": meshloom,
         "meshloom_apart": lambda: meshloom(flat=False),
@@ -207,13 +207,11 @@ def work(system: str, count: int) -> None:
         "ctranslate2": ctranslate2,
     }
     translate, about = build[system]()
-    every = texts_of(count)
-    one_of_each = list({text.tokens: text for text in every}.values())
+    texts = texts_of(count)
 
     def answer(question: str) -> float:
-        texts = one_of_each if question.startswith("warm") else every
         start = time.perf_counter()
-        made = translate(texts, int(question.split()[-1]))
+        made = translate(texts, int(question))
         seconds = time.perf_counter() - start
         expected = sum(text.tokens for text in texts)  # some do not return an END at the last place
         assert expected - len(texts) <= made <= expected, f"{made} tokens instead of {expected}"
@@ -223,8 +221,8 @@ def work(system: str, count: int) -> None:
 
 
 def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, object]]:
-    """Returns the fastest batch size, and the seconds to compile and to translate at each."""
-    warm_s = {size: worker.ask(f"warm {size}") for size in sizes}
+    """Returns the fastest batch size, and the seconds of a first and a second pass at each."""
+    warm_s = {size: worker.ask(size) for size in sizes}
     pass_s = {size: worker.ask(size) for size in sizes}
     return min(pass_s, key=pass_s.__getitem__), {"warm_s": warm_s, "sweep_s": pass_s}
 

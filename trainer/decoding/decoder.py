@@ -1,6 +1,7 @@
 """Decodes many requests in batches of few shapes, sorted by length."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from data.vocab import EOS
-from layouts.layout import Layout
+from layouts.layout import Layout, num_shards
 from models.api import Decodable
 from models.decoding.generate import DecodeInputs, Search, generate, initial_cache
 from trainer.memory import check_cache_memory
@@ -43,6 +44,22 @@ class TokenHypothesis(NamedTuple):
     log_probability: float
 
 
+class BatchShape(NamedTuple):
+    """Holds the rows of a batch, and the padded lengths of its texts; 0 where there are none."""
+
+    rows: int
+    source: int
+    prompt: int
+    new_tokens: int
+
+
+class RequestBatch(NamedTuple):
+    """Holds the indices of requests that are decoded together, and their shape."""
+
+    requests: list[int]
+    shape: BatchShape
+
+
 @dataclasses.dataclass(frozen=True)
 class Decoder:
     """Decodes with a model, its weights and a search."""
@@ -60,39 +77,32 @@ class Decoder:
 
         What a request gets follows from itself alone, not from its batch.
         """
-        by_shape: dict[tuple[int, int], list[int]] = {}
-        for i, request in enumerate(requests):
-            by_shape.setdefault(shape_of(request), []).append(i)
-        self._check_memory(requests)
-        for shape, same in sorted(by_shape.items(), reverse=True):
-            new_tokens = padded(max(requests[i].max_new_tokens for i in same))
-            same.sort(key=lambda i: requests[i].max_new_tokens)
-            for start in range(0, len(same), self.batch_sequences):
-                batch = same[start : start + self.batch_sequences]
-                hypotheses = self._decode([requests[i] for i in batch], *shape, new_tokens)
-                yield list(zip(batch, hypotheses, strict=True))
+        with jax.set_mesh(self.mesh):
+            shards = math.lcm(*(num_shards(self.model.layout.place(axis)[0]) for axis in "BG"))
+        batches = batches_of(requests, self.batch_sequences, shards)
+        self._check_memory([batch.shape for batch in batches])
+        for batch in batches:
+            hypotheses = self._decode([requests[i] for i in batch.requests], batch.shape)
+            yield list(zip(batch.requests, hypotheses, strict=True))
 
-    def _check_memory(self, requests: Sequence[Request]) -> None:
-        """Raises where the cache of the longest request does not fit."""
-
-        def tokens(request: Request) -> int:
-            return sum(shape_of(request)) + padded(request.max_new_tokens)
-
-        longest = max(requests, key=tokens, default=None)
-        if longest is not None:
-            inputs = abstract_inputs(
-                self.model.layout, self.mesh, self.batch_sequences, *shape_of(longest)
-            )
-            static = (self.model, self.search, padded(longest.max_new_tokens))
+    def _check_memory(self, shapes: Sequence[BatchShape]) -> None:
+        """Raises where the cache of the largest batch does not fit."""
+        largest = max(shapes, key=lambda shape: shape.rows * sum(shape[1:]), default=None)
+        if largest is not None:
+            *sizes, new_tokens = largest
+            inputs = abstract_inputs(self.model.layout, self.mesh, *sizes)
             with jax.set_mesh(self.mesh):
-                cache = trace_cache.eval_shape(*static, self.params, *inputs)
+                cache = trace_cache.eval_shape(
+                    self.model, self.search, new_tokens, self.params, *inputs
+                )
             check_cache_memory(self.params, cache, self.mesh)
 
     def _decode(
-        self, batch: Sequence[Request], source: int, prompt: int, new_tokens: int
+        self, batch: Sequence[Request], shape: BatchShape
     ) -> Iterator[list[TokenHypothesis]]:
-        """Decodes one batch of these lengths; requests for a single token fill it up."""
-        filled = [*batch, *[Request([], 1)] * (self.batch_sequences - len(batch))]
+        """Decodes one batch of this shape; requests for a single token fill it up."""
+        rows, source, prompt, new_tokens = shape
+        filled = [*batch, *[Request([], 1)] * (rows - len(batch))]
         prompts = [request.prompt for request in filled]
         min_new_tokens = max(request.min_new_tokens for request in filled)
         min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
@@ -154,6 +164,37 @@ def abstract_inputs(
         max_new_tokens_B=array("B", rows),
     )
     return {name: array("BM", rows, source) for name in names} if source else None, inputs
+
+
+def batches_of(
+    requests: Sequence[Request], batch_sequences: int, shards: int
+) -> list[RequestBatch]:
+    """Batches requests of similar lengths, the longest first."""
+    by_lengths: dict[tuple[int, int], list[int]] = {}
+    for i, request in enumerate(requests):
+        by_lengths.setdefault(shape_of(request), []).append(i)
+    batches = []
+    for lengths, same in sorted(by_lengths.items(), reverse=True):
+        # The shortest texts are last, in the batch that empty rows fill up.
+        same.sort(key=lambda i: requests[i].max_new_tokens, reverse=True)
+        rows = rows_of_batch(len(same), batch_sequences, shards)
+        shape = BatchShape(rows, *lengths, padded(requests[same[0]].max_new_tokens))
+        batches += [
+            RequestBatch(same[start : start + rows], shape) for start in range(0, len(same), rows)
+        ]
+    return batches
+
+
+def rows_of_batch(requests: int, batch_sequences: int, shards: int) -> int:
+    """Returns the rows of batches for so many requests: an eighth where they all fit there.
+
+    No sizes in between: another program takes longer to compile than these rows to decode.
+
+    >>> rows_of_batch(4, 32, shards=2), rows_of_batch(5, 32, shards=2), rows_of_batch(1, 32, 16)
+    (4, 32, 16)
+    """
+    few = -(-batch_sequences // (8 * shards)) * shards
+    return few if requests <= few else batch_sequences
 
 
 def padded(length: int) -> int:

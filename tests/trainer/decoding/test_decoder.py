@@ -3,13 +3,29 @@
 import numpy as np
 
 from data.vocab import EOS
-from trainer.decoding.decoder import Request, padded, rows_of, shape_of, until_end
+from trainer.decoding.decoder import Request, batches_of, padded, rows_of, shape_of, until_end
 
 
 def test_lengths_are_padded_to_powers_of_two() -> None:
     assert [padded(length) for length in (1, 16, 17, 64, 65)] == [16, 16, 32, 64, 128]
     assert shape_of(Request([], 5)) == (0, 0)
     assert shape_of(Request([7] * 20, 5, source=[7] * 3)) == (16, 32)
+
+
+def test_a_batch_that_is_not_full_has_the_shortest_texts() -> None:
+    requests = [Request([], tokens, source=[7]) for tokens in (3, 9, 5, 20, 7)]
+    batches = batches_of(requests, 2, shards=1)
+    assert [batch.requests for batch in batches] == [[3, 1], [4, 2], [0]]
+    assert {batch.shape for batch in batches} == {(2, 16, 0, 32)}
+
+
+def test_few_requests_of_a_length_make_a_small_batch() -> None:
+    requests = [Request([], 5)] * 9 + [Request([7] * 20, 5)] * 2
+    batches = batches_of(requests, 16, shards=2)
+    assert [(len(batch.requests), batch.shape) for batch in batches] == [
+        (2, (2, 0, 32, 16)),
+        (9, (16, 0, 0, 16)),
+    ]
 
 
 def test_rows_are_padded_with_zeros() -> None:
