@@ -32,7 +32,8 @@ INSPECT_WORK = {
 IMPORT_WORK = {"t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5")}
 EXPORT_WORK = {"t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5")}
 
-BENCHMARKS = ("train", "translate", "decode", "generate", "moe", "input", "start", "gpu")
+BENCHMARKS = ("train", "translate", "decode", "generate", "moe", "input", "start", "collectives",
+              "gpu")  # fmt: skip
 
 
 @click.group(

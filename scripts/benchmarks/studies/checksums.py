@@ -1,6 +1,6 @@
 """Measures what checksums cost when checkpoints and cached rows are read.
 
-python -m scripts.benchmarks.checksums [ROUNDS]
+python -m scripts.benchmarks.studies.checksums [ROUNDS]
 """
 
 import statistics
