@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from configs.errors import UserError, listed
 from configs.read import FLAG, Binding, Reference
-from configs.spec import SPECS, SpecError, is_spec, names
+from configs.spec import SPECS, FieldProblem, SpecError, is_spec, names
 
 T = TypeVar("T")
 
@@ -71,15 +71,23 @@ class Maker:
         except SpecError as error:
             for problem in error.problems:
                 if problem.field not in failed:
-                    self._problem(cls, problem, bound.get(problem.field), values)
+                    name = "/".join((*scopes, cls.__name__))
+                    self._problem(name, problem, bound.get(problem.field), values)
             return _FAILED
 
-    def _problem(self, cls: Any, problem: Any, binding: Binding | None, values: Any) -> None:
-        text = problem.text
-        if binding:
-            text = f"{binding.origin}: {text}"
-        elif problem.field and problem.field not in values:
-            text += f'  Set it in a gin file or with {FLAG}="{cls.__name__}.{problem.field}=...".'
+    def _problem(
+        self, spec_name: str, problem: FieldProblem, binding: Binding | None, values: Any
+    ) -> None:
+        """Notes a problem; it names the setting with its scope, as the gin file does."""
+        text, setting = problem.text, f"{spec_name}.{problem.field}"
+        if not problem.field:
+            text = f"@{spec_name}(): {text}" if "/" in spec_name else text
+        elif binding:
+            text = f"{binding.origin}: {_renamed(text, binding.name)}"
+        else:
+            text = _renamed(text, setting)
+            if problem.field not in values:
+                text += f'  Set it in a gin file or with {FLAG}="{setting}=...".'
         self.problems.append(text)
 
     def _bound(self, cls: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
@@ -127,6 +135,16 @@ class Maker:
     @property
     def rows(self) -> tuple[SettingValue, ...]:
         return tuple(self.noted.values())
+
+
+def _renamed(text: str, setting: str) -> str:
+    """Puts a setting's scope before its name, where a problem begins with the name.
+
+    >>> _renamed("Tsv.tag = 1: legal: a string.", "de/Tsv.tag")
+    'de/Tsv.tag = 1: legal: a string.'
+    """
+    bare = setting.rpartition("/")[2]
+    return setting + text.removeprefix(bare) if text.startswith(bare) else text
 
 
 def _default(field: Any) -> Any:

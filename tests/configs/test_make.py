@@ -116,6 +116,15 @@ def test_wrong_values_are_all_named_with_their_place(write):
     ]
 
 
+def test_a_problem_names_the_scope_of_its_setting(write):
+    text = "GinRun.steps = 1\nGinRun.model = @a/b/GinModel()\na/GinModel.width = 0\n"
+    assert message(write(text), make=GinRun).splitlines()[1:] == [
+        "  a/b/GinModel.layers is missing, legal: an integer of at least 1.  "
+        'Set it in a gin file or with --gin_param="a/b/GinModel.layers=...".',
+        "  run.gin:3: a/GinModel.width = 0: legal: an integer of at least 1.",
+    ]
+
+
 def test_wrong_kind_of_spec(write):
     error = message(write(RUN + "GinRun.model = @GinSgd()\n"), make=GinRun)
     assert error == (
