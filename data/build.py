@@ -57,7 +57,8 @@ def _build_split(folder: Path, split: str, task: Task, vocabs: Vocabs) -> dict[s
                 raise UserError(
                     _no_lines(task, f"{split!r} of {part.name}", part_counts, part.dropped)
                 )
-            counts, dropped = counts + part_counts, dropped + part.dropped
+            counts += part_counts
+            dropped.update(part.dropped)  # + would remove the reasons that drop no pair
             parts.append({"name": part.name, "dropped": dict(part.dropped)} | part_counts.written())
     if not counts.lines:
         raise UserError(_no_lines(task, repr(split), counts, dropped))
@@ -84,13 +85,13 @@ def _write_part(
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:
-    """Describes how many pairs are not in the rows, and why."""
-    reasons = {**dropped, LONG: counts.left_out}
-    dropped_pairs = [f"{number:,} ({reason})" for reason, number in reasons.items() if number]
+    """Describes how many pairs are not in the rows, by reason; a rule without effect has 0."""
+    reasons = {**dropped, **({LONG: counts.left_out} if counts.left_out else {})}
+    dropped_pairs = [f"{number:,} ({reason})" for reason, number in reasons.items()]
     return f"; not taken: {', '.join(dropped_pairs)}" if dropped_pairs else ""
 
 
 def _no_lines(task: Task, split: str, counts: Counts, dropped: Counter[str]) -> str:
-    lost = _losses(counts, dropped)
+    lost = _losses(counts, +dropped)  # without the rules that drop no pair
     remedy = "longer rows, a milder Clean" if lost else "files of its own"
     return f"{task.name}: the split {split} has no lines{lost}.  Give it {remedy}, or more text."

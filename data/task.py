@@ -373,6 +373,6 @@ def _rows_of_parts(entries: list[dict[str, Any]]) -> Iterator[RowsOfPart]:
     first = 0
     for entry in entries:
         counts = Counts.read(entry)
-        lost = {**entry["dropped"], LONG: counts.left_out}
+        dropped = {**entry["dropped"], LONG: counts.left_out}
         rows = range(first, first := first + counts.rows)
-        yield RowsOfPart(entry["name"], rows, counts, {why: n for why, n in lost.items() if n})
+        yield RowsOfPart(entry["name"], rows, counts, dropped)

@@ -68,7 +68,10 @@ class Counts:
 
 
 class RowsOfPart(NamedTuple):
-    """Holds the rows of one source of a mixture, and its pairs that are in no row, by reason."""
+    """Holds the rows of one source of a mixture, and its pairs that are in no row, by reason.
+
+    A reason for which no pair is dropped has 0.
+    """
 
     name: str
     rows: range

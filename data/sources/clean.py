@@ -14,7 +14,14 @@ from data.sources.pairs import Pair
 from data.sources.text_files import LONE_SURROGATE
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+# Reasons, as tables and manifests have them.
 _NOT_UTF8 = "not UTF-8"
+_EMPTY = "an empty side"
+_CONTROL_CHARACTERS = "control characters"
+_SHORT = "below min_characters"
+_LONG = "above max_characters"
+_UNEQUAL = "above max_ratio"
+_REPEAT = "a repeat"
 
 
 @spec
@@ -39,7 +46,8 @@ class Clean:
     max_characters: Count | None = None
     """Maximum number of characters on either side."""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
-    """Maximum ratio of the lengths of the two sides."""
+    """Maximum ratio of the characters of the longer side to those of the shorter one. Moses's
+    clean-corpus-n.perl counts words instead."""
 
     def __post_init__(self) -> None:
         if (self.min_characters or 0) > (self.max_characters or float("inf")):
@@ -53,8 +61,27 @@ class Clean:
         """Returns the error handler of bytes.decode for bytes that are not UTF-8."""
         return "surrogateescape" if self.drops_invalid_utf8 else "strict"
 
+    def reasons(self, split: str) -> list[str]:
+        """Names the reasons for which pairs of a split may be dropped, in the order of the tests."""
+        if split != "train":
+            return [_NOT_UTF8] if self.drops_invalid_utf8 else []
+        reasons = {
+            _NOT_UTF8: self.drops_invalid_utf8,
+            _EMPTY: self.drops_empty,
+            _CONTROL_CHARACTERS: self.drops_control_characters,
+            _SHORT: self.min_characters is not None,
+            _LONG: self.max_characters is not None,
+            _UNEQUAL: self.max_ratio is not None,
+            _REPEAT: self.drops_duplicates,
+        }
+        return [reason for reason, is_chosen in reasons.items() if is_chosen]
+
     def kept(self, pairs: Iterable[Pair], split: str, dropped: Counter[str]) -> Iterator[Pair]:
-        """Yields the pairs of a split that are not dropped, and counts the others by reason."""
+        """Yields the pairs of a split that are not dropped, and counts the others by reason.
+
+        A reason that drops no pair counts 0.
+        """
+        dropped.update(dict.fromkeys(self.reasons(split), 0))
         reason_of = _first_reason(self) if split == "train" else _unreadable
         for pair in pairs:
             reason = reason_of(pair)
@@ -73,19 +100,19 @@ def _first_reason(clean: Clean) -> Callable[[Pair], str | None]:
         if unreadable := _unreadable(pair):
             return unreadable
         if clean.drops_empty and not shorter:
-            return "an empty side"
+            return _EMPTY
         if clean.drops_control_characters and any(map(_CONTROL.search, pair)):
-            return "control characters"
+            return _CONTROL_CHARACTERS
         if clean.min_characters is not None and shorter < clean.min_characters:
-            return "too short"
+            return _SHORT
         if clean.max_characters is not None and longer > clean.max_characters:
-            return "too long"
+            return _LONG
         if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
-            return "lengths too unequal"
+            return _UNEQUAL
         if clean.drops_duplicates:
             key = hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
             if key in keys:
-                return "a repeat"
+                return _REPEAT
             keys.add(key)
         return None
 

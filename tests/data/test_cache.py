@@ -373,15 +373,18 @@ def test_dropped_pairs_are_logged_and_kept_in_the_manifest(pairs, data_dir, log_
     with pairs.open("a") as file:
         file.write(f"{SOURCES[0]}\t{TEXT[0]}\nleer\t\nlang {'x' * 90}\tlong\n")
     source = Tsv(train=str(pairs), validation=str(pairs))
-    task = translation_of(source, clean=Clean(drops_duplicates=True))
+    task = translation_of(source, clean=Clean(drops_duplicates=True, max_characters=200))
     prepared = prepare(task, data_dir)
     [train] = prepared.splits["train"].parts
-    assert train.dropped == {"an empty side": 1, "a repeat": 1, "longer than a row": 1}
+    dropped = {"an empty side": 1, "above max_characters": 0, "a repeat": 1}
+    assert train.dropped == {**dropped, "longer than a row": 1}
     assert (train.counts.lines, train.counts.left_out, train.read) == (400, 1, 403)
     [line] = [line for line in log_lines if line.startswith("train: ")]
-    assert line.endswith("; not taken: 1 (a repeat), 1 (an empty side), 1 (longer than a row)")
+    assert line.endswith(
+        "; not taken: 1 (an empty side), 0 (above max_characters), 1 (a repeat), 1 (longer than a row)"
+    )
     entry = prepared.manifest["splits"]["train"]
-    assert entry["dropped"] == {"an empty side": 1, "a repeat": 1}
+    assert entry["dropped"] == entry["parts"][0]["dropped"] == dropped
     assert (entry["left_out"], entry["parts"][0]["left_out"]) == (1, 1)
     assert entry["source_words"] == sum(len(source.split()) for source in SOURCES)
     assert entry["words"] == sum(len(target.split()) for target in TEXT)

@@ -37,21 +37,22 @@ def vocabs_to_start_from(config: Config, task: Task) -> Vocabs | None:
 
 
 def print_parts(splits: Mapping[str, Rows]) -> None:
-    """Prints what each part of a mixture gave to a split, and which pairs are in no row."""
+    """Prints what each part of a translation gave to a split, and why pairs are in no row.
+
+    A rule of Clean that drops no pair shows 0; one that does not apply to a split shows nothing.
+    """
     parts = [(split, part) for split, rows in splits.items() for part in rows.parts]
-    if len(parts) > len(splits):
-        rows = [(split, p.name, p.counts.lines, p.counts.rows) for split, p in parts]
-        print_table(["split", "part", "pairs", "rows"], rows)
-    dropped = [
+    reasons = list(dict.fromkeys(reason for _, part in parts for reason in part.dropped))
+    rows = [
         (
             split,
             part.name,
-            reason,
-            pairs,
-            f"{pairs / (part.counts.lines + sum(part.dropped.values())):.2%}",
+            part.counts.lines,
+            part.counts.rows,
+            *(part.dropped.get(reason, "") for reason in reasons),
+            f"{1 - part.counts.lines / max(part.read, 1):.2%}",
         )
         for split, part in parts
-        for reason, pairs in part.dropped.items()
     ]
-    if dropped:
-        print_table(["split", "part", "not in the rows", "pairs", "share"], dropped)
+    if rows:
+        print_table(["split", "part", "pairs", "rows", *reasons, "not in the rows"], rows)

@@ -14,9 +14,9 @@ BAD = {
     "control characters": Pair("a\x07b", "bell"),
     "not UTF-8": Pair("na\udcefve", "naive"),
     "a repeat": GOOD[0],
-    "too long": Pair("x" * 41, "x" * 30),
-    "too short": Pair("a", "b"),
-    "lengths too unequal": Pair("abc", "a" * 13),
+    "above max_characters": Pair("x" * 41, "x" * 30),
+    "below min_characters": Pair("a", "b"),
+    "above max_ratio": Pair("abc", "a" * 13),
 }
 
 
@@ -32,8 +32,8 @@ def kept(clean, pairs, split="train"):
         ({"drops_control_characters": True}, "control characters"),
         ({"drops_invalid_utf8": True}, "not UTF-8"),
         ({"drops_duplicates": True}, "a repeat"),
-        ({"max_characters": 40}, "too long"),
-        ({"max_ratio": 4}, "lengths too unequal"),
+        ({"max_characters": 40}, "above max_characters"),
+        ({"max_ratio": 4}, "above max_ratio"),
     ],
 )
 def test_each_setting_drops_what_it_says(settings, reason):
@@ -41,14 +41,18 @@ def test_each_setting_drops_what_it_says(settings, reason):
     actual, dropped = kept(clean, [*GOOD, BAD[reason]])
     assert actual == GOOD
     assert dropped == {reason: 1}
+    assert kept(clean, GOOD) == (GOOD, {reason: 0})
     lenient = Clean(drops_empty=False)
     if reason != "not UTF-8":  # which reading refuses, unless it is to be dropped
         assert kept(lenient, [*GOOD, BAD[reason]]) == ([*GOOD, BAD[reason]], {})
 
 
 def test_too_short_counts_the_shorter_side_without_spaces_around_it():
-    pairs = [Pair("abc", "abc"), Pair("abc", " ab "), BAD["too short"]]
-    assert kept(Clean(min_characters=3), pairs) == (pairs[:1], {"too short": 2})
+    pairs = [Pair("abc", "abc"), Pair("abc", " ab "), BAD["below min_characters"]]
+    assert kept(Clean(drops_empty=False, min_characters=3), pairs) == (
+        pairs[:1],
+        {"below min_characters": 2},
+    )
 
 
 def test_ratio_and_length_are_inclusive():
@@ -70,7 +74,8 @@ def test_all_together_count_each_pair_once():
 
 def test_a_repeat_is_of_both_sides():
     pairs = [Pair("a", "b"), Pair("a", "c"), Pair("c", "b"), Pair("a\tb", "c"), Pair("a", "b")]
-    assert kept(Clean(drops_duplicates=True), pairs) == (pairs[:4], {"a repeat": 1})
+    clean = Clean(drops_empty=False, drops_duplicates=True)
+    assert kept(clean, pairs) == (pairs[:4], {"a repeat": 1})
 
 
 def test_other_splits_are_kept_whole_but_for_what_cannot_be_read():
