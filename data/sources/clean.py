@@ -62,7 +62,7 @@ class Clean:
         return "surrogateescape" if self.drops_invalid_utf8 else "strict"
 
     def reasons(self, split: str) -> list[str]:
-        """Names the reasons for which pairs of a split may be dropped, in the order of the tests."""
+        """Names the reasons for which pairs of a split may be dropped, as they are tested."""
         if split != "train":
             return [_NOT_UTF8] if self.drops_invalid_utf8 else []
         reasons = {

@@ -380,9 +380,8 @@ def test_dropped_pairs_are_logged_and_kept_in_the_manifest(pairs, data_dir, log_
     assert train.dropped == {**dropped, "longer than a row": 1}
     assert (train.counts.lines, train.counts.left_out, train.read) == (400, 1, 403)
     [line] = [line for line in log_lines if line.startswith("train: ")]
-    assert line.endswith(
-        "; not taken: 1 (an empty side), 0 (above max_characters), 1 (a repeat), 1 (longer than a row)"
-    )
+    reasons = "1 (an empty side), 0 (above max_characters), 1 (a repeat), 1 (longer than a row)"
+    assert line.endswith(f"; not taken: {reasons}")
     entry = prepared.manifest["splits"]["train"]
     assert entry["dropped"] == entry["parts"][0]["dropped"] == dropped
     assert (entry["left_out"], entry["parts"][0]["left_out"]) == (1, 1)
