@@ -65,7 +65,7 @@ class Run:
     """Sentences of the validation split that each evaluation translates for BLEU."""
     compiler_options: tuple[str, ...] = ()
     """Options of XLA for the training step, "tpu:xla_enable_async_all_gather=true".  Those for
-    other platforms are ignored.  configs/compilers/ has a set for TPUs and one for GPUs."""
+    other platforms are ignored.  configs/compilers/ has a set for TPU v5e and one for GPUs."""
 
     def __post_init__(self) -> None:
         for option in self.compiler_options:
