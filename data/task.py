@@ -252,7 +252,7 @@ class Translation(Task):
 
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""
-        tags = [tag_word(tag) for tag in self.tags]
+        tags = list(dict.fromkeys(map(tag_word, self.tags)))
         if self.source_vocab is None:
             source = target = vocab or self._make_vocab(self.vocab, "vocab", tags)
         else:
@@ -276,7 +276,7 @@ class Translation(Task):
             [ids] = vocab.encode([tag_word(tag)])
             if len(ids) != 1:
                 raise UserError(
-                    f"{self.name}: its source vocab splits the tag {tag!r} into {len(ids)} "
+                    f"{self.name}: its source vocab splits {tag_word(tag)} into {len(ids)} "
                     "sub-words, but a tag must be one.  Use a vocab that was trained with it, or "
                     "let the task train one."
                 )

@@ -12,7 +12,7 @@ from configs.errors import UserError, listed
 from configs.spec import Count, CountOrZero, Positive, Seed, abstract_spec, spec
 from data.mixture import MixtureOrder
 from data.sources import pair_files, text_files, tfds
-from data.sources.pairs import LANGUAGE, Pair, Pairs
+from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
 from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
 
 
@@ -255,7 +255,7 @@ class Mixture(Pairs):
         """Names the parts that have a split, by name, tag or kind; tags and kinds that are alike
         are numbered."""
         parts = self.all_parts
-        kinds = [part.tag or type(part).__name__ for part in parts]
+        kinds = [tag_name(part.tag or "") or type(part).__name__ for part in parts]
         names = [
             part.name or (f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind)
             for i, (part, kind) in enumerate(zip(parts, kinds, strict=True))

@@ -13,6 +13,8 @@ from data.sources.text import Source
 
 LANGUAGE = "{language}"  # what a mixture of languages puts a language for
 _NAME = rf"^([A-Za-z0-9_-]|{re.escape(LANGUAGE)})+$"
+_TAG = r"^[^\s▁]*\w[^\s▁]*$"  # ▁ is SentencePiece's space
+_BARE_TAG = re.compile(r"[\w-]+")
 _BREAKS = re.compile(r"[\t\n\r]")
 
 
@@ -26,10 +28,21 @@ class Pair(NamedTuple):
 def tag_word(tag: str) -> str:
     """Returns a tag as source lines have it: one sub-word of the source vocab.
 
-    >>> tag_word("2de")
-    '<2de>'
+    A tag with other characters than letters, digits, _ and - stands as it is.
+
+    >>> tag_word("2de"), tag_word("<2de>"), tag_word(">>deu<<")
+    ('<2de>', '<2de>', '>>deu<<')
     """
-    return f"<{tag}>"
+    return f"<{tag}>" if _BARE_TAG.fullmatch(tag) else tag
+
+
+def tag_name(tag: str) -> str:
+    """Returns the name that a tag gives to its part of a mixture.
+
+    >>> tag_name("2de"), tag_name(">>deu<<")
+    ('2de', 'deu')
+    """
+    return "_".join(_BARE_TAG.findall(tag))
 
 
 def tagged(line: str, tag: str | None) -> str:
@@ -50,8 +63,9 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
     """
     if tag is None and len(tags) <= 1:
         return tags[0] if tags else None
-    if tag in tags:
-        return tag
+    for known in tags:
+        if tag is not None and tag_word(tag) == tag_word(known):
+            return known
     problem = "no tag was given" if tag is None else f"tag {tag!r}: no part of the task has it"
     if not tags:
         raise UserError(f"{problem}.  The task has no tags: unset it.")
@@ -62,8 +76,9 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
 class Pairs(Source):
     """Reads the pairs of a translation; a task file names one of its kinds."""
 
-    tag: Annotated[str, Field(pattern=_NAME)] | None = None
-    """Written as <tag> in front of each source line, for a model that serves many languages."""
+    tag: Annotated[str, Field(pattern=_TAG)] | None = None
+    """Stands in front of each source line, for a model that serves many languages: "2de" as <2de>,
+    and a tag with other signs, such as "<2de>", "[de]" or ">>deu<<", as it is."""
     name: Annotated[str, Field(pattern=_NAME)] | None = None
     """Name in results. None: its tag or its kind."""
 
@@ -92,7 +107,7 @@ class Pairs(Source):
 
     def parts_of(self, split: str) -> dict[str, "Pairs"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
-        return {self.name or self.tag or type(self).__name__: self}
+        return {self.name or tag_name(self.tag or "") or type(self).__name__: self}
 
     @property
     def tags(self) -> tuple[str, ...]:

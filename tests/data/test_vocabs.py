@@ -88,10 +88,10 @@ def test_saved_vocabs_come_back(source, tmp_path):
 
 
 def test_every_tag_is_one_subword_of_the_source_vocab(source):
-    parts = [Tsv(train=source.train, tag=tag) for tag in ("2de", "2fr")]
+    parts = [Tsv(train=source.train, tag=tag) for tag in ("2de", "<2fr>", ">>it,a<<", "[nl]")]
     for size in (None, 310):
         vocabs, _ = made(task_of(Mixture(parts=parts), source_size=size))
-        for tag in ("<2de>", "<2fr>"):
+        for tag in ("<2de>", "<2fr>", ">>it,a<<", "[nl]"):
             [line, alone] = vocabs.source.encode([f"{tag} {SOURCES[0]}", tag])
             assert len(alone) == 1 and line[0] == alone[0]
             assert vocabs.source.decode(line) == f"{tag} {SOURCES[0]}"
@@ -100,5 +100,5 @@ def test_every_tag_is_one_subword_of_the_source_vocab(source):
 def test_a_vocab_without_the_tags_is_refused(source):
     given = make(SentencePiece(size=300), iter(SOURCES + TARGETS))
     task = task_of(Tsv(train=source.train, tag="2de"))
-    with pytest.raises(UserError, match=r"x: its source vocab splits the tag '2de' into \d+ sub"):
+    with pytest.raises(UserError, match=r"x: its source vocab splits <2de> into \d+ sub"):
         made(task, given)

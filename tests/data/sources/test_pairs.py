@@ -30,8 +30,20 @@ def test_a_tag_stands_in_front_of_each_source_and_of_no_target():
     assert (source.tags, ThreePairs().tags) == (("2de",), ())
 
 
-@pytest.mark.parametrize("tag", ["", "2 de", "<2de>", "zurück"])
-def test_a_tag_is_a_word_of_letters_and_digits(tag):
+@pytest.mark.parametrize(
+    ("tag", "word", "name"),
+    [("2de", "<2de>", "2de"), ("<2de>", "<2de>", "2de"), (">>deu_Latn<<", ">>deu_Latn<<", "deu_Latn"),
+     ("[zurück]", "[zurück]", "zurück")],
+)  # fmt: skip
+def test_a_tag_holds_brackets_or_gets_them(tag, word, name):
+    source = ThreePairs(tag=tag)
+    assert next(source.pairs("train")).source == f"{word} ein Tag"
+    assert list(source.parts_of("train")) == [name]
+    assert chosen_tag(word, source.tags) == tag
+
+
+@pytest.mark.parametrize("tag", ["", "2 de", "2▁de", "<>"])
+def test_a_tag_is_one_word(tag):
     with pytest.raises(UserError, match=r"ThreePairs.tag = .*legal: a string that matches"):
         ThreePairs(tag=tag)
 
