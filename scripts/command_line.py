@@ -112,8 +112,9 @@ def parameter_of(
 
 def without_none(kind: Any) -> Any:
     """Returns X for `X | None`."""
-    if typing.get_origin(kind) is types.UnionType:
-        [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    parts = typing.get_args(kind)
+    if types.NoneType in parts:
+        [kind] = [part for part in parts if part is not types.NoneType]
     return kind
 
 

@@ -146,7 +146,7 @@ def test_samples_follow_their_seed_and_consensus_takes_one_of_them(
 
 
 def test_n_best_lists_are_ranked_and_rescored(run: Meshloom, place: Place, tmp_path: Path) -> None:
-    rows = [row.split("\t") for row in decoded(run, place, "--nbest=4", "--format=tsv")]
+    rows = [row.split("\t") for row in decoded(run, place, "--nbest=4")]
     assert [(row[0], row[1]) for row in rows[:5]] == [("1", str(i)) for i in (1, 2, 3, 4)] + [
         ("2", "1")
     ]

@@ -176,7 +176,7 @@ class DecodeJob:
             "steps": [*steps],
             "average": self.flags.model.average,
             "nbest": self.flags.nbest,
-            "format": self.flags.format,
+            "format": self.flags.written_format,
             **dataclasses.asdict(self.flags.search),
         }
 
@@ -192,7 +192,7 @@ class DecodeJob:
     def write(self, file: TextIO, texts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
         """Writes the texts of all lines."""
         for line, source in enumerate(self.lines):
-            file.writelines(formatted(self.flags.format, line, source, texts[line]))
+            file.writelines(formatted(self.flags.written_format, line, source, texts[line]))
 
 
 def formatted(

@@ -36,21 +36,29 @@ class DecodeFlags:
     input: Input
     output: Output = "-"
     nbest: Annotated[
-        int | None, Flag("Writes the N best texts of each line.", metavar="N", min=1)
+        int | None,
+        Flag(
+            "Writes the N best texts of each line, with scores (see --format).", metavar="N", min=1
+        ),
     ] = None
     format: Annotated[
-        Format,
+        Format | None,
         Flag(
             "Format of the output: texts; or columns of line, rank, score, log-probability and "
-            "text; or JSON objects."
+            "text (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."
         ),
-    ] = "text"
+    ] = None
     batch_sequences: Annotated[
         int | None, Flag("Number of lines in a batch. Default: 64.", metavar="N", min=1)
     ] = None
     model: CheckpointFlags
     search: SearchFlags = field(default_factory=SearchFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
+
+    @property
+    def written_format(self) -> Format:
+        """Returns the format of the output; several texts of a line need its number."""
+        return self.format or ("text" if self.nbest is None else "tsv")
 
 
 @dataclass(frozen=True, kw_only=True)

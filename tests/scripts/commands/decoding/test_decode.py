@@ -1,5 +1,8 @@
 """Tests how the flags of `meshloom decode` choose a search."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from configs.errors import UserError
@@ -9,7 +12,8 @@ from data.vocab import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
 from scripts.commands.decoding.decode import options_of, search_of
-from scripts.commands.shared_flags import SearchFlags
+from scripts.commands.decoding.flags import DecodeFlags
+from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 
 TASK = Task(name="toy", source=TextFiles(train="none.txt"), length=8, vocab=SentencePiece(size=64))
 
@@ -35,6 +39,15 @@ def test_beams_and_samples_exclude_each_other() -> None:
         search_of(SearchFlags(beam=2, samples=2), TASK)
     with pytest.raises(UserError, match="--temperature=1"):
         search_of(SearchFlags(top_k=2), TASK)
+
+
+def test_several_texts_of_a_line_are_a_table_by_default() -> None:
+    def written(**flags: Any) -> str:
+        model = CheckpointFlags(model_dir=Path("none"))
+        return DecodeFlags(input="-", model=model, **flags).written_format
+
+    assert (written(), written(nbest=2)) == ("text", "tsv")
+    assert (written(format="jsonl"), written(nbest=2, format="text")) == ("jsonl", "text")
 
 
 def test_options_are_flags_of_the_same_names() -> None:
