@@ -8,6 +8,7 @@ import jax
 from configs.spec import Count, abstract_spec
 from layouts.layout import Layout
 from models.loss import Criterion, LossSums
+from models.moe.routing import Router
 
 Array = jax.Array
 Params = dict  # a tree of weights whose paths tell their axes
@@ -66,6 +67,11 @@ class ModelSpec:
     def drops_tokens(self) -> bool:
         """Returns whether experts drop the tokens beyond their capacity, but in decoding."""
         return False
+
+    @property
+    def router(self) -> Router | None:
+        """Returns the settings of the router, where the model has experts."""
+        return None
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
         """Names what computes each attention in training on the mesh that is set, and why.

@@ -202,6 +202,10 @@ class TransformerSpec(ModelSpec):
         return self.encoder_layers > 0
 
     @property
+    def router(self) -> Router | None:
+        return None if self.moe is None else self.moe.router
+
+    @property
     def drops_tokens(self) -> bool:
         return self.moe is not None and self.moe.dispatch != "dropless"
 
