@@ -1,8 +1,15 @@
 """Runs `meshloom inspect layout`: shows the problems and placements of a layout."""
 
+import linecache
+from collections.abc import Iterable, Sequence
+
 from configs.errors import UserError
+from layouts.axes import AXES
+from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
+from layouts.lint.recorder import Record, Tensor
 from layouts.lint.report import lint, report
+from layouts.lint.statements import named_tensors
 from scripts.commands.common import setting_origins, settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags
 from scripts.commands.inspect.params import placed, planned_sizes
@@ -10,6 +17,8 @@ from scripts.terminal import print_table
 from trainer.checks import find_untraceable, layout_name, record_loss, sources
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
+
+SHOWN = 4  # names of tensors of a kind, of which the JSON has all
 
 
 def layout(flags: InspectLayoutFlags) -> None:
@@ -27,25 +36,75 @@ def layout(flags: InspectLayoutFlags) -> None:
             run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step
         )
         problems = [*filter(None, [untraceable]), *problems]
-    kinds = sorted({(t.axes, t.stored) for t in record.tensors})
     places = [
         (
             axes,
             "weight" if stored else "activation",
             placed(axes, layout.place(axes, stored=stored)),
+            names,
         )
-        for axes, stored in kinds
+        for (axes, stored), names in tensors_by_kind(record).items()
     ]
-    print_table(["axes", "kind", "place"], places)
+    columns = ("axes", "kind", "place", "tensors")
+    print_table(columns, [(*kind, shortened(names)) for *kind, names in places])
+    print()
+    print_table(["letter", "axis", "meaning"], legend(axes for axes, *_ in places))
     write_json(
         flags.json_file,
         {
             "mesh": sizes,
             "problems": [str(problem) for problem in problems],
-            "places": [dict(zip(("axes", "kind", "place"), row, strict=True)) for row in places],
+            "places": [dict(zip(columns, row, strict=True)) for row in places],
         },
     )
     text = report(layout_name(setting_origins(config)), problems)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(text)
     print(text)
+
+
+def tensors_by_kind(record: Record) -> dict[tuple[str, bool], list[str]]:
+    """Names the tensors of each kind: axes, and whether the rules for stored weights hold.
+
+    Weights are named by their paths, activations as the model's lines name them; of a kind without
+    names these lines are listed.
+    """
+    weights = {weight.path for weight in record.weights}
+    kinds: dict[tuple[str, bool], dict[str, None]] = {}
+    for tensor in sorted(record.tensors):
+        names = kinds.setdefault((tensor.axes, tensor.stored), {})
+        names.update(dict.fromkeys(names_of(tensor)))
+    return {
+        kind: [name for name in names if name in weights]
+        or [name for name in names if name.isidentifier()]
+        or list(names)
+        for kind, names in kinds.items()
+    }
+
+
+def names_of(tensor: Tensor) -> list[str]:
+    """Returns the path of a weight, or what the line that makes a tensor calls it, or the line.
+
+    >>> names_of(Tensor("decoder/mlp/wi_DF", "DF", (10, 14), True))
+    ['decoder/mlp/wi_DF']
+    """
+    path, is_made, line = tensor.name.partition(" at ")
+    if not is_made:
+        return [path]
+    file, _, number = line.partition(":")
+    text = linecache.getline(str(CHECKOUT / file), int(number)) if number else ""
+    names = [n for n in named_tensors(text) if n.rpartition("_")[2].upper() == tensor.axes]
+    return names or ([line] if line else [])
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Joins names, the first few of many."""
+    more = len(names) - SHOWN
+    return ", ".join([*names[:SHOWN], *([f"{more} more"] if more > 0 else [])])
+
+
+def legend(kinds: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Explains the letters of some axes, in the order of the table of axes."""
+    letters = set("".join(kinds))
+    rows = [(axis.letter, axis.name, axis.meaning) for axis in AXES if axis.letter in letters]
+    return rows + ([("_", "", "whole under every layout")] if "_" in letters else [])

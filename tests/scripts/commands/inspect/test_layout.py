@@ -1,0 +1,37 @@
+"""The tensors that `meshloom inspect layout` names, and its legend."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from layouts.lint.recorder import record
+from scripts.commands.inspect.layout import legend, shortened, tensors_by_kind
+
+
+def trace(layout: Layout) -> Any:
+    wi_DF = layout.random(jax.random.normal, jax.random.key(0), "DF", (10, 14), stored=True)
+    x_BD = layout.iota("BD", (4, 10), "D").astype(jnp.float32)
+    h_BF = layout.einsum("BD,DF->BF", x_BD, wi_DF)
+    return {"mlp": {"wi_DF": wi_DF}}, jnp.sum(-h_BF, axis=-1)
+
+
+def test_tensors_are_named_as_the_model_names_them() -> None:
+    kinds = tensors_by_kind(record(lambda layout: trace(layout)[0]))
+    assert kinds[("DF", True)] == ["mlp/wi_DF"]
+    assert kinds[("BD", False)] == ["x_BD"]
+    assert kinds[("BF", False)] == ["h_BF"]
+    [line] = kinds[("B", False)]
+    assert line.startswith("tests/scripts/commands/inspect/test_layout.py:")
+
+
+def test_the_legend_explains_the_letters_of_the_table() -> None:
+    rows = legend(["DF", "B_F"])
+    assert [row[:2] for row in rows] == [("B", "batch"), ("D", "d_model"), ("F", "d_ff"), ("_", "")]
+    assert all(meaning for *_, meaning in rows)
+
+
+def test_a_kind_shows_its_first_tensors() -> None:
+    assert shortened(["a", "b"]) == "a, b"
+    assert shortened([*"abcdefg"]) == "a, b, c, d, 3 more"
