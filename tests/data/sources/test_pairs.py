@@ -32,9 +32,13 @@ def test_a_tag_stands_in_front_of_each_source_and_of_no_target():
 
 @pytest.mark.parametrize(
     ("tag", "word", "name"),
-    [("2de", "<2de>", "2de"), ("<2de>", "<2de>", "2de"), (">>deu_Latn<<", ">>deu_Latn<<", "deu_Latn"),
-     ("[zurück]", "[zurück]", "zurück")],
-)  # fmt: skip
+    [
+        ("2de", "<2de>", "2de"),
+        ("<2de>", "<2de>", "2de"),
+        (">>deu_Latn<<", ">>deu_Latn<<", "deu_Latn"),
+        ("[zurück]", "[zurück]", "zurück"),
+    ],
+)
 def test_a_tag_holds_brackets_or_gets_them(tag, word, name):
     source = ThreePairs(tag=tag)
     assert next(source.pairs("train")).source == f"{word} ein Tag"
