@@ -58,6 +58,10 @@ class Slice:
             return cls.of_nodes(name, head, sizes)
         several = re.fullmatch(r"([1-9]\d*)x(.*)", head)
         count, kind = (int(several[1]), several[2]) if several else (1, head)
+        if kind in GPUS:
+            raise UserError(
+                f"--topology={name}: nodes of GPUs follow the colon, as in {kind}:{count}x8."
+            )
         if kind not in CHIPS:
             near, legal = did_you_mean(kind, (*CHIPS, *GPUS)), ", ".join(CHIPS)
             raise UserError(

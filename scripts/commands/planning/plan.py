@@ -11,7 +11,7 @@ from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import best_plan, read_inputs
 from scripts.commands.planning.layouts import compare
-from scripts.commands.planning.page import write_page
+from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.plan_decode import compare_decoding, plan_decoding
 from scripts.commands.planning.sweep import sweep_run
 from scripts.commands.planning.tables import (
@@ -104,8 +104,8 @@ def summary(figures: dict[str, Any]) -> str:
             f"step {figures['step_time_s']:.4g} s{range_text(figures['step_time_range_s'])}",
             f"{figures['tokens_per_s']:,.0f} tokens/s",
             f"utilisation {figures['utilisation']:.1%}",
-            f"{figures['run_steps']:,} steps in {figures['run_hours']:,.1f} h, "
-            f"{figures['chip_hours']:,.0f} chip-hours",
+            f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
+            f"{with_unit(figures['chip_hours'], 'chip-hours')}",
         ]
     return summary_line(figures, parts)
 

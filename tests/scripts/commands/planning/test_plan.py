@@ -103,6 +103,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
         (["--topology=v3:4x4x4"], "v3 has a torus of 2 axes"),
         (["--topology=h100:2x3"], "nodes and GPUs of each"),
         (["--topology=h100:2x8x2"], "as in h100:4x8"),
+        (["--topology=2xh100:1x8"], "as in h100:2x8"),
         (["--topology=v5e:16x32"], "no such slice.  Legal nearby: v5e:"),
         (
             ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
