@@ -4,6 +4,7 @@ A manifest, written last, lists the files: the small ones with checksums.  The c
 in the large ones carry checksums of their own, which are verified wherever they are read.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -11,7 +12,7 @@ import json
 import logging
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, TypeVar
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
+from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass
@@ -31,6 +33,7 @@ MANIFEST = "manifest.json"
 CHECKSUM = "crc32"
 CHECKSUM_UP_TO_BYTES = 1 << 24
 """Larger files hold arrays alone; here their size is enough, so that a look stays cheap."""
+WRITES_S = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,27 @@ def checksum_chunks() -> None:
         return metadata
 
     tensorstore_utils._build_zarr3_metadata = build_with_checksums
+
+
+@functools.cache
+def wait_for_writes() -> None:
+    """Makes a save that fails wait for its other writes, before Orbax closes the event loop.
+
+    TensorStore prints a traceback for each write that ends after that.
+    """
+    run = getattr(asyncio_utils, "_run_sync_via_new_loop", None)
+    if run is None:  # this version of Orbax works in another way
+        return
+
+    async def settled(work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except BaseException:
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others, timeout=WRITES_S)
+            raise
+
+    asyncio_utils._run_sync_via_new_loop = lambda work: run(settled(work))
 
 
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)

@@ -41,6 +41,7 @@ from trainer.checkpoints.integrity import (
     read,
     read_manifest,
     verify,
+    wait_for_writes,
 )
 from trainer.model_dir import ModelDir
 from trainer.run import Run
@@ -233,6 +234,7 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         checksum_chunks()
+        wait_for_writes()
         if is_remote(self.folder):
             self._keep_folder()
         options = ocp.CheckpointManagerOptions(
