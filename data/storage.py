@@ -115,6 +115,8 @@ def check_output(name: str | Path) -> None:
         problem = None if remote.bucket_exists(path) else "there is no such bucket"
     else:
         problem = None if is_stream(path) else _output_problem(path)
+        if problem is None and os.fspath(name).endswith("/"):
+            problem = "a name that ends in / is a folder's"
     if problem:
         raise UserError(f"{path}: cannot be written: {problem}.  Give another file.")
 
@@ -309,13 +311,32 @@ class CheckedArray:
     def __init__(self, path: Path, remedy: str):
         """Opens a file that `GrowingArray` wrote; those of older versions have no checksums."""
         self._path, self._remedy = path, remedy
-        self._rows = np.load(path, mmap_mode="r")
+        self._rows = self._load(path, dimensions=2, mmap_mode="r")
         self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
         self._rows_a_chunk = _rows_a_chunk(self.shape[1], self.dtype)
         sums_path = checksums_path(path)
-        self._sums = np.load(sums_path) if sums_path.exists() else None
+        self._sums = self._load(sums_path, dimensions=1) if sums_path.exists() else None
         chunks = -(-len(self) // self._rows_a_chunk)
+        if self._sums is not None and len(self._sums) != chunks:
+            raise UserError(f"{path}: its number of rows is damaged.  {remedy}")
         self._is_verified = np.full(chunks, self._sums is None)
+
+    def _load(self, path: Path, dimensions: int, mmap_mode: Literal["r"] | None = None) -> Any:
+        """Opens a .npy file of integers, as this module writes them.
+
+        A damaged header makes NumPy raise almost anything, or read other numbers from the file.
+        """
+        try:
+            array = np.load(path, mmap_mode=mmap_mode)
+            is_whole = array.dtype.kind in "iu" and array.dtype.isnative
+            if is_whole and array.ndim == dimensions and 0 not in array.shape[1:]:
+                return array
+            error = None
+        except OSError:
+            raise
+        except Exception as problem:
+            error = problem
+        raise UserError(f"{path}: its header is damaged.  {self._remedy}") from error
 
     def __len__(self) -> int:
         return int(self.shape[0])

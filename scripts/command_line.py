@@ -56,6 +56,8 @@ class AnyPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path."""
+        if value == "":  # as of a variable of the shell that is not set
+            self.fail("the name is empty.", param, ctx)
         try:
             return path_of(value)
         except UserError as error:

@@ -110,6 +110,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path):
         tmp_path / ("x" * 256): "File name too long",
         str(tmp_path / "a\0b"): "null byte",
         "": "is empty",
+        f"{tmp_path}/folder/": "ends in /",
     }.items():
         with pytest.raises(UserError, match=problem):
             storage.check_output(name)
@@ -192,3 +193,22 @@ def test_every_changed_bit_of_a_row_is_noticed(tmp_path, monkeypatch):
             array[np.array([damaged * 5, 1])]
     with pytest.raises(UserError, match="damaged"):
         storage.verify_written(path)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.crc32.npy"])
+def test_a_changed_bit_of_a_header_is_noticed_or_harmless(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(storage, "_CHUNK_BYTES", 5 * 6)
+    content = written(tmp_path / "x.npy", 23)
+    whole, refused = (tmp_path / name).read_bytes(), 0
+    for bit in [*range(8 * 80), *range(8 * 80, 8 * 128, 7)]:  # the rest is spaces
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / name).write_bytes(changed)
+        try:
+            array = storage.CheckedArray(tmp_path / "x.npy", "Again.")
+            array.verify_all()
+            np.testing.assert_array_equal(array[np.arange(23)], content)
+        except UserError as error:
+            assert str(tmp_path) in str(error) and str(error).endswith("damaged.  Again.")
+            refused += 1
+    assert refused > 500

@@ -63,8 +63,8 @@ def test_illegal_values_are_usage_errors(monkeypatch: pytest.MonkeyPatch, wrong:
 
 
 @pytest.mark.parametrize("flag", ["--model_dir", "--data_dir"])
-@pytest.mark.parametrize("path", ["s3://bucket/run", "gs:/bucket/run", "file:///run", "gs://b"])
-def test_a_path_of_another_scheme_is_refused_and_makes_no_folder(
+@pytest.mark.parametrize("path", ["s3://bucket/run", "gs:/bucket/run", "file:///run", "gs://b", ""])
+def test_a_path_of_another_scheme_or_without_a_name_is_refused_and_makes_no_folder(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +73,8 @@ def test_a_path_of_another_scheme_is_refused_and_makes_no_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags = {"--model_dir": "run", "--data_dir": "data", flag: path}
-    with pytest.raises(click.UsageError, match=f"{path}: .*  Legal: .*gs://bucket/name"):
+    problem = f"{path}: .*  Legal: .*gs://bucket/name" if path else "the name is empty"
+    with pytest.raises(click.UsageError, match=problem):
         cli.cli.main(["train", *(f"{k}={v}" for k, v in flags.items())], standalone_mode=False)
     assert list(tmp_path.iterdir()) == []
 
