@@ -50,7 +50,8 @@ class RankedLayout(NamedTuple):
         """Names what the time of a step is known by: trace, compiler or steps."""
         if self.measured_s is not None:
             return "steps"
-        return "trace" if self.plan.memory.compiled_for is None else "compiler"
+        memory = self.plan.memory
+        return "trace" if memory.compiled_for is None or memory.out_of_memory else "compiler"
 
     @property
     def step_s(self) -> float:
@@ -252,7 +253,8 @@ def compile_layouts(
             problem = error
             continue
         compiled.append(with_best_order(RankedLayout(ranked.layout, plan)))
-        logger.info("%s: %.4g s compiled", compiled[-1].name, compiled[-1].step_s)
+        time = "out of memory" if plan.memory.out_of_memory else f"{compiled[-1].step_s:.4g} s"
+        logger.info("%s: compiled, %s", compiled[-1].name, time)
     if not compiled and problem is not None:
         raise problem
     return fastest_first(compiled)

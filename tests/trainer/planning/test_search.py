@@ -144,6 +144,19 @@ def test_what_cannot_fit_is_not_compiled_as_a_standard() -> None:
     assert too_large.name not in {ranked.name for ranked in shortlist(ranking, [], 3)}
 
 
+def test_a_time_beside_a_program_that_did_not_fit_is_that_of_the_trace() -> None:
+    ranked = ranked_layouts()[0]
+    memory = ranked.plan.memory._replace(compiled_for="TPU")
+    plans = {
+        out_of_memory: dataclasses.replace(
+            ranked.plan, memory=memory._replace(out_of_memory=out_of_memory)
+        )
+        for out_of_memory in (False, True)
+    }
+    assert ranked._replace(plan=plans[False]).basis == "compiler"
+    assert ranked._replace(plan=plans[True]).basis == "trace"
+
+
 def test_a_search_goes_on_where_the_compiler_aborts() -> None:
     ranking = ranked_layouts()
     slow, fast = ranking[2], ranking[0]
