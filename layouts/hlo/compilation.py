@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError, brief, one_line
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 WORDS = {"true": True, "false": False}
@@ -59,6 +59,19 @@ def compile_program(
         raise UserError(
             f"Run.compiler_options: the compiler for {platform} refuses one.  {refusal[0]}  "
             "Correct it, or leave it out."
+        ) from error
+
+
+def text_of(executable: Any) -> str:
+    """Returns a compiled program's text, which a compiler newer than jaxlib may not let it read."""
+    try:
+        text: str = executable.as_text()
+        return text
+    except jax.errors.JaxRuntimeError as error:
+        reason = brief(one_line(error), 200)
+        raise RunError(
+            f"this jaxlib cannot read the program that the compiler made: {reason}  "
+            "Add --analytic, or try another version of libtpu."
         ) from error
 
 

@@ -17,6 +17,7 @@ from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
+from layouts.hlo.compilation import text_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
@@ -173,7 +174,7 @@ def compile_decode(step: TracedDecode) -> DecodeCounts:
     memory = memory_by_cause(step, compilation.executable.memory_analysis())
     work = step.work
     if compilation.compiled_for in READABLE:
-        text = CompiledProgram.read(compilation.executable.as_text(), NEW_TOKENS)
+        text = CompiledProgram.read(text_of(compilation.executable), NEW_TOKENS)
         token = count_compiled(step, text.iteration, work.token.read_bytes)
         both = count_compiled(step, text, work.prefill.read_bytes)
         work = DecodeWork(both.without(token), token)

@@ -14,6 +14,7 @@ from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import Cost, cost_of
 from layouts.cost.step_time import Timing, add_up, coordinates
+from layouts.hlo.compilation import text_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
@@ -148,7 +149,7 @@ def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
     memory = compilation.memory(memory_by_cause(step, executable.memory_analysis()))
     if compilation.compiled_for not in READABLE:
         return StepCounts(estimate_step(step).work, memory)
-    return StepCounts(count_compiled(step, CompiledProgram.read(executable.as_text())), memory)
+    return StepCounts(count_compiled(step, CompiledProgram.read(text_of(executable))), memory)
 
 
 def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:

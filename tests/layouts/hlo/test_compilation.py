@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from configs.load import load
-from layouts.hlo.compilation import CompilerOption, compile_program
+from layouts.hlo.compilation import CompilerOption, compile_program, text_of
 from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from tests.toys import ROOT, WHOLE, optax_promotion
 from tests.trainer.planning.runs import TASK
@@ -68,6 +68,19 @@ def test_the_options_for_v5e_are_known_to_their_compiler() -> None:
         compiled(options_of("v5e"), mesh)
         with pytest.raises(UserError, match="No such compile option"):
             compiled([UNKNOWN.replace("cpu", "tpu")], mesh)
+
+
+class Unreadable:
+    """A program of a compiler that is newer than jaxlib."""
+
+    def as_text(self) -> str:
+        raise jax.errors.JaxRuntimeError("INTERNAL: async-update should have\n1 operand, but has 3")
+
+
+def test_a_program_that_jaxlib_cannot_read_is_an_error_in_a_line() -> None:
+    with pytest.raises(RunError, match=r"async-update should.*Add --analytic") as error:
+        text_of(Unreadable())
+    assert "\n" not in str(error.value)
 
 
 def compiled(options: Sequence[str], mesh: Mesh | None = None) -> None:
