@@ -26,6 +26,7 @@ from trainer.model_dir import ModelDir
 from trainer.multihost import check_same, from_first_process, is_first_process
 from trainer.run import Run
 
+STREAMS = ("-", "/dev/stdout")  # names of the standard output
 DATA_DIR = Path("~/.cache/meshloom")
 # What gin files may name without an import, beside what these are made of.
 BUILT_IN = (Run, Layout, Transformer)
@@ -117,7 +118,7 @@ def open_output(path: str) -> Iterator[TextIO]:
 
     What processes other than 0 write is dropped.
     """
-    if path in ("-", "/dev/stdout"):
+    if path in STREAMS:
         yield sys.stdout
         return
     if not is_first_process():

@@ -70,8 +70,8 @@ Samples = Annotated[int | None, Flag("Samples N texts per line.", metavar="N", m
 MaxTokens = Annotated[
     int | None,
     Flag(
-        "Maximum number of new tokens. Default: half the row length; for translation, "
-        "--length_factor x source tokens + --length_extra.",
+        "Maximum number of new tokens. Default: half the row length; of a translation "
+        "1.5 x source tokens + 10 (--length_factor and --length_extra of `decode`).",
         metavar="N",
         min=1,
     ),
@@ -131,7 +131,7 @@ class CheckpointFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamFlags:
-    """Describes a beam search."""
+    """Describes a beam search and the longest output."""
 
     HEADING = "Search"
     beam: Beam = None
@@ -140,6 +140,7 @@ class BeamFlags:
         Literal["gnmt", "power"],
         Flag("Length penalty for n tokens: gnmt is ((5 + n) / 6)^alpha, power is n^alpha."),
     ] = "gnmt"
+    max_tokens: MaxTokens = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +157,6 @@ class SearchFlags(BeamFlags):
         Flag("Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."),
     ] = False
     seed: Annotated[int, Flag("Seed of the random choices.", min=0)] = 0
-    max_tokens: MaxTokens = None
     min_tokens: Annotated[int, Flag("Minimum number of new tokens.", metavar="N", min=0)] = 0
     length_factor: Annotated[
         float, Flag("Maximum number of new tokens of a translation per source token.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
@@ -100,12 +101,47 @@ def test_evaluate_takes_files_and_subsets(run: Meshloom, place: Place, tmp_path:
     split = json.loads(json_file.read_text())
     assert run("evaluate", *flags, f"--input={source}", f"--references={target}").code == 0
     assert json.loads(json_file.read_text()) == split
-    answer = run("evaluate", *flags, "--split=test", "--sentences=3")
+    answer = run("evaluate", *flags, "--split=test", "--sentences=0")
     result = json.loads(json_file.read_text())
-    assert result["sentences"] == 3 and result["is_subset"] and "(a subset)" in answer.out
-    assert result["loss"] == split["loss"]
+    assert result["loss"] == split["loss"] and "bleu" not in result
     answer = run("evaluate", *flags, f"--input={source}")
     assert answer.code == 2 and "--references" in answer.error
+
+
+def test_the_files_of_a_subset_give_the_same_bleu(
+    run: Meshloom, place: Place, tmp_path: Path
+) -> None:
+    json_file, texts = tmp_path / "found.json", tmp_path / "texts"
+    answer = run(
+        "evaluate", place.model_dir, data_dir(place), "--split=test", "--sentences=3",
+        "--max_tokens=9", "--resamples=0", "--no_ter", f"--hypotheses={texts}",
+        f"--json={json_file}",
+    )  # fmt: skip
+    result = json.loads(json_file.read_text())
+    assert result["sentences"] == 3 and result["is_subset"] and "(a subset)" in answer.out
+    hypotheses, sources, references, lines = (
+        (tmp_path / f"texts{end}").read_text().splitlines()
+        for end in ("", ".source", ".reference", ".lines")
+    )
+    assert sacrebleu.corpus_bleu(hypotheses, [references]).score == result["bleu"]
+    assert f"sacrebleu {texts}.reference --input {texts}" in answer.error
+    numbers = [int(line.split("\t")[1]) for line in lines]
+    split = (place.folder / "test.src").read_text().splitlines()
+    assert sources == [split[number - 1] for number in numbers] and len(set(numbers)) == 3
+
+
+def test_pairs_that_do_not_fit_a_row_are_counted(
+    run: Meshloom, place: Place, tmp_path: Path
+) -> None:
+    json_file, source, target = (tmp_path / name for name in ("found.json", "src", "tgt"))
+    source.write_text("kara lost\n" + "mitu nevo " * 40 + "\n")
+    target.write_text("LOST KARA\nNEVO\n")
+    answer = run(
+        "evaluate", place.model_dir, data_dir(place), f"--input={source}",
+        f"--references={target}", "--sentences=0", f"--json={json_file}",
+    )  # fmt: skip
+    assert "1 of 2 pairs do not fit a row (length 32, source_length 24)" in answer.error
+    assert json.loads(json_file.read_text())["left_out_pairs"] == 1
 
 
 def decoded(run: Meshloom, place: Place, *flags: str, lines: list[str] | None = None) -> list[str]:
@@ -130,6 +166,21 @@ def test_decode_writes_a_line_for_each_line_in_order(run: Meshloom, place: Place
     prefixed = decoded(run, place, "--prefix=KARA NEVO")
     assert all(line.startswith("KARA NEVO") for line in (prefixed[0], *prefixed[2:]))
     assert prefixed[1] == ""
+
+
+def test_decode_writes_json_beside_its_output(run: Meshloom, place: Place, tmp_path: Path) -> None:
+    output, json_file = tmp_path / "out", tmp_path / "found.json"
+    flags = ["--nbest=2", f"--json={json_file}"]
+    table = [row.split("\t") for row in decoded(run, place, *flags)]
+    on_stdout = json.loads(json_file.read_text())
+    assert [line["source"] for line in on_stdout["lines"]] == SOURCES
+    texts = [one["text"] for line in on_stdout["lines"] for one in line["hypotheses"]]
+    assert texts == [row[4] for row in table] and on_stdout["settings"]["steps"] == [160]
+    decoded(run, place, *flags, f"--output={output}")
+    assert json.loads(json_file.read_text()) == on_stdout
+    again = run("decode", place.model_dir, f"--input={place.folder / 'in.src'}", *flags,
+                f"--output={output}")  # fmt: skip
+    assert again.code == 2 and "exists already" in again.error
 
 
 def test_samples_follow_their_seed_and_consensus_takes_one_of_them(

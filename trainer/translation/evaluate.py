@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from trainer.decoding.requests import DecodeOptions, best_texts, make_requests
 from trainer.progress import Progress, no_progress
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
 
+_LINE_BREAKS = re.compile(r"[\n\r]")
+
 
 class EvaluationSet(NamedTuple):
     """Holds sources of one part of a task and their references, as they stand in its files."""
@@ -21,11 +24,24 @@ class EvaluationSet(NamedTuple):
     sources: list[str]
     references: list[list[str]]
     """One or more whole references, each with a text for every source."""
+    lines: list[tuple[str, int]]
+    """The part and the number of each sentence: its place in the split or the file, from 1."""
+
+    @classmethod
+    def whole(
+        cls, name: str, tag: str | None, sources: list[str], references: list[list[str]]
+    ) -> "EvaluationSet":
+        """Makes a set of all sentences of a part."""
+        lines = [(name, number) for number in range(1, len(sources) + 1)]
+        return cls(name, tag, sources, references, lines)
 
     def some(self, places: Sequence[int]) -> "EvaluationSet":
         """Returns only those sentences."""
-        references = [[whole[i] for i in places] for whole in self.references]
-        return self._replace(sources=[self.sources[i] for i in places], references=references)
+        return self._replace(
+            sources=[self.sources[i] for i in places],
+            references=[[whole[i] for i in places] for whole in self.references],
+            lines=[self.lines[i] for i in places],
+        )
 
 
 class TranslatedSet(NamedTuple):
@@ -35,11 +51,23 @@ class TranslatedSet(NamedTuple):
     texts: list[str]
     metrics: TranslationMetrics
 
+    def files(self) -> dict[str, list[str]]:
+        """Returns, by the end of its name, the lines of each file that holds what was measured."""
+        numbers = [f"{part}\t{number}" for part, number in self.part.lines]
+        several = len(self.part.references) > 1
+        references = {
+            f".reference{number if several else ''}": whole
+            for number, whole in enumerate(self.part.references, 1)
+        }
+        return {"": self.texts, ".source": self.part.sources, **references, ".lines": numbers}
+
 
 def evaluation_sets(task: Task, split: str) -> list[EvaluationSet]:
     """Returns the pairs of a split, part by part."""
     return [
-        EvaluationSet(name, tag, [pair.source for pair in pairs], [[pair.target for pair in pairs]])
+        EvaluationSet.whole(
+            name, tag, [pair.source for pair in pairs], [[pair.target for pair in pairs]]
+        )
         for name, tag, pairs in task.test_pairs(split)
     ]
 
@@ -91,7 +119,7 @@ def translated_texts(
     max_length: int | None,
     progress: Progress,
 ) -> list[list[str]]:
-    """Returns the best translations of each part."""
+    """Returns the best translations of each part, each in one line."""
     total, done, texts = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
         part_options = dataclasses.replace(options, tag=part.tag)
@@ -101,14 +129,18 @@ def translated_texts(
         def update(part_done: int, _: int, done: int = done) -> None:
             progress(done + part_done, total)
 
-        texts.append(best_texts(decoder, requests, vocabs, part_options, update))
+        best = best_texts(decoder, requests, vocabs, part_options, update)
+        texts.append([_LINE_BREAKS.sub(" ", text) for text in best])
         done += len(part.sources)
     return texts
 
 
 def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:
     """Joins parts to one with the first reference of each."""
-    sources = [source for part in parts for source in part.sources]
     return EvaluationSet(
-        "all", None, sources, [[text for part in parts for text in part.references[0]]]
+        "all",
+        None,
+        [source for part in parts for source in part.sources],
+        [[text for part in parts for text in part.references[0]]],
+        [line for part in parts for line in part.lines],
     )

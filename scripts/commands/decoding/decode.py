@@ -16,7 +16,7 @@ from models.decoding.beam import Beam
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
-from scripts.commands.common import input_lines, open_output
+from scripts.commands.common import input_lines, open_output, write_json
 from scripts.commands.decoding.flags import DecodeFlags, Format
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
@@ -109,10 +109,11 @@ def decode_file(flags: DecodeFlags) -> None:
         task, max_length = trained.run.task, trained.run.model.max_length
         requests = make_requests(lines, task, trained.vocabs, options, max_length)
         job = DecodeJob(flags, lines, requests, decoder, trained.vocabs, options)
+        restored = [member.step for member in members]
         if flags.output == "-" or from_first_process(lambda: is_stream(path_of(flags.output))):
-            job.write_stream()
+            job.write_stream(restored)
         else:
-            job.write_file([member.step for member in members])
+            job.write_file(restored)
 
 
 def check_nbest(nbest: int | None, width: int) -> None:
@@ -135,12 +136,13 @@ class DecodeJob:
     vocabs: Vocabs
     options: DecodeOptions
 
-    def write_stream(self) -> None:
+    def write_stream(self, steps: Sequence[int]) -> None:
         """Writes to the standard output or to a device, once all lines are decoded."""
         start = time.perf_counter()
         texts = dict(decoded for batch in self.decode(range(len(self.lines))) for decoded in batch)
         with open_output(self.flags.output) as file:
             self.write(file, texts)
+        self.write_json(texts, steps)
         print_throughput(len(self.lines), start)
 
     def write_file(self, steps: Sequence[int]) -> None:
@@ -151,6 +153,11 @@ class DecodeJob:
             lambda: None if journal.is_done() else list(journal.open().items())
         )
         if done is None:
+            if self.flags.json_file is not None:
+                raise UserError(
+                    f"{output} exists already, made with the same settings, and it does not hold "
+                    f"all that --json={self.flags.json_file} has.  Remove it or --json."
+                )
             print_note(f"{output} exists already, made with the same settings.")
             return
         texts: dict[int, Sequence[Sequence[Any]]] = dict(done)
@@ -165,6 +172,7 @@ class DecodeJob:
             for batch in self.decode(left):
                 journal.add((line, [list(one) for one in decoded]) for line, decoded in batch)
                 texts.update(batch)
+            self.write_json(texts, steps)
             journal.finish(lambda file: self.write(file, texts))
         print_throughput(len(left), start)
 
@@ -194,6 +202,13 @@ class DecodeJob:
         for line, source in enumerate(self.lines):
             file.writelines(formatted(self.flags.written_format, line, source, texts[line]))
 
+    def write_json(
+        self, texts: Mapping[int, Sequence[Sequence[Any]]], steps: Sequence[int]
+    ) -> None:
+        """Writes the settings and the texts of all lines as one JSON object, if it is asked for."""
+        lines = [entry_of(source, texts[line]) for line, source in enumerate(self.lines)]
+        write_json(self.flags.json_file, {"settings": self.settings(steps), "lines": lines})
+
 
 def formatted(
     format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]]
@@ -211,8 +226,15 @@ def formatted(
                 for rank, one in enumerate(rows, 1)
             ]
         case "jsonl":
-            entry = {"source": source, "hypotheses": [one._asdict() for one in rows]}
-            return [json.dumps(entry, ensure_ascii=False) + "\n"]
+            return [json.dumps(entry_of(source, rows), ensure_ascii=False) + "\n"]
+
+
+def entry_of(source: str, hypotheses: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Returns the JSON object of one line of the input."""
+    return {
+        "source": source,
+        "hypotheses": [Hypothesis(*one)._asdict() for one in hypotheses],
+    }
 
 
 def print_throughput(lines: int, start: float) -> None:

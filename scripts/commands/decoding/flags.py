@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from scripts.commands.shared_flags import (
     BatchSequences,
     CheckpointFlags,
+    JsonFile,
     SearchFlags,
     Tag,
 )
@@ -51,6 +52,7 @@ class DecodeFlags:
     batch_sequences: Annotated[
         int | None, Flag("Number of lines in a batch. Default: 64.", metavar="N", min=1)
     ] = None
+    json_file: JsonFile = None
     model: CheckpointFlags
     search: SearchFlags = field(default_factory=SearchFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)

@@ -14,7 +14,7 @@ from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
-from scripts.commands.common import data_dir_of, open_output, short, write_json
+from scripts.commands.common import STREAMS, data_dir_of, open_output, short, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.shared_flags import SearchFlags
@@ -76,7 +76,7 @@ def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
     else:
         return None
     check_texts({name: sources}, references)
-    return EvaluationSet(name, chosen_tag(flags.tag, task.tags), sources, references)
+    return EvaluationSet.whole(name, chosen_tag(flags.tag, task.tags), sources, references)
 
 
 def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
@@ -96,6 +96,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         given = given_text(flags.text, task) if task.has_source else None
         data_dir = data_dir_of(flags.data_dir, flags.model.model_dir)
         rows, train_pairs = evaluation_rows(models, data_dir, flags.text, given)
+        print_left_out(rows, task)
         to_translate = translation_parts(models, flags.text, given, flags.sentences)
         lines = []
         for step in steps:
@@ -106,7 +107,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 line |= translation_numbers(made, parts, train_pairs)
                 line["is_subset"] = flags.sentences is not None
                 show(made, is_subset=flags.sentences is not None)
-                write_hypotheses(flags.hypotheses, made)
+                write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
             lines.append(line | ({"parts": parts} if parts else {}))
     names = ["step", *(field.name for field in dataclasses.fields(Evaluation))]
     print_table(names, [[short(line[name]) for name in names] for line in lines])
@@ -138,6 +139,7 @@ def evaluate_loss(
     line = {
         "step": trained.step,
         **dataclasses.asdict(evaluation),
+        "left_out_pairs": rows.counts.left_out if trained.run.task.has_source else None,
         "drop_tokens": flags.drop_tokens and trained.run.model.drops_tokens,
     }
     return line, {name: part._asdict() for name, part in parts.items()}
@@ -208,10 +210,6 @@ def evaluation_rows(
         ]
         lengths = (task.row_lengths["source_length"], task.length)
         rows: Rows = PairRows.from_pairs(pairs, models.vocabs.of_source, target, *lengths)
-        if rows.counts.left_out:
-            print_note(
-                f"{rows.counts.left_out} of {len(pairs)} pairs are longer than a row: no loss."
-            )
         return rows, {}
     if text.text_file is not None:
         word_list = read_word_list(task.word_list)
@@ -228,6 +226,16 @@ def evaluation_rows(
     return splits[split], train_pairs
 
 
+def print_left_out(rows: Rows, task: Task) -> None:
+    """Tells of the pairs that are longer than a row."""
+    if left_out := rows.counts.left_out:
+        lengths = ", ".join(f"{name} {length}" for name, length in task.row_lengths.items())
+        print_note(
+            f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row ({lengths}): "
+            "the loss is of the others.  Translations are of all."
+        )
+
+
 def show(made: list[TranslatedSet], *, is_subset: bool) -> None:
     for one in made:
         subset_of = " (a subset)" if is_subset else ""
@@ -241,7 +249,16 @@ def mean_bleu(made: Sequence[TranslatedSet]) -> float:
     return statistics.fmean(one.metrics.bleu.score for one in made)
 
 
-def write_hypotheses(path: str | None, made: list[TranslatedSet]) -> None:
-    if path is not None:
-        with open_output(path) as file:
-            file.writelines(text.replace("\n", " ") + "\n" for text in made[0].texts)
+def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: str | None) -> None:
+    """Writes translations; beside a file also their sources, references and line numbers."""
+    if path is None:
+        return
+    files = made[0].files()
+    for end, lines in files.items() if path not in STREAMS else [("", files[""])]:
+        with open_output(path + end) as file:
+            file.writelines(f"{line}\n" for line in lines)
+    if path not in STREAMS:
+        tokenizer = f" --tokenize {tokenize}" if tokenize else ""
+        references = " ".join(path + end for end in files if end.startswith(".reference"))
+        print_note(f"Wrote {path}, and {', '.join(end for end in files if end)} beside it.")
+        print_note(f"The same BLEU: sacrebleu {references} --input {path}{tokenizer}")

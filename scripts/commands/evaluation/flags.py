@@ -71,7 +71,13 @@ class EvaluateFlags:
     ] = None
     hypotheses: Annotated[
         str | None,
-        Flag("Writes the translations to FILE, one per line.", metavar="FILE", names_output=True),
+        Flag(
+            "Writes the translations to FILE, one per line, and beside it what they are measured "
+            "against: FILE.source, FILE.reference, and FILE.lines with the number of each sentence "
+            "in its part.",
+            metavar="FILE",
+            names_output=True,
+        ),
     ] = None
     json_file: JsonFile = None
     model: CheckpointFlags

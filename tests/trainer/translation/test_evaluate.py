@@ -31,7 +31,7 @@ class Echo:
 
 
 def part(name: str, *sources: str) -> EvaluationSet:
-    return EvaluationSet(name, None, [*sources], [[*sources]])
+    return EvaluationSet.whole(name, None, [*sources], [[*sources]])
 
 
 def echoed(*parts: EvaluationSet) -> list[TranslatedSet]:
@@ -56,8 +56,21 @@ def test_a_warning_names_its_part_where_there_are_several(log_lines: list[str]) 
     ]
 
 
+def test_what_is_measured_can_be_written_line_by_line() -> None:
+    two = part("xx", "kara", "lost")._replace(references=[["a", "b"], ["c", "d"]])
+    [whole] = echoed(two)
+    assert whole.files() == {
+        "": ["kara", "lost"], ".source": ["kara", "lost"], ".reference1": ["a", "b"],
+        ".reference2": ["c", "d"], ".lines": ["xx\t1", "xx\t2"],
+    }  # fmt: skip
+    parts = subset([part("xx", "kara"), part("yy", "lost", "mitu", "nevo")], 2)
+    assert echoed(*parts)[0].files()[".lines"] == ["yy\t1", "yy\t3"]
+
+
 def test_a_subset_is_spread_over_all_parts() -> None:
     parts = [part("xx", *map(str, range(30))), part("yy", *map(str, range(70)))]
     assert [len(one.sources) for one in subset(parts, 10)] == [3, 7]
-    assert subset(parts, 2) == [part("yy", "19", "69")]
+    [chosen] = subset(parts, 2)
+    assert (chosen.sources, chosen.references) == (["19", "69"], [["19", "69"]])
+    assert chosen.lines == [("yy", 20), ("yy", 70)]
     assert subset(parts, 1000) == parts
