@@ -62,6 +62,17 @@ class Holder:
             return None
 
 
+def holder_of(model_dir: Path) -> tuple[Holder, bool] | None:
+    """Returns the process that a lock names, and whether it may still train; None without one."""
+    try:
+        holder = Holder.parse((model_dir / FILE).read_text())
+    except OSError:
+        return None
+    if holder is None:
+        return None
+    return holder, holder.host != socket.gethostname() or _is_running(holder.pid)
+
+
 @contextlib.contextmanager
 def training_lock(model_dir: Path) -> Iterator[None]:
     """Locks a model directory for all processes of this run; raises where another run trains."""

@@ -14,6 +14,7 @@ from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer.checkpoints.manager import Checkpoints
 from trainer.metrics.jsonl import split_lines
 from trainer.model_dir import ModelDir
+from trainer.processes.training_lock import holder_of
 
 NO_CHECKSUMS = "an older version wrote the rows, without checksums"
 
@@ -81,12 +82,17 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
 
 
 def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
-    """Verifies each checkpoint of a run, and the lines of its metrics."""
+    """Verifies each checkpoint of a run, and the lines of its metrics.
+
+    A training that is under way may remove checkpoints meanwhile.
+    """
+    yield from training(model_dir)
     with Checkpoints(model_dir) as checkpoints:
         damages = {
             step: checkpoints.damage(step, reads_arrays=reads_arrays)
             for step in checkpoints.steps()
         }
+        damages = {step: damages[step] for step in checkpoints.steps() if step in damages}
     whole = [step for step, damage in damages.items() if damage is None]
     for step, damage in damages.items():
         if damage is not None:
@@ -105,6 +111,14 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
         if damaged_lines:
             text = f"{damaged_lines} lines of {model_dir / name} are damaged"
             yield Finding("metrics", "warning", text, "The next `meshloom train` sets them aside.")
+
+
+def training(model_dir: Path) -> Iterator[Finding]:
+    """Names the process that trains in a model directory."""
+    if (found := holder_of(model_dir)) is not None:
+        holder, is_alive = found
+        text = f"{holder}, trains there" if is_alive else f"{holder}, has ended without unlocking"
+        yield Finding("lock", "ok", text)
 
 
 def newest_checkpoint_bytes(model_dir: Path) -> int:

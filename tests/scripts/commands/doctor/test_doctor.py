@@ -1,6 +1,7 @@
 """`meshloom doctor` on what is really broken."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from scripts.commands.doctor import machine
 from tests.scripts.conftest import Meshloom, Place
 from tests.toys import ROOT
+from trainer.checkpoints.manager import Checkpoints
+from trainer.processes.training_lock import Holder
 
 Lines = dict[str, dict[str, Any]]
 
@@ -55,6 +58,25 @@ def test_a_truncated_checkpoint(run: Meshloom, broken: Place) -> None:
     assert problem["text"].startswith("step 4 is damaged: ")
     subprocess.run(problem["mend"].split(), check=True)
     assert examine(run, broken, code=0) == {}
+
+
+def test_a_training_that_is_under_way(
+    run: Meshloom, broken: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, damage = broken.folder / "run/train.lock", Checkpoints.damage
+
+    def removed_first(checkpoints: Checkpoints, step: int, **flags: bool) -> str | None:
+        shutil.rmtree(checkpoints.folder / "2", ignore_errors=True)  # as the training does
+        return damage(checkpoints, step, **flags)
+
+    monkeypatch.setattr(Checkpoints, "damage", removed_first)
+    for pid, state in ((os.getppid(), "trains there"), (1 << 30, "has ended without unlocking")):
+        lock.write_text(Holder(pid, socket.gethostname(), "today").dump())
+        assert examine(run, broken, code=0) == {}
+        findings = json.loads((broken.folder / "doctor.json").read_text())
+        texts = {line["check"]: line["text"] for line in findings}
+        assert texts["lock"] == f"process {pid} on {socket.gethostname()}, since today, {state}"
+        assert texts["checkpoints"] == "steps 4 are whole, all arrays read"
 
 
 def test_a_deleted_file_of_the_cache_and_no_cache(run: Meshloom, broken: Place) -> None:
