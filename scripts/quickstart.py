@@ -26,7 +26,8 @@ def main() -> None:
     texts = continuations(PROMPTS, MODEL_DIR, search)
     summary = f"""
 Per-word perplexity on the test split: {result["perplexity_per_word"]:.1f}
-({result["words"]:,} words, one end of line each; {result["bits_per_byte"]:.3f} bits a byte)
+({result["words"]:,} words and {result["lines"]:,} line ends)
+Bits per byte: {result["bits_per_byte"]:.3f}
 
 Three prompts, continued:
 """ + "".join(f"  {text}\n" for text in texts)

@@ -29,7 +29,11 @@ class PartEvaluation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Holds the results on a text.  `words` counts one end of sentence a line as a word."""
+    """Holds the results on a text.
+
+    Words are those of `Counts`, without the ends of lines.  Perplexity per word divides by words
+    and lines, as published numbers do: the model predicts each end as well.
+    """
 
     loss: float
     perplexity_per_token: float
@@ -38,8 +42,8 @@ class Evaluation:
     accuracy: float
     tokens: int
     words: int
-    bytes: int
     lines: int
+    bytes: int
 
     def __str__(self) -> str:
         return (
@@ -50,17 +54,17 @@ class Evaluation:
     @classmethod
     def from_sums(cls, loss: float, correct: float, tokens: int, rows: Rows) -> "Evaluation":
         """Computes perplexities from the summed negative log-likelihood of all tokens."""
-        words = rows.counts.words + rows.counts.lines
+        counts = rows.counts
         return cls(
             loss=loss / tokens,
             perplexity_per_token=_exp(loss / tokens),
-            perplexity_per_word=_exp(loss / words),
-            bits_per_byte=loss / math.log(2) / rows.counts.bytes,
+            perplexity_per_word=_exp(loss / (counts.words + counts.lines)),
+            bits_per_byte=loss / math.log(2) / counts.bytes,
             accuracy=correct / tokens,
             tokens=tokens,
-            words=words,
-            bytes=rows.counts.bytes,
-            lines=rows.counts.lines,
+            words=counts.words,
+            lines=counts.lines,
+            bytes=counts.bytes,
         )
 
 

@@ -25,7 +25,9 @@ RowArray = np.ndarray | CheckedArray
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts what rows were made from; words are separated by white space in the raw text.
+    """Counts what rows were made from.
+
+    Words are separated by white space in the raw text; the end of a line is none.
 
     Bytes are those of a text file: a line that ends with "\\r\\n" counts both, and a last line
     without a newline counts one all the same.  A byte order mark, and blank lines that are no

@@ -21,7 +21,7 @@ from trainer.progress import Progress, no_progress
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Holds the natural log-likelihood of a line and its end, which counts as a word and token."""
+    """Holds the natural log-likelihood of a line and its end; the end is a token, but no word."""
 
     log_likelihood: float
     words: int
@@ -69,5 +69,5 @@ def score_lines(
         totals[line] -= per_row[row, inside].sum()
         tokens[line] += inside.sum()
     totals[tokens == 0] = math.nan
-    words = [len(line.split()) + 1 for line in counted]
+    words = [len(line.split()) for line in counted]
     return [Score(*line) for line in zip(totals.tolist(), words, tokens.tolist(), strict=True)]

@@ -106,7 +106,8 @@ def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> Sourc
     lines, checkpoint = [*paired, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step)
     scores = scores_of(lambda task: lines, checkpoint)
     nats = np.array([score.log_likelihood for score in scores])
-    tokens, words = np.array([(s.tokens, s.words) for s in scores[: len(paired)]], np.float64).T
+    counts = [(s.tokens, s.words + 1) for s in scores[: len(paired)]]  # the end counts as a word
+    tokens, words = np.array(counts, np.float64).T
     return SourceScores(nats[: len(paired)], nats[len(paired) :], tokens, words)
 
 

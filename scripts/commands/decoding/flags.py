@@ -67,7 +67,8 @@ class DecodeFlags:
 class ScoreFlags:
     """Computes log-likelihood, words and tokens of each line, separated by tabs.
 
-    For a translation model a line is a source, a tab and the target to score.
+    For a translation model a line is a source, a tab and the target to score.  Words are separated
+    by white space; the end of a line is a token, and counts in a perplexity per word as one word.
     """
 
     EXAMPLES = ("meshloom score --model_dir=runs/mine --input=text.txt --output=scores.tsv",)

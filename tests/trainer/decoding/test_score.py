@@ -34,7 +34,7 @@ def test_a_line_is_scored_alone_and_a_long_one_in_pieces() -> None:
         inputs[:: TASK.length] = 0  # a piece does not see the one before
         log_LV = log_probabilities(params, {"inputs_BL": inputs})
         total = log_LV[np.arange(len(targets)), targets].sum()
-        assert (score.tokens, score.words) == (len(targets), len(line.split()) + 1)
+        assert (score.tokens, score.words) == (len(targets), len(line.split()))
         np.testing.assert_allclose(score.log_likelihood, total, rtol=1e-6)
     done, total = calls[-1]
     assert done == total and len(calls) > 1
