@@ -1,9 +1,17 @@
 """Curves of a run."""
 
+import numpy as np
+import pytest
+
 from trainer.metrics.plots import smoothed
 
 
-def test_smoothing_keeps_a_constant_and_follows_a_step() -> None:
-    assert [round(x, 12) for x in smoothed([3.0] * 5)] == [3.0] * 5
-    rising = smoothed([0.0] * 3 + [1.0] * 3)
-    assert rising[:3] == [0, 0, 0] and 0 < rising[3] < rising[4] < rising[5] < 1
+@pytest.mark.parametrize("count", [1, 2, 3, 50, 200])
+def test_smoothing_keeps_a_line_and_so_does_not_lag(count: int) -> None:
+    line = [9 - 0.03 * step for step in range(count)]
+    np.testing.assert_allclose(smoothed(line), line, rtol=1e-9)
+
+
+def test_smoothing_removes_noise() -> None:
+    noise = np.random.default_rng(0).normal(size=400)
+    assert np.std(smoothed([*noise])) < np.std(noise) / 3
