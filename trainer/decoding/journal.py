@@ -1,5 +1,6 @@
 """Keeps finished lines of an output in a journal, so that a crash does not lose them."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -11,6 +12,7 @@ from typing import Any, TextIO
 from configs.errors import UserError
 from configs.paths import is_remote
 from data.storage import atomic_open, atomic_write, local_twin, open_alone, write_errors
+from trainer.processes.training_lock import lock_object
 
 Hypotheses = list[list[Any]]
 
@@ -28,7 +30,8 @@ class Journal:
     """Keeps what of an output is done.  Beside OUTPUT lies OUTPUT.made, which says what made it.
 
     While lines are missing, those that are there lie in OUTPUT.part, one JSON object each, behind
-    a first one with the settings; for a remote output that file is on this machine.
+    a first one with the settings; for a remote output that file is on this machine, and
+    OUTPUT.lock keeps others from writing it.
     """
 
     output: Path
@@ -38,6 +41,7 @@ class Journal:
         self.journal_file = local_twin(self.output.with_name(self.output.name + ".part"))
         self.settings_file = self.output.with_name(self.output.name + ".made")
         self._file: TextIO | None = None
+        self._lock = contextlib.ExitStack()
 
     def is_done(self) -> bool:
         """Returns whether the output is there already, made by these settings."""
@@ -54,6 +58,9 @@ class Journal:
             if is_remote(self.output):
                 self.journal_file.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_alone(self.journal_file)
+        if is_remote(self.output):
+            lock = self.output.with_name(self.output.name + ".lock")
+            self._lock.enter_context(lock_object(lock, self.output, "decoding", "--output"))
         entries = _read(self.journal_file)
         # What a crash left half-written at the end is not taken over.
         kept = "".join(map(_line, entries or [{"settings": self.settings}]))
@@ -68,6 +75,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lock.close()
         if self._file is not None:
             self._file.close()
 

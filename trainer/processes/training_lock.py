@@ -1,4 +1,4 @@
-"""Keeps a second training out of a model directory.
+"""Keeps a second training out of a model directory, and a second decoding from a remote output.
 
 On a file system the lock is a file, and a lock of the system on it; in remote storage it is an
 object, which only its last writer can write or remove.
@@ -26,6 +26,8 @@ from trainer.multihost import gather
 from trainer.processes.ending import FAILED, end_process
 
 FILE = "train.lock"
+TRAINING = ("training", "--model_dir")
+"""What a model directory is locked for, and the flag that names another."""
 BEAT_S = 10
 """How often a training touches its lock."""
 SILENCE_S = 35
@@ -93,7 +95,7 @@ def lock(model_dir: Path) -> Iterator[None]:
     """Locks a model directory; the lock of a process that died is taken over."""
     path = model_dir / FILE
     if is_remote(path):
-        with _lock_object(path):
+        with lock_object(path, model_dir, *TRAINING):
             yield
         return
     with write_errors(path, "give another --model_dir"):
@@ -102,7 +104,7 @@ def lock(model_dir: Path) -> Iterator[None]:
     with file:
         is_locked, other = try_flock(file), _holder_of(file)
         if is_locked is False or (other and _is_alive(path, other, is_locked=is_locked is True)):
-            raise _refusal(path, other)
+            raise _refusal(model_dir, *TRAINING, other)
         if other:
             _warn_of_dead(path, other)
         file.seek(0)
@@ -117,8 +119,8 @@ def lock(model_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock_object(path: Path) -> Iterator[None]:
-    """Locks a model directory of remote storage.  Each beat rewrites the object."""
+def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None]:
+    """Locks a target in remote storage for some work.  Each beat rewrites the object."""
     lock, holder = ConditionalObject(path), Holder.this_process()
     other = Holder.parse(lock.read())
     if other is not None:
@@ -130,15 +132,15 @@ def _lock_object(path: Path) -> Iterator[None]:
             return lock.generation != before
 
         if not is_gone and _shows_sign(path, other, is_written):
-            raise _refusal(path, other)
+            raise _refusal(target, work, flag, other)
         _warn_of_dead(path, other)
 
     def write() -> None:
         if not lock.write(holder.dump()):
-            end_process(FAILED, f"{path}: another training took the lock over after a silence.")
+            end_process(FAILED, f"{path}: another {work} took the lock over after a silence.")
 
     if not lock.write(holder.dump()):
-        raise _refusal(path, Holder.parse(lock.read()))
+        raise _refusal(target, work, flag, Holder.parse(lock.read()))
     try:
         with _beating(write):
             yield
@@ -151,10 +153,10 @@ def _holder_of(file: IO[str]) -> Holder | None:
     return Holder.parse(file.read())
 
 
-def _refusal(path: Path, other: Holder | None) -> UserError:
+def _refusal(target: Path, work: str, flag: str, other: Holder | None) -> UserError:
     return UserError(
-        f"{path.parent}: another training is under way there: {other or 'just started'}.  "
-        "Wait for its end, stop it, or choose another --model_dir."
+        f"{target}: another {work} is under way there: {other or 'just started'}.  "
+        f"Wait for its end, stop it, or choose another {flag}."
     )
 
 

@@ -1,11 +1,13 @@
 """The journal of an output: what a crash leaves is continued, by the same settings alone."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from configs.errors import UserError
 from trainer.decoding.journal import Journal, fingerprint
+from trainer.processes import training_lock
 
 SETTINGS = {"input": fingerprint(["a", "b"]), "beam": 4}
 TEXTS = [["one", -1.5, -2.0]]
@@ -51,3 +53,25 @@ def test_a_second_decoding_of_one_output_is_refused(tmp_path: Path) -> None:
 
 def test_a_fingerprint_is_of_lines() -> None:
     assert fingerprint(["a", "b"]) != fingerprint(["ab"]) != fingerprint(["a\nb"])
+
+
+def test_a_second_decoding_of_one_remote_output_is_refused(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(training_lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(training_lock, "SILENCE_S", 1.5)
+    first, second = (Journal(there / "out.txt", SETTINGS) for _ in range(2))
+    second.journal_file = tmp_path / "out.txt.part"  # of another machine
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with first:
+        first.open()
+        monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        with (
+            pytest.raises(UserError, match=r"out\.txt: another decoding .*another --output"),
+            second,
+        ):
+            second.open()
+        first.finish(lambda file: file.write("done\n") and None)
+    assert second.is_done()
+    assert sorted(path.name for path in there.iterdir()) == ["out.txt", "out.txt.made"]
