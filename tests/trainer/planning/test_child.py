@@ -10,7 +10,11 @@ import pytest
 
 from configs.errors import UserError
 from layouts.cost.interconnect import Slice
+from layouts.layout import Layout
+from layouts.mesh import has_tpu_compiler
+from tests.trainer.planning.runs import RUNS
 from trainer.planning.child import CompilerAborted, describe_abort, in_child
+from trainer.planning.training import plan_compiled
 
 PARENT = "import time; from trainer.planning.child import in_child; in_child(time.sleep, 600)"
 
@@ -25,6 +29,14 @@ def test_a_result_and_an_error_come_back() -> None:
 def test_an_abort_becomes_one_line() -> None:
     with pytest.raises(CompilerAborted, match=r"^the TPU compiler aborts \(SIGABRT\)\.  Choose"):
         in_child(os.abort)
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_an_abort_of_the_tpu_compiler_ends_no_test() -> None:
+    """No slice of v5e has 32 chips in a row; libtpu makes its devices, and aborts on a program."""
+    slice, layout = Slice.named("v5e:32x32"), Layout(mesh="data:1024", rules="")
+    with pytest.raises(CompilerAborted, match=r"SIGABRT\): Check failed: "):
+        in_child(plan_compiled, RUNS["dense"], layout, {"data": 1024}, slice)
 
 
 def test_a_line_gives_the_reason() -> None:
