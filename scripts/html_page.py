@@ -6,17 +6,21 @@ from typing import Any
 
 STYLE = (
     "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "img{max-width:100%}.scroll{overflow-x:auto}table{border-collapse:collapse}"
+    "img{max-width:100%}.scroll,pre{overflow-x:auto}table{border-collapse:collapse}"
     "td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right}"
 )
 
 
-def page(title: str, parts: Iterable[str], style: str = "") -> str:
-    """Writes a page from its parts, which are HTML; the title is text."""
+def page(title: str, parts: Iterable[str], style: str = "", refresh_s: float | None = None) -> str:
+    """Writes a page from its parts, which are HTML; the title is text.
+
+    With refresh_s, a browser loads it again after so many seconds.
+    """
     title = html.escape(title)
+    refresh = "" if refresh_s is None else f"<meta http-equiv=refresh content={refresh_s:.0f}>"
     head = (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
-        f'<meta name=viewport content="width=device-width"><title>{title}</title>'
+        f'<meta name=viewport content="width=device-width">{refresh}<title>{title}</title>'
         f"<style>{STYLE}{style}</style><h1>{title}</h1>"
     )
     return "\n".join([head, *parts])

@@ -23,8 +23,10 @@ class RunPlots:
         self._with_experts = [line for line in self.train if line.get("experts")]
 
     def names(self) -> list[str]:
-        """Returns the names of the plots that there are."""
-        names = ["loss"] if self.train else []
+        """Returns the names of the plots that there are; none before the first step."""
+        if not self.train:
+            return []
+        names = ["loss"]
         if any("bleu" in line for line in self.checks):
             names.append("bleu")
         names += ["load", "dropped"] if self._with_experts else []

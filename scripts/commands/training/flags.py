@@ -49,8 +49,14 @@ class PrepareFlags:
 class ReportFlags:
     """Plots the curves of a run and the load of its experts, as pictures and one page."""
 
-    EXAMPLES = ("meshloom report --model_dir=runs/mine",)
+    EXAMPLES = (
+        "meshloom report --model_dir=runs/mine",
+        "meshloom report --model_dir=runs/mine --watch",
+    )
     model_dir: ModelDir
+    watch: Annotated[
+        bool, Flag("Writes the page again every 10 s while the run trains; a browser follows.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

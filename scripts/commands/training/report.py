@@ -2,18 +2,37 @@
 
 import base64
 import html
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from configs.errors import UserError
 from data.storage import atomic_write
+from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.html_page import page, table
 from trainer.metrics.plots import RunPlots
+from trainer.model_dir import ModelDir
+from trainer.planning.figures import SCHEMA_VERSION
+from trainer.processes.training_lock import holder_of
 
+WATCH_S = 10.0  # between two looks at a run
+UNITS = {
+    "loss": "nats per token",
+    "objective": "nats per token",
+    "accuracy": "share of tokens",
+    "data_stall_fraction": "share of the time",
+    "share_of_peak": "of the devices' FLOPs",
+    "idle": "experts",
+    "entropy": "nats",
+    "bleu": "percent",
+}
 CAPTIONS = {
-    "loss": "Loss over steps.",
+    "loss": "Loss over steps, in nats per token: of training, with dropout, and of validation.",
     "bleu": "BLEU over steps, of a subset of the validation split.",
     "load": "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
     "dropped": "Share of the first and second choices that found no place.",
@@ -22,26 +41,42 @@ CAPTIONS = {
 
 
 def report(flags: ReportFlags) -> None:
-    """Writes report.html and its pictures into the model directory."""
-    model_dir = flags.model_dir
-    pictures = RunPlots(model_dir)
+    """Writes report.html and its pictures into the model directory, once or while a run trains."""
+    while flags.watch and is_training(flags.model_dir):
+        pictures = RunPlots(flags.model_dir)
+        if pictures.names():
+            write_report(flags.model_dir, pictures, refresh_s=WATCH_S)
+        time.sleep(WATCH_S)
+    written = write_report(flags.model_dir, RunPlots(flags.model_dir))
+    click.echo("Wrote " + ", ".join(map(str, written)) + ".")
+
+
+def is_training(model_dir: Path) -> bool:
+    """Returns whether a process trains in a model directory."""
+    holder = holder_of(model_dir)
+    return holder is not None and holder[1]
+
+
+def write_report(model_dir: Path, pictures: RunPlots, refresh_s: float | None = None) -> list[Path]:
+    """Writes the page and its pictures; returns their files."""
     if not pictures.names():
         raise UserError(f"{model_dir}: its metrics.jsonl has no step.  Train first.")
     file = model_dir / "report.html"
     try:
         drawn = pictures.save(model_dir, *pictures.names())
-        text = run_page(model_dir.name, pictures, drawn)
+        text = run_page(model_dir, pictures, drawn, refresh_s)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{model_dir}: metrics.jsonl or evaluations.jsonl is not what `meshloom train` wrote: "
             f"{type(error).__name__} {error}."
         ) from error
     atomic_write(file, text)
-    written = [file, *(model_dir / f"{name}.png" for name in drawn)]
-    click.echo("Wrote " + ", ".join(map(str, written)) + ".")
+    return [file, *(model_dir / f"{name}.png" for name in drawn)]
 
 
-def run_page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
+def run_page(
+    model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes], refresh_s: float | None
+) -> str:
     """Writes the page of a run."""
     parts = ["<h2>Last step</h2>", table([numbers(pictures.train[-1])])]
     if pictures.checks:
@@ -61,16 +96,58 @@ def run_page(title: str, pictures: RunPlots, drawn: dict[str, bytes]) -> str:
             f'<h2>{name}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'
             f"<p>{caption}</p>"
         )
-    return page(title, parts)
+    parts += [*prediction(model_dir), *settings(model_dir)]
+    return page(model_dir.name, parts, refresh_s=refresh_s)
+
+
+def prediction(model_dir: Path) -> Iterator[str]:
+    """Shows what was predicted of the run's step, where this version can read it."""
+    file = model_dir / "plan.json"
+    try:
+        figures = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return
+    if isinstance(figures, dict) and figures.get("schema_version") == SCHEMA_VERSION:
+        yield "<h2>Prediction for a step</h2>"
+        yield head(figures)
+
+
+def settings(model_dir: Path) -> Iterator[str]:
+    """Shows the settings of the run and the layout that was given last."""
+    directory = ModelDir(model_dir)
+    for heading, file in (("Settings", directory.config_file), ("Layout", directory.layout_file)):
+        if file.exists():
+            text = html.escape(file.read_text(encoding="utf-8", errors="replace"))
+            yield f"<h2>{heading}</h2><details><summary>{file.name}</summary><pre>{text}</pre>"
+            yield "</details>"
+
+
+def heading(name: str) -> str:
+    """Writes the name of a number with its unit.
+
+    >>> heading("loss"), heading("step_s"), heading("tokens_per_s"), heading("evaluation_total_s")
+    ('loss (nats per token)', 'step (s)', 'tokens per s', 'evaluation total (s)')
+    """
+    words = name.replace("_", " ")
+    if name in UNITS:
+        return f"{words} ({UNITS[name]})"
+    is_time = name.endswith("_s") and not name.endswith("_per_s")
+    return f"{words.removesuffix(' s')} (s)" if is_time else words
 
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if isinstance(value, int | float)}
+    """Returns the numbers of a line of metrics, by name and unit."""
+    return {heading(name): value for name, value in line.items() if isinstance(value, int | float)}
 
 
 def of_layer(layer: dict[str, Any]) -> dict[str, Any]:
     """Returns what a table says of a layer with experts."""
     load = layer["load"]
-    dropped = {f"dropped {i}": share for i, share in enumerate(layer["dropped"][:2], 1)}
-    largest = {"largest load": max(load) * len(load), "smallest load": min(load) * len(load)}
+    dropped = {
+        f"dropped choices {i} (share)": share for i, share in enumerate(layer["dropped"][:2], 1)
+    }
+    largest = {
+        "largest load (x even share)": max(load) * len(load),
+        "smallest load (x even share)": min(load) * len(load),
+    }
     return numbers(layer) | largest | dropped

@@ -2,6 +2,8 @@
 
 import html.parser
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,12 @@ import pytest
 from scripts.commands.planning.page import write_page
 from scripts.commands.training.flags import ReportFlags
 from scripts.commands.training.report import report
+from trainer.planning.figures import SCHEMA_VERSION
+from trainer.processes.training_lock import FILE, Holder
 
 HOSTILE = "<b onclick=x>\"'&lt;</td>$\\frac$"
 ELEMENTS = {"html", "meta", "title", "style", "h1", "h2", "table", "tr", "th", "td", "img", "p",
-            "div", "ul", "li", "i"}  # fmt: skip
+            "div", "ul", "li", "i", "details", "summary", "pre"}  # fmt: skip
 ATTRIBUTES = {"lang", "charset", "name", "content", "alt", "src", "style", "class", "title"}
 
 
@@ -60,6 +64,44 @@ def test_a_report_of_hostile_names(model_dir: Path) -> None:
     # Heads of four tables, the names of a layer and of a part.
     check(model_dir / "report.html", 6)
     assert model_dir.name in Page(model_dir / "report.html").text
+
+
+def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None:
+    (model_dir / "config.gin").write_text(f"Run.steps = 7  # {HOSTILE}\n")
+    (model_dir / "layout.gin").write_text("Layout.rules = 'batch:data'\n")
+    (model_dir / "plan.json").write_text(
+        json.dumps({"schema_version": SCHEMA_VERSION, "fits": True, "bytes_per_device": 30})
+    )
+    report(ReportFlags(model_dir=model_dir))
+    page = Page(model_dir / "report.html")
+    assert page.elements <= ELEMENTS and page.attributes <= ATTRIBUTES
+    assert "loss (nats per token)" in page.text and "Prediction for a step" in page.text
+    assert f"Run.steps = 7  # {HOSTILE}" in page.text
+    assert "Layout.rules = 'batch:data'" in page.text
+    (model_dir / "plan.json").write_text(json.dumps({"of": "another version"}))
+    report(ReportFlags(model_dir=model_dir))
+    assert "Prediction" not in Page(model_dir / "report.html").text
+
+
+def test_a_watched_report_follows_the_run_until_it_ends(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, metrics, pages = model_dir / FILE, model_dir / "metrics.jsonl", []
+    lock.write_text(Holder(os.getppid(), socket.gethostname(), "now").dump())
+    steps = metrics.read_text()
+    metrics.unlink()  # the first step is not done yet
+
+    def sleep(_: float) -> None:
+        page = model_dir / "report.html"
+        pages.append(page.read_text() if page.exists() else "")
+        metrics.write_text(steps)
+        if len(pages) == 3:
+            lock.write_text("")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    report(ReportFlags(model_dir=model_dir, watch=True))
+    assert ["http-equiv=refresh" in page for page in pages] == [False, True, True]
+    assert "http-equiv" not in (model_dir / "report.html").read_text()
 
 
 def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
