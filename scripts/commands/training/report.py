@@ -126,13 +126,13 @@ def heading(name: str) -> str:
     """Writes the name of a number with its unit.
 
     >>> heading("loss"), heading("step_s"), heading("tokens_per_s"), heading("evaluation_total_s")
-    ('loss (nats per token)', 'step (s)', 'tokens per s', 'evaluation total (s)')
+    ('loss (nats per token)', 'step time (s)', 'tokens per s', 'evaluation total time (s)')
     """
     words = name.replace("_", " ")
     if name in UNITS:
         return f"{words} ({UNITS[name]})"
     is_time = name.endswith("_s") and not name.endswith("_per_s")
-    return f"{words.removesuffix(' s')} (s)" if is_time else words
+    return f"{words.removesuffix(' s')} time (s)" if is_time else words
 
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
