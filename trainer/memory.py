@@ -29,6 +29,18 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
         )
 
 
+def check_batch_memory(run: Run, layout: Layout, mesh: Mesh, rows: int) -> None:
+    """Raises where a batch of so many rows takes more than there is."""
+    shardings = placement(layout, mesh, 1)
+    batch_bytes = shard_bytes(abstract_batch(run.task.array_lengths, shardings, rows, 1))
+    memory_bytes = device_memory_bytes(mesh)
+    if memory_bytes is not None and batch_bytes > memory_bytes:
+        raise UserError(
+            f"--batch_sequences={rows}: a batch takes {batch_bytes:,} bytes on each device, which "
+            f"has {memory_bytes:,}.  Choose a smaller one."
+        )
+
+
 def check_cache_memory(params: Any, cache: Any, mesh: Mesh) -> None:
     """Raises where weights and the cache of a decoding alone take more than there is."""
     params_bytes, cache_bytes = shard_bytes(params), shard_bytes(cache)

@@ -20,6 +20,7 @@ from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.checks import Program, check_layout, explained_errors
+from trainer.memory import check_batch_memory
 from trainer.planning.decoding import shortest_shape, trace_decode
 from trainer.run import Run
 
@@ -63,4 +64,6 @@ def only(steps: list[int | None]) -> int | None:
 def batch_of(trained: TrainedModel, batch_sequences: int | None) -> int:
     """Returns the batch size, the run's by default, rounded up to the shards of the batch."""
     shards = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
-    return rounded(batch_sequences or trained.run.batch_sequences, shards)
+    rows = rounded(batch_sequences or trained.run.batch_sequences, shards)
+    check_batch_memory(trained.run, trained.model.layout, trained.mesh, rows)
+    return rows

@@ -187,6 +187,7 @@ def test_numbers_that_no_search_takes(run: Meshloom, trained: Place, flag: str) 
         (["evaluate", "--test_set=wmt14"], "--test_set: toy is not a translation task"),
         (["evaluate", "--input=/dev/null"], "--input=/dev/null: the file is empty"),
         (["evaluate", "--input=x", "--split=test"], "--input=x with --split=test.  Remove one"),
+        (["evaluate", "--batch_sequences=2000000000"], "--batch_sequences=2000000000: a batch"),
         (["decode", "--gin_param=Layout.rules='batch'"], "'batch': legal is name:name"),
     ],
     ids=str,

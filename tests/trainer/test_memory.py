@@ -13,7 +13,7 @@ from models.decoding.sampling import Sampling
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
 from trainer.decoding.decoder import Decoder, Request
-from trainer.memory import check_memory, device_memory_bytes
+from trainer.memory import check_batch_memory, check_memory, device_memory_bytes
 from trainer.run import Run
 from trainer.step import abstract_params
 
@@ -30,6 +30,9 @@ def test_what_does_not_fit_is_refused_with_its_bytes() -> None:
         check_memory(dataclasses.replace(RUN, model=wide), layout, mesh)
     with pytest.raises(UserError, match=r"and [\d,]{13,} of the batch on each device"):
         check_memory(dataclasses.replace(RUN, batch_sequences=2 * 10**9), layout, mesh)
+    check_batch_memory(RUN, layout, mesh, 64)
+    with pytest.raises(UserError, match=r"--batch_sequences=2000000000: a batch takes [\d,]{13,} "):
+        check_batch_memory(RUN, layout, mesh, 2 * 10**9)
 
 
 @pytest.mark.parametrize("search", [Sampling(width=10**8), Beam(width=10**8)])
