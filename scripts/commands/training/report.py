@@ -117,7 +117,7 @@ def settings(model_dir: Path) -> Iterator[str]:
     directory = ModelDir(model_dir)
     for heading, file in (("Settings", directory.config_file), ("Layout", directory.layout_file)):
         if file.exists():
-            text = html.escape(file.read_text(encoding="utf-8", errors="replace"))
+            text = html.escape(file.read_bytes().decode("utf-8", "replace"))
             yield f"<h2>{heading}</h2><details><summary>{file.name}</summary><pre>{text}</pre>"
             yield "</details>"
 
