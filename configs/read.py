@@ -203,7 +203,8 @@ class Reader:
             line = error.lineno or line
         elif isinstance(error, tokenize.TokenError):
             line = error.args[1][0]
-        elif isinstance(error, RecursionError):
+        # From Python 3.12 on, the tokenizer refuses more than 200 brackets.
+        if isinstance(error, RecursionError) or "nested parentheses" in str(error):
             error = TooLarge(TOO_DEEP)
         lines = text.splitlines() or [""]
         wrong = lines[min(line, len(lines)) - 1].strip()

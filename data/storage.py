@@ -125,6 +125,8 @@ def _output_problem(path: Path) -> str | None:
     try:
         if path.is_dir():
             return "it is a folder"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # raises where links form a circle; from Python 3.13 on, resolve does not
         folder = path.resolve().parent
         if not folder.is_dir():
             return f"there is no folder {folder}"
