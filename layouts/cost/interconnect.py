@@ -80,7 +80,7 @@ class Slice:
             raise UserError(
                 f"--topology={name}: the bandwidth of the network between slices of {kind} is not "
                 f"published.  Legal: one slice, {kind}:{sizes}, or several of "
-                f"{', '.join(NETWORK_BANDWIDTH)}."
+                f"{', '.join(kind for kind in CHIPS if kind in NETWORK_BANDWIDTH)}."
             )
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
 

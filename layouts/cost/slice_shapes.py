@@ -61,11 +61,8 @@ def shapes_of_nodes(max_nodes: int) -> list[str]:
     >>> shapes_of_nodes(4)
     ['1x1', '1x2', '1x4', '1x8', '2x8', '4x8']
     """
-    doubled = itertools.takewhile(
-        lambda nodes: nodes <= max_nodes, (2**i for i in itertools.count(1))
-    )
-    full = GPUS_OF_A_NODE[-1]
-    return [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{nodes}x{full}" for nodes in doubled)]
+    full, doublings = GPUS_OF_A_NODE[-1], range(1, max_nodes.bit_length())
+    return [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
 
 
 def check_offered(slice: Slice) -> None:

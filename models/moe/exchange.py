@@ -66,7 +66,7 @@ class Exchange(NamedTuple):
     ) -> Array:  # fmt: skip
         """Sends the rows from start to start + size to each device, to `place` in its out_rd."""
         ragged = functools.partial(jax.lax.ragged_all_to_all, axis_name=self.axes)
-        padded = functools.partial(padded_all_to_all, axes=self.axes, most=self.rows)
+        padded = functools.partial(padded_all_to_all, axes=self.axes, max_rows=self.rows)
         operands = (x_cd, out_rd, start_n, size_n, place_n, received_n)
         return jax.lax.platform_dependent(*operands, cpu=padded, default=ragged)
 
@@ -80,10 +80,10 @@ def padded_all_to_all(
     received_n: Array,
     *,
     axes: tuple[str, ...],
-    most: int,
+    max_rows: int,
 ) -> Array:
     """Does what `jax.lax.ragged_all_to_all` does, of which XLA has no version for CPUs."""
-    row_1c = jnp.arange(most)[None]
+    row_1c = jnp.arange(max_rows)[None]
     x_ncd = x_cd.at[start_n[:, None] + row_1c].get(mode="fill", fill_value=0)
     all_to_all = functools.partial(jax.lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0)
     place_nc = all_to_all(place_n)[:, None] + row_1c

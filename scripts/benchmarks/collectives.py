@@ -7,8 +7,8 @@ TPU v3: an all-reduce takes as long on any number of cores, an all-to-all 9 time
 as on 16.  The prediction is that of plans (layouts/cost/interconnect.py).
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -92,31 +92,29 @@ def growth(times: Mapping[int, float]) -> float | None:
 
 
 def draw(
-    file: str, kinds: Mapping[str, tuple[Seconds, Seconds]], chip: str, megabytes: int
-) -> None:
+    kinds: Mapping[str, tuple[Seconds, Seconds]], chip: str, megabytes: int, pyplot: Any
+) -> Any:
     """Draws measured and predicted times over the number of devices."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    from data.storage import atomic_path
-
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     for number, (kind, (here, slices)) in enumerate(kinds.items()):
         axes.plot([*slices], [*slices.values()], "o-", color=f"C{number}", label=f"{kind}, {chip}")
         if here:
             label = f"{kind}, measured here"
             axes.plot([*here], [*here.values()], "s--", color=f"C{number}", label=label)
-    axes.set(
-        xscale="log", yscale="log", xlabel="devices", ylabel=f"s for {megabytes} MB on each device"
-    )
+    axes.set(yscale="log", xlabel="devices", ylabel=f"s for {megabytes} MB on each device")
     axes.set_xscale("log", base=2)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    with atomic_path(Path(file)) as path:
-        figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)
+    return figure
+
+
+def write_picture(file: str, draw: Callable[[Any], Any]) -> None:
+    """Writes a picture as PNG."""
+    from configs.paths import path_of
+    from data.storage import atomic_write
+    from trainer.metrics.plots import png_of
+
+    atomic_write(path_of(file), png_of(draw))
 
 
 def measure(kinds: Sequence[str], chip: str, megabytes: Sequence[int]) -> dict[str, Any]:
@@ -143,6 +141,8 @@ def measure(kinds: Sequence[str], chip: str, megabytes: Sequence[int]) -> dict[s
 @json_option()
 def main(chip: str, simulate_devices: int, output: str | None, json_file: str | None) -> None:
     """Measures collectives on this machine, and predicts them for slices."""
+    if output == "-":
+        raise click.UsageError("--output=-: a picture needs a file.  Give its name.")
     import jax
 
     from layouts import mesh
@@ -154,7 +154,7 @@ def main(chip: str, simulate_devices: int, output: str | None, json_file: str | 
     if output is not None:
         largest = result["megabytes"][str(MEGABYTES[-1])]
         times = {kind: (row["measured_s"], row["predicted_s"]) for kind, row in largest.items()}
-        draw(output, times, chip, MEGABYTES[-1])
+        write_picture(output, functools.partial(draw, times, chip, MEGABYTES[-1]))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ CHECKSUM = "crc32"
 CHECKSUM_UP_TO_BYTES = 1 << 24
 """Larger files hold arrays alone; here their size is enough, so that a look stays cheap."""
 WRITES_S = 30.0
+"""How long a save that fails waits for its other writes."""
 
 logger = logging.getLogger(__name__)
 

@@ -41,11 +41,6 @@ class RunPlots:
 
     def png(self, name: str) -> bytes:
         """Returns a plot as a PNG file."""
-        import matplotlib  # slow to import, and needed once, at the end
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-
         draw: dict[str, Callable[[Any], Any]] = {
             "loss": self._loss,
             "bleu": self._bleu,
@@ -53,12 +48,7 @@ class RunPlots:
             "dropped": self._dropped,
             "experts_of_parts": self._experts_of_parts,
         }
-        file = io.BytesIO()
-        with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is no formula
-            figure = draw[name](pyplot)
-            figure.savefig(file, dpi=120, format="png")
-        pyplot.close(figure)
-        return file.getvalue()
+        return png_of(draw[name])
 
     def _loss(self, pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
@@ -170,3 +160,18 @@ def smoothed(values: list[float], decay: float = 0.9) -> list[float]:
     spread = n * xx - x * x
     line_S = np.divide(xx * y - x * xy, spread, out=value_S.copy(), where=spread > 0)
     return [float(value) for value in line_S]
+
+
+def png_of(draw: Callable[[Any], Any]) -> bytes:
+    """Returns the figure that a function makes with pyplot, as a PNG file."""
+    import matplotlib  # slow to import, and needed once, at the end
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    file = io.BytesIO()
+    with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is no formula
+        figure = draw(pyplot)
+        figure.savefig(file, dpi=120, format="png")
+    pyplot.close(figure)
+    return file.getvalue()

@@ -113,22 +113,31 @@ def models(run: Run) -> Iterator[ModelSpec]:
 
 def least_microbatches(run: Run, layout: Layout, slice: Slice) -> StepPlan | None:
     """Plans a run with the fewest microbatches with which it fits; None where none does."""
-    shards = batch_shards(layout, mesh_sizes(layout.mesh, slice.devices))
-    counts = [count for count in MICROBATCHES if run.batch_sequences % (count * shards) == 0]
 
-    def planned(count: int) -> StepPlan | None:
-        with_count = dataclasses.replace(run, microbatches=count)
-        try:
-            check_run(with_count)
-        except UserError:  # groups of tokens that a microbatch does not divide into
-            return None
-        plan = plan_if_traceable(with_count, layout, slice)
+    def fitting(microbatches: int) -> StepPlan | None:
+        divided = dataclasses.replace(run, microbatches=microbatches)
+        plan = plan_if_traceable(divided, layout, slice)
         return plan if plan is not None and plan.fits else None
 
+    shards = batch_shards(layout, mesh_sizes(layout.mesh, slice.devices))
+    counts = [count for count in MICROBATCHES if divides(run, count, shards)]
     if not counts:
         return None
-    if (plan := planned(counts[0])) is not None:
+    fewest, *more = counts
+    if (plan := fitting(fewest)) is not None or not more:
         return plan
-    if planned(counts[-1]) is None:  # which takes the least memory
+    *between, last = more
+    if (plan := fitting(last)) is None:  # which takes the least memory
         return None
-    return next(filter(None, map(planned, counts[1:])))
+    return next(filter(None, map(fitting, between)), plan)
+
+
+def divides(run: Run, microbatches: int, shards: int) -> bool:
+    """Returns whether microbatches divide over the shards of a batch, and into groups of tokens."""
+    if run.batch_sequences % (microbatches * shards):
+        return False
+    try:
+        check_run(dataclasses.replace(run, microbatches=microbatches))
+    except UserError:
+        return False
+    return True

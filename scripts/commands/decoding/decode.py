@@ -205,7 +205,9 @@ class DecodeJob:
     def write_json(
         self, texts: Mapping[int, Sequence[Sequence[Any]]], steps: Sequence[int]
     ) -> None:
-        """Writes the settings and the texts of all lines as one JSON object, if it is asked for."""
+        """Writes the settings and the texts of all lines as one JSON object, if a file is named."""
+        if self.flags.json_file is None:
+            return
         lines = [entry_of(source, texts[line]) for line, source in enumerate(self.lines)]
         write_json(self.flags.json_file, {"settings": self.settings(steps), "lines": lines})
 

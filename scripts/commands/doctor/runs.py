@@ -115,8 +115,8 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
 
 def training(model_dir: Path) -> Iterator[Finding]:
     """Names the process that trains in a model directory."""
-    if (found := holder_of(model_dir)) is not None:
-        holder, is_alive = found
+    if (lock := holder_of(model_dir)) is not None:
+        holder, is_alive = lock
         text = f"{holder}, trains there" if is_alive else f"{holder}, has ended without unlocking"
         yield Finding("lock", "ok", text)
 

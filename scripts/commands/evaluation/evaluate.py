@@ -254,10 +254,12 @@ def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: 
     if path is None:
         return
     files = made[0].files()
-    for end, lines in files.items() if path not in STREAMS else [("", files[""])]:
+    if path in STREAMS:
+        files = {"": files[""]}
+    for end, lines in files.items():
         with open_output(path + end) as file:
             file.writelines(f"{line}\n" for line in lines)
-    if path not in STREAMS:
+    if len(files) > 1:
         tokenizer = f" --tokenize {tokenize}" if tokenize else ""
         references = " ".join(path + end for end in files if end.startswith(".reference"))
         print_note(f"Wrote {path}, and {', '.join(end for end in files if end)} beside it.")

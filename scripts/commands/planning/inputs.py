@@ -84,7 +84,7 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
 
 
 def parse_topology(topology: str | None) -> Slice | None:
-    """Reads a slice that Google Cloud offers."""
+    """Reads a slice of TPUs that Google Cloud offers, or nodes of GPUs."""
     if topology is None:
         return None
     slice = Slice.named(topology)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from scripts.commands.planning.inputs import (
     read_inputs,
     sizes_on,
 )
+from scripts.commands.planning.page import with_unit
+from scripts.commands.planning.tables import sort_key
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
 from trainer.planning.report import as_json
@@ -61,7 +62,7 @@ def compare(flags: PlanFlags) -> None:
         inputs = read_inputs(flags, name)
         inputs.check(inputs.run)
         figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
-    names = sorted(figures, key=lambda name: sort_key(figures[name]))
+    names = sorted(figures, key=lambda name: sort_key(figures[name], "step_time_s"))
     print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
     warn_of_excess(figures)
     write_json(flags.json_file, {name: figures[name] for name in names})
@@ -167,12 +168,6 @@ def comment(ranked: RankedLayout, best: RankedLayout) -> str:
     return f"{ranked.step_s / best.step_s - 1:+.0%}{misfit}: {ranked.name}"
 
 
-def sort_key(figures: dict[str, Any]) -> tuple[bool, float]:
-    """Orders plans by time, after those that fit, or may, the others."""
-    step_s = figures["step_time_s"]
-    return figures["fits"] is False, math.inf if step_s is None else step_s
-
-
 def figures_of(ranked: RankedLayout) -> dict[str, Any]:
     """Lists the plan's figures, and what the time of a step is known by."""
     plan, step_s = ranked.plan, ranked.step_s
@@ -183,8 +178,11 @@ def figures_of(ranked: RankedLayout) -> dict[str, Any]:
 def row(figures: dict[str, Any]) -> list[str]:
     """Writes a plan as a line of a table."""
     received_bytes = sum(collective["received_bytes"] for collective in figures["collectives"])
-    fits = {True: "yes", False: "no", None: "unknown"}[figures["fits"]]
-    line = [fits, size_text(figures["bytes_per_device"]), size_text(received_bytes)]
+    line = [
+        with_unit(figures["fits"], ""),
+        size_text(figures["bytes_per_device"]),
+        size_text(received_bytes),
+    ]
     if figures["step_time_s"] is None:
         return [*line, "unknown", "unknown", "unknown"]
     times = (f"{figures['step_time_s']:.4g}", f"{figures['tokens_per_s']:,.0f}")

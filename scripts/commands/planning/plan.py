@@ -31,10 +31,12 @@ from trainer.run import Run
 def plan(flags: PlanFlags) -> None:
     """Plans training or decoding of a run, its training under several layouts, or a sweep."""
     check_flags(flags)
-    if flags.decode:
-        (compare_decoding if flags.compare else plan_decoding)(flags)
-    elif flags.sweep:
+    if flags.sweep:
         sweep_run(flags)
+    elif flags.decode and flags.compare:
+        compare_decoding(flags)
+    elif flags.decode:
+        plan_decoding(flags)
     elif flags.compare:
         compare(flags)
     else:

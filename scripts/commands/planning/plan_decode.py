@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from scripts.commands.planning.tables import (
     print_memory,
     print_times,
     print_unexpected,
+    sort_key,
     summary_line,
 )
 from scripts.commands.shared_flags import SearchFlags
@@ -66,21 +66,15 @@ def compare_decoding(flags: PlanFlags) -> None:
     plans = {}
     for name in flags.layouts:
         plans[Path(name).stem] = decode_as_json(plan_batch(read_inputs(flags, name), flags))
-    names = sorted(plans, key=lambda name: sort_key(plans[name]))
+    names = sorted(plans, key=lambda name: sort_key(plans[name], "output_latency_s"))
     print_table(["layout", *COMPARED], [[name, *row(plans[name])] for name in names])
     write_json(flags.json_file, {name: plans[name] for name in names})
-
-
-def sort_key(figures: dict[str, Any]) -> tuple[bool, float]:
-    """Orders plans by the time of an output, after those that fit, or may, the others."""
-    output_s = figures["output_latency_s"]
-    return figures["fits"] is False, math.inf if output_s is None else output_s
 
 
 def row(figures: dict[str, Any]) -> list[str]:
     """Writes a plan as a line of a table."""
     return [
-        {True: "yes", False: "no", None: "unknown"}[figures["fits"]],
+        with_unit(figures["fits"], ""),
         f"{figures['batch_sequences']:,}",
         *(size_text(figures[name]) for name in ("bytes_per_device", "cache_bytes")),
         *(with_unit(figures[name], "s") for name in LATENCIES),

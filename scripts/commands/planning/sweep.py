@@ -2,7 +2,7 @@
 
 import base64
 import dataclasses
-import io
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from scripts.commands.planning.page import with_unit
 from scripts.html_page import page, table
 from scripts.terminal import print_note, print_table
 from trainer.checks import layout_name
+from trainer.metrics.plots import png_of
 from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.search import rank_layouts
 from trainer.planning.sweep import SweepPoint, sweep
@@ -113,7 +114,7 @@ def readable(row: dict[str, Any]) -> dict[str, str]:
 def write_page(
     file: str, title: str, points: Sequence[SweepPoint], rows: Sequence[dict[str, str]]
 ) -> None:
-    image = base64.b64encode(scatter(points)).decode()
+    image = base64.b64encode(png_of(functools.partial(scatter, points))).decode()
     parts = [
         f"<p>{HOW}",
         f'<img alt="Chip-hours over step time." src="data:image/png;base64,{image}">',
@@ -124,13 +125,8 @@ def write_page(
     click.echo(f"Wrote {file}.")
 
 
-def scatter(points: Sequence[SweepPoint]) -> bytes:
+def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     """Draws chip-hours over step time: a colour for each layout, larger with more memory."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     for number, name in enumerate(dict.fromkeys(point.layout for point in points)):
         of_layout = [point for point in points if point.layout == name]
@@ -157,7 +153,4 @@ def scatter(points: Sequence[SweepPoint]) -> bytes:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(title="layout; larger: more memory", fontsize="x-small")
-    with io.BytesIO() as file:
-        figure.savefig(file, dpi=120, format="png")
-        pyplot.close(figure)
-        return file.getvalue()
+    return figure

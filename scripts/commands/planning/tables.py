@@ -1,5 +1,6 @@
 """Prints the figures of a plan, of training or of decoding, as tables."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,3 +62,9 @@ def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
     if figures["compile_s"] is not None:
         parts.append(f"compiled in {figures['compile_s']:.0f} s")
     return "; ".join(parts) + "."
+
+
+def sort_key(figures: dict[str, Any], time: str) -> tuple[bool, float]:
+    """Orders plans by a time, after those that fit, or may, the others."""
+    time_s = figures[time]
+    return figures["fits"] is False, math.inf if time_s is None else time_s

@@ -6,11 +6,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from scripts.benchmarks import decode, generate, input, moe, start, train, translate
+from scripts.benchmarks import collectives, decode, generate, input, moe, start, train, translate
 from scripts.benchmarks.options import json_option, options
 from scripts.benchmarks.rounds import CHECKOUT
 
 COMMANDS = {
+    "collectives": collectives.main,
     "decode": decode.main,
     "generate": generate.main,
     "input": input.main,
@@ -35,6 +36,7 @@ COMMANDS = {
         ("decode --batch_sizes=16;32", "'16;32' is not a list of integers"),
         ("generate --batch_sizes=", "'' is not a list of integers"),
         ("generate --json=no_folder/file.json", "no_folder/file.json: cannot be written"),
+        ("collectives --output=-", "a picture needs a file"),
         ("train --baseline=/no/such", "/no/such is not a checkout"),
         ("train --baseline=.", ". is not a checkout"),
     ],

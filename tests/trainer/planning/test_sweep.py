@@ -5,12 +5,14 @@ import dataclasses
 import pytest
 
 from layouts.cost.interconnect import Slice
+from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning import sweep as sweep_module
 from trainer.planning.sweep import least_microbatches, sweep, variants
 from trainer.planning.training import plan_from_trace
+from trainer.run import Run
 
 RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0))
 LAYOUTS = {name: layout_named(name) for name in ("data_parallel", "fsdp")}
@@ -41,6 +43,20 @@ def test_the_fewest_microbatches_that_fit_are_taken() -> None:
             assert plan is not None and plan.run.microbatches == count
         # 16 rows in 8 microbatches do not divide over 4 devices.
         assert least_microbatches(RUN, LAYOUTS["fsdp"], with_memory(needs[4] - 1)) is None
+
+
+def test_no_number_of_microbatches_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+
+    def too_large(run: Run, layout: Layout, slice: Slice) -> None:
+        planned.append(run.microbatches)
+
+    monkeypatch.setattr(sweep_module, "plan_if_traceable", too_large)
+    for rows, counts in ((16, [1, 4]), (4, [1])):
+        run = dataclasses.replace(RUN, batch_sequences=rows)
+        assert least_microbatches(run, LAYOUTS["fsdp"], with_memory(1e9)) is None
+        assert planned == counts
+        planned.clear()
 
 
 def test_a_sweep_is_sorted_by_its_chip_hours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) ->
         (["--topology=h100:2x3"], "nodes and GPUs of each"),
         (["--topology=h100:2x8x2"], "as in h100:4x8"),
         (["--topology=2xh100:1x8"], "as in h100:2x8"),
+        (["--topology=2xv3:2x2"], "or several of v5e, v5p, v6e."),
         (["--topology=v5e:16x32"], "no such slice.  Legal nearby: v5e:"),
         (
             ["--topology=v3:2x2", "--gin_param=Layout.mesh='data:3,model:2'"],
