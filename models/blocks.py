@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from layouts.layout import Layout
@@ -16,24 +15,10 @@ from models.feed_forward import Mlp
 from models.initializers import Weights
 from models.moe.layer import MoeLayer
 from models.moe.routing import Load
+from models.norms import Norm
 from models.spec import BlockKind, TransformerSpec
 
 Array = jax.Array
-
-
-class Norm(nnx.Module):
-    """Divides by the root mean square.  Zhang and Sennrich 2019 (RMSNorm), equation 4."""
-
-    def __init__(self, layout: Layout, weights: Weights):
-        self.layout = layout
-        self.scale_D = weights.ones("D")
-
-    @jax.named_scope("norm")
-    def __call__(self, x_BLD: Array) -> Array:
-        wide_BLD = x_BLD.astype(jnp.float32)
-        power_BL1 = jnp.mean(jnp.square(wide_BLD), axis=-1, keepdims=True)
-        scale_11D = self.layout.broadcast_like(self.scale_D[...].astype(jnp.float32), "D", "BLD")
-        return (wide_BLD * jax.lax.rsqrt(power_BL1 + 1e-6) * scale_11D).astype(x_BLD.dtype)
 
 
 class FeedForward(Protocol):
@@ -81,12 +66,12 @@ class Block(nnx.Module):
         self.spec = spec
         self.layout = layout
         parts = BLOCK_KINDS[kind]
-        self.attention_norm = Norm(layout, weights)
+        self.attention_norm = Norm(spec, layout, weights)
         self.attention = parts.attention(spec, layout, weights)
         if cross_attention:
-            self.source_norm = Norm(layout, weights)
+            self.source_norm = Norm(spec, layout, weights)
             self.source_attention = CrossAttention(spec, layout, weights)
-        self.mlp_norm = Norm(layout, weights)
+        self.mlp_norm = Norm(spec, layout, weights)
         self.mlp = parts.feed_forward(spec, layout, weights)
 
     def __call__(

@@ -12,6 +12,7 @@ from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.segment_sum import segment_sum
 from models.initializers import Weights
+from models.rope import plain_rates
 from models.spec import TransformerSpec
 
 Array = jax.Array
@@ -34,12 +35,17 @@ class Rotation(NamedTuple):
     """Negative for the left half."""
 
 
-def rotation_of(positions_BL: Array, d_kv: int) -> Rotation:
+def rotation_of(positions_BL: Array, spec: TransformerSpec) -> Rotation:
     """Returns the angles position x rate.  Su et al. 2021 (RoFormer), section 3.2.2."""
-    half = d_kv // 2
-    rates_k = 10_000.0 ** (-jnp.arange(half) / half)
+    rates, magnitude = plain_rates(spec.rope_theta, spec.d_kv), 1.0
+    if spec.rope_scaling is not None:
+        rates, magnitude = (
+            spec.rope_scaling.scaled(rates, spec.rope_theta),
+            spec.rope_scaling.magnitude,
+        )
+    rates_k = jnp.asarray(rates, jnp.float32)
     angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(jnp.float32), rates_k)
-    cos_BLk, sin_BLk = jnp.cos(angles_BLk), jnp.sin(angles_BLk)
+    cos_BLk, sin_BLk = magnitude * jnp.cos(angles_BLk), magnitude * jnp.sin(angles_BLk)
     return Rotation(
         cos_BLk=jnp.concatenate([cos_BLk, cos_BLk], axis=-1),
         sin_BLk=jnp.concatenate([-sin_BLk, sin_BLk], axis=-1),

@@ -8,10 +8,12 @@ from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, Positive, abstract_spec, spec
 from models.api import ModelSpec
 from models.moe.routing import Router, Top2
+from models.rope import RopeScaling
 
 Tree = TypeVar("Tree")
 Activation = Literal["relu", "gelu", "silu"]
 AttentionKind = Literal["auto", "plain", "flash"]
+AttentionBiases = Literal["none", "qkv", "all"]
 BlockKind = Literal["dense", "moe"]
 Dispatch = Literal["einsum", "gather", "dropless"]
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -85,6 +87,10 @@ class TransformerSpec(ModelSpec):
     """Multiplies the hidden layer by a second product, whose activation is the gate (GLU)."""
     positions: Positions = "learned"
     """How the model encodes positions: a learned table, sinusoids, relative biases or rotation."""
+    rope_theta: Positive = 10_000.0
+    """Base of the wavelengths of rotary positions."""
+    rope_scaling: RopeScaling | None = None
+    """Stretches rotary positions to longer rows than a model was trained on. None: it does not."""
     length: Count = 256
     """Size of the learned position table; the model trains and decodes no longer rows."""
     buckets: Count = 32
@@ -101,6 +107,17 @@ class TransformerSpec(ModelSpec):
     """Multiplies queries. None: 1 / the square root of d_kv."""
     logit_scale: Positive = 1.0
     """Multiplies the hidden states before the softmax's product."""
+    norm_epsilon: Positive = 1e-6
+    """Added to the mean square in all norms."""
+    norm_offset: bool = False
+    """Norms multiply by 1 + their scale, as in Gemma, so that weight decay draws them to 1."""
+    qk_norm: bool = False
+    """Norms each head of queries and keys, before they are rotated."""
+    attention_biases: AttentionBiases = "none"
+    """Adds biases to queries, keys and values ("qkv"), or to attention's output as well ("all")."""
+    sliding_window: Count | None = None
+    """Tokens that a token of a decoder attends to: itself and those right before it. None: all
+    before it."""
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
     dropout: Fraction = 0.0
@@ -144,6 +161,16 @@ class TransformerSpec(ModelSpec):
             )
         if self.positions == "rotary" and self.d_kv % 2:
             raise UserError(f"Transformer.d_kv = {self.d_kv}: rotary positions need an even width.")
+        if self.rope_scaling is not None and self.positions != "rotary":
+            raise UserError(
+                f"Transformer.rope_scaling = @{type(self.rope_scaling).__name__}(): found "
+                f"positions = {self.positions!r}.  Legal: positions = 'rotary', or no scaling."
+            )
+        if self.sliding_window is not None and self.encoder_layers:
+            raise UserError(
+                f"Transformer.sliding_window = {self.sliding_window}: found encoder_layers = "
+                f"{self.encoder_layers}.  Legal: windows in models without an encoder."
+            )
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"Transformer.d_model = {self.d_model}: sinusoids need an even width.")
 

@@ -12,8 +12,9 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention.context import AttentionContext
-from models.blocks import Block, Blocks, Norm
+from models.blocks import Block, Blocks
 from models.initializers import Weights
+from models.norms import Norm
 from models.positions import RelativeBias, rotation_of
 from models.spec import BlockKind, TransformerSpec
 
@@ -63,7 +64,7 @@ class Stack(nnx.Module):
             self.layers_N = Blocks(spec, layout, stacked, pattern, cross_attention=cross_attention)
         shares_bias = spec.positions == "relative" and spec.shares_bias
         self.bias = RelativeBias(spec, layout, weights) if shares_bias else None
-        self.norm = Norm(layout, weights)
+        self.norm = Norm(spec, layout, weights)
 
     def __call__(
         self,
@@ -100,7 +101,7 @@ class Stack(nnx.Module):
         """Adds what all layers share of positions: the angles of rotary ones, a shared bias."""
         if self.spec.positions == "rotary":
             assert context.positions_BL is not None
-            rotation = rotation_of(context.positions_BL, self.spec.d_kv)
+            rotation = rotation_of(context.positions_BL, self.spec)
             context = dataclasses.replace(context, rotation=rotation)
         if self.bias is None:
             return context

@@ -64,6 +64,7 @@ class Network(nnx.Module):
             self.layout,
             batch["positions_BL"],
             segments_BL,
+            window=self.spec.sliding_window,
             drop_tokens=drop_tokens,
             kernel=self.kernel(length, length, training=training),
         )
@@ -227,7 +228,14 @@ class TransformerModel:
             positions_BM = jax.lax.dynamic_update_slice_in_dim(
                 cache["positions_BM"], positions_BL, cache_index, axis=1
             )
-            context = cached_context(layout, positions_BL, positions_BM, mask_BLM, cache_index)
+            context = cached_context(
+                layout,
+                positions_BL,
+                positions_BM,
+                mask_BLM,
+                cache_index,
+                window=self.spec.sliding_window,
+            )
             source = None
             if memory_BMD is not None:
                 one_BL = jnp.ones_like(tokens_BL)

@@ -46,10 +46,14 @@ def packed_context(
     segments_BL: Array,
     *,
     causal: bool = True,
+    window: int | None = None,
     drop_tokens: bool = True,
     kernel: Kernel | None = None,
 ) -> AttentionContext:
-    """Lets each token see its own segment: all of it, or in causal attention up to itself."""
+    """Lets each token see its own segment: all of it, or in causal attention up to itself.
+
+    With a window it sees the last tokens alone, so many with itself.
+    """
     if kernel is not None:
         return AttentionContext(
             None,
@@ -65,6 +69,8 @@ def packed_context(
     mask_BLM = same_segment(layout, segments_BL, segments_BL)
     if causal:
         mask_BLM &= layout.broadcast_like(relative_LM >= 0, "LM", "BLM")
+    if window is not None:
+        mask_BLM &= layout.broadcast_like(relative_LM < window, "LM", "BLM")
     return AttentionContext(
         mask_BLM,
         causal,
@@ -101,10 +107,14 @@ def cached_context(
     positions_BM: Array,
     mask_BLM: Array,
     cache_index: Array,
+    *,
+    window: int | None = None,
 ) -> AttentionContext:
     """Lets new tokens see what the mask says of a cache; experts drop none of them."""
     query_BL1 = layout.broadcast_like(positions_BL, "BL", "BLM")
     relative_BLM = query_BL1 - layout.broadcast_like(positions_BM, "BM", "BLM")
+    if window is not None:
+        mask_BLM &= relative_BLM < window
     return AttentionContext(
         mask_BLM,
         causal=True,

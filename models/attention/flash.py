@@ -79,6 +79,14 @@ LIMITS = (
         lambda call: not call.splits_heads_alone,
     ),
     Limit(
+        "`sliding_window` shorter than a row",
+        "the kernels skip no blocks before a window",
+        BOTH,
+        lambda call: (
+            call.spec.sliding_window is not None and call.spec.sliding_window < call.lengths[1]
+        ),
+    ),
+    Limit(
         f"rows whose length is not a multiple of {BLOCK}",
         "a kernel computes in blocks",
         BOTH,

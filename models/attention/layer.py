@@ -12,6 +12,7 @@ from models.attention.context import AttentionContext
 from models.attention.flash import Kernel, flash_attention
 from models.attention.plain import attend_in_chunks, attend_with_dropout
 from models.initializers import Weights
+from models.norms import HeadNorm
 from models.positions import RelativeBias, Rotation, rotate
 from models.spec import TransformerSpec
 
@@ -33,6 +34,15 @@ class Attention(nnx.Module):
         self.wk_DJK = weights.normal("DJK", fan_in="D")
         self.wv_DJK = weights.normal("DJK", fan_in="D")
         self.wo_JQKD = weights.normal("JQKD", fan_in="JQK")
+        if spec.attention_biases != "none":
+            self.bq_JQK = weights.zeros("JQK")
+            self.bk_JK = weights.zeros("JK")
+            self.bv_JK = weights.zeros("JK")
+        if spec.attention_biases == "all":
+            self.bo_D = weights.zeros("D")
+        if spec.qk_norm:
+            self.q_norm = HeadNorm(spec, layout, weights)
+            self.k_norm = HeadNorm(spec, layout, weights)
         biased = spec.positions == "relative" and not spec.shares_bias and self.is_self_attention
         self.bias = RelativeBias(spec, layout, weights) if biased else None
 
@@ -64,7 +74,10 @@ class Attention(nnx.Module):
 
     def out(self, y_BJQLK: Array) -> Array:
         y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
-        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...])
+        y_BLD = self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...])
+        if self.spec.attention_biases == "all":
+            y_BLD += self.layout.broadcast_like(self.bo_D[...], "D", "BLD")
+        return y_BLD
 
     def project(self, x_BLD: Array, rotation: Rotation | None) -> tuple[Array, Array, Array]:
         """Projects a row to queries, keys and values."""
@@ -75,14 +88,31 @@ class Attention(nnx.Module):
             q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
             k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
             v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
-        q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.scales[1]
-        k_BJMK, v_BJMK = einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
+        q_BJQLK = self.to_queries(q_BLJQK)
+        k_BJMK, v_BJMK = self.to_keys_and_values(k_BMJK, v_BMJK)
         if self.spec.positions == "rotary":
             assert rotation is not None
             q_BJQLk, k_BJMk = reshard(q_BJQLK, "BJQLk"), reshard(k_BJMK, "BJMk")
             q_BJQLK = reshard(rotate(self.layout, q_BJQLk, "BJQLk", rotation), "BJQLK")
             k_BJMK = reshard(rotate(self.layout, k_BJMk, "BJMk", rotation), "BJMK")
         return q_BJQLK, k_BJMK, v_BJMK
+
+    def to_queries(self, q_BLJQK: Array) -> Array:
+        """Adds the bias of queries, norms and scales them, and puts heads before positions."""
+        if self.spec.attention_biases != "none":
+            q_BLJQK += self.layout.broadcast_like(self.bq_JQK[...], "JQK", "BLJQK")
+        q_BJQLK = self.layout.einsum("BLJQK->BJQLK", q_BLJQK)
+        if self.spec.qk_norm:
+            q_BJQLK = self.q_norm(q_BJQLK, "BJQLK")
+        return q_BJQLK * self.spec.scales[1]
+
+    def to_keys_and_values(self, k_BMJK: Array, v_BMJK: Array) -> tuple[Array, Array]:
+        """Adds the biases of keys and values, norms keys, and puts heads before positions."""
+        if self.spec.attention_biases != "none":
+            k_BMJK += self.layout.broadcast_like(self.bk_JK[...], "JK", "BMJK")
+            v_BMJK += self.layout.broadcast_like(self.bv_JK[...], "JK", "BMJK")
+        k_BJMK, v_BJMK = (self.layout.einsum("BMJK->BJMK", x_BMJK) for x_BMJK in (k_BMJK, v_BMJK))
+        return self.k_norm(k_BJMK, "BJMK") if self.spec.qk_norm else k_BJMK, v_BJMK
 
     def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:
         """Computes the three projections as one product over Q + 2 columns of heads."""
@@ -164,7 +194,7 @@ class CrossAttention(Attention):
     ) -> tuple[Array, Cache | None]:
         """Attends to the source, whose keys and values are in the cache where there is one."""
         q_BLJQK = self.layout.einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
-        q_BJQLK = self.layout.einsum("BLJQK->BJQLK", q_BLJQK) * self.spec.scales[1]
+        q_BJQLK = self.to_queries(q_BLJQK)
         if cache is None:
             assert context.memory_BMD is not None
             k_BJMK, v_BJMK = self.project_source(context.memory_BMD)
@@ -183,7 +213,7 @@ class CrossAttention(Attention):
         einsum = self.layout.einsum
         k_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wk_DJK[...])
         v_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wv_DJK[...])
-        return einsum("BMJK->BJMK", k_BMJK), einsum("BMJK->BJMK", v_BMJK)
+        return self.to_keys_and_values(k_BMJK, v_BMJK)
 
 
 def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None) -> Array:

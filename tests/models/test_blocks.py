@@ -1,4 +1,4 @@
-"""Blocks: the norm against numpy, residuals, and several blocks as one."""
+"""Blocks: residuals, and several blocks as one."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from flax import nnx
 
 from layouts.mesh import make_mesh
 from models.attention.context import AttentionContext, packed_context
-from models.blocks import Block, Blocks, Norm
+from models.blocks import Block, Blocks
 from models.initializers import Weights
 from models.positions import rotation_of
 from models.spec import Moe
@@ -27,18 +27,7 @@ def context() -> AttentionContext:
     ones_BL = jnp.ones(X_BLD.shape[:2], jnp.int32)
     positions_BL = jnp.cumsum(ones_BL, axis=1) - 1
     packed = packed_context(WHOLE, positions_BL, ones_BL)
-    return dataclasses.replace(packed, rotation=rotation_of(positions_BL, SPEC.d_kv))
-
-
-def test_the_norm_divides_by_the_root_mean_square() -> None:
-    """Zhang and Sennrich 2019, equation 4."""
-    scale_D = np.linspace(0.5, 2, 10, dtype=np.float32)
-    with jax.set_mesh(make_mesh(WHOLE)):
-        norm = Norm(WHOLE, weights())
-        norm.scale_D[...] = jnp.asarray(scale_D)
-        y_BLD = norm(X_BLD)
-    root_BL1 = np.sqrt(np.mean(X_BLD**2, axis=-1, keepdims=True))
-    np.testing.assert_allclose(y_BLD, X_BLD / root_BL1 * scale_D, rtol=1e-5)
+    return dataclasses.replace(packed, rotation=rotation_of(positions_BL, SPEC))
 
 
 def test_parts_that_return_nothing_leave_the_residual_as_it_is() -> None:

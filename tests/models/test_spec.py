@@ -6,6 +6,7 @@ import pytest
 
 from configs.errors import UserError
 from models.moe.routing import ExpertChoice, Top2, TopK
+from models.rope import LinearScaling
 from models.spec import Moe
 from tests.toys import toy
 
@@ -18,6 +19,14 @@ ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
     "source vocabulary": ({"source_vocab": 30}, "the model has no encoder"),
     "rotary": ({"positions": "rotary", "d_kv": 5}, "rotary positions need an even width"),
     "sinusoids": ({"positions": "sinusoidal", "d_model": 9}, "sinusoids need an even width"),
+    "scaled": (
+        {"rope_scaling": LinearScaling(factor=2.0)},
+        "rope_scaling = @LinearScaling(): found positions = 'learned'.  Legal: positions = ",
+    ),
+    "window": (
+        {"sliding_window": 4, "encoder_layers": 2},
+        "sliding_window = 4: found encoder_layers = 2.  Legal: windows in models without",
+    ),
     "pattern": ({**EXPERTS, "layers": 5}, "Legal: layers 4 or 6, or another pattern"),
     "one layer": ({**EXPERTS, "layers": 1}, "Legal: layers 2, or another pattern"),
     "encoder's": ({**EXPERTS, "encoder_layers": 3}, "Legal: encoder_layers 2 or 4"),

@@ -13,6 +13,7 @@ from models.architectures import Transformer
 from models.attention.context import cross_context, packed_context
 from models.loss import Criterion, LossSums
 from models.moe.routing import Top2
+from models.rope import YarnScaling
 from models.spec import Moe, Precision
 from models.transformer import TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
@@ -39,6 +40,15 @@ EXPERT_KINDS = {
     "experts": toy(positions="rotary", pattern=("dense", "moe"), moe=EXPERTS),
     "pair, experts": toy(positions="sinusoidal", encoder_layers=1, pattern=("moe",), moe=EXPERTS),
 }
+# What decoders of Hugging Face have beside.
+WINDOW = 3
+IMPORTED_KINDS = {
+    "window, norms, biases": toy(
+        positions="rotary", rope_theta=100.0,
+        rope_scaling=YarnScaling(factor=2.0, original_length=8),
+        sliding_window=WINDOW, qk_norm=True, norm_offset=True, attention_biases="all",
+    ),
+}  # fmt: skip
 PLAIN = Criterion()
 ONE_ROW = packed_rows([[3, 4]], 8, 22)
 ROWS = packed_rows([[3, 5], [8], [2, 2, 2], [1, 6]], 8, 22)
@@ -104,6 +114,36 @@ def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> No
             visible = np.flatnonzero(np.abs(gradient_BLD[0]).sum(-1))
             first = 0 if place < 3 else 3
             assert list(visible) == list(range(first, place + 1))
+
+
+def test_a_token_sees_a_window_of_each_layer_and_any_scale_of_its_query() -> None:
+    """A loss depends on the inputs of one window for each layer; and on no norm of queries."""
+    spec = IMPORTED_KINDS["window, norms, biases"]
+    model = TransformerModel(spec, WHOLE)
+    mesh, batch = on_mesh(WHOLE, packed_rows([[8]], 8, 22))
+    with jax.set_mesh(mesh):
+        params = randomised(model)
+        attention = params["decoder"]["layers_N"]["attention"]
+        attention["bq_JQK"] = 0 * attention["bq_JQK"]
+
+        def outputs(x_BLD: jax.Array, params: Params) -> tuple[jax.Array, jax.Array]:
+            network = model.network(params)
+            view = packed_context(
+                WHOLE, batch["positions_BL"], batch["segments_BL"], window=spec.sliding_window
+            )
+            y_BLD = network.decoder(x_BLD, view)[0]
+            return jnp.sum(y_BLD[0, 7] ** 2), y_BLD
+
+        gradient = jax.jit(jax.grad(outputs, has_aux=True))
+        x_BLD = jax.random.normal(jax.random.key(2), (1, 8, 10))
+        gradient_BLD, y_BLD = gradient(x_BLD, params)
+        visible = np.flatnonzero(np.abs(gradient_BLD[0]).sum(-1))
+        assert list(visible) == list(range(7 - spec.layers * (WINDOW - 1), 8))
+
+        attention["wq_DJQK"] = 1000 * attention["wq_DJQK"]
+        assert_close(gradient(x_BLD, params)[1], y_BLD, 1e-3)
+        attention["q_norm"]["scale_K"] = 5 + attention["q_norm"]["scale_K"]
+        assert np.abs(gradient(x_BLD, params)[1] - y_BLD).max() > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,10 +239,12 @@ def test_sums_count_each_target_once() -> None:
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["layers in a row", "scan"])
-@pytest.mark.parametrize("kind", [*KINDS, *PAIR_KINDS, *EXPERT_KINDS])
+@pytest.mark.parametrize("kind", [*KINDS, *PAIR_KINDS, *EXPERT_KINDS, *IMPORTED_KINDS])
 def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bool) -> None:
     """Token by token from an empty cache, and a prompt at once and then token by token."""
-    spec = dataclasses.replace((KINDS | PAIR_KINDS | EXPERT_KINDS)[kind], scan=scan)
+    spec = dataclasses.replace(
+        (KINDS | PAIR_KINDS | EXPERT_KINDS | IMPORTED_KINDS)[kind], scan=scan
+    )
     model = TransformerModel(spec, WHOLE)
     batch = pair_rows([[3, 5], [8], [2, 2, 2], [1, 6]], [[6], [2], [4], [6]], 8, 22)
     tokens = np.random.default_rng(0).integers(0, 22, (4, 8)).astype(np.int32)

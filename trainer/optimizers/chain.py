@@ -29,11 +29,14 @@ def finish(
 def is_matrix(params: Tree) -> Tree:
     """Returns whether each weight maps one axis to another: two letters or more beside the stack.
 
-    >>> is_matrix({"layers_N": {"wi_DF": 0, "scale_D": 0}})
-    {'layers_N': {'wi_DF': True, 'scale_D': False}}
+    The letters of heads count as one: a bias of queries is no matrix.
+
+    >>> is_matrix({"layers_N": {"wi_DF": 0, "scale_D": 0, "bq_JQK": 0}})
+    {'layers_N': {'wi_DF': True, 'scale_D': False, 'bq_JQK': False}}
     """
     paths = traverse_util.flatten_dict(params, sep="/")
-    matrix = {path: len(axes_of_path(path).replace("N", "")) > 1 for path in paths}
+    axes = {path: axes_of_path(path).replace("N", "") for path in paths}
+    matrix = {path: len(of) > 1 and not set(of) <= set("JQK") for path, of in axes.items()}
     return traverse_util.unflatten_dict(matrix, sep="/")
 
 

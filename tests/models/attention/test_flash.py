@@ -202,12 +202,14 @@ LIMITED: list[tuple[str, dict[str, Any]]] = [
     ("splits", by_rules("length:x")),
     ("splits", by_rules("memory:x")),
     ("splits", by_rules("d_kv:x")),
+    ("sliding_window", {"spec": {"sliding_window": 255}}),
     ("multiple of 128", {"lengths": (256, 200)}),
     ("a source", {"is_cross": True}),
     ("`d_kv` below", {"spec": {"d_kv": 8}}),
 ]
 UNLIMITED: list[dict[str, Any]] = [
     {"spec": {"attention_dropout": 0.1}},
+    {"spec": {"sliding_window": 256}},
     by_rules("batch:x"),
     by_rules("heads:x;length:x?"),
     {"spec": {"positions": "rotary", "attention_chunks": 2}, "training": True},

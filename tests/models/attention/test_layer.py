@@ -33,7 +33,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rotary, chunks": {"positions": "rotary", "attention_chunks": 3},
     "relative, chunks": {"positions": "relative", "attention_chunks": 3},
     "relative, dropout": {"positions": "relative", "attention_dropout": 0.3},
+    "window, norms, biases": {
+        "sliding_window": 3,
+        "qk_norm": True,
+        "norm_offset": True,
+        "attention_biases": "all",
+    },
 }
+WINDOW_SPLITS = ("batch and heads", "memory and length", "queries, or else memory")
 
 
 def on_mesh(layout: Layout, mesh: jax.sharding.Mesh, axes: str, array: np.ndarray) -> jax.Array:
@@ -57,8 +64,8 @@ def attention_and_gradients(layout: Layout, kind: str) -> dict[str, np.ndarray]:
         segments = jnp.asarray(segments_BL, jnp.int32)
         positions_BL = layout.reshard(segments, "BL")
         context = dataclasses.replace(
-            packed_context(layout, positions_BL, segments),
-            rotation=rotation_of(positions_BL, spec.d_kv),
+            packed_context(layout, positions_BL, segments, window=spec.sliding_window),
+            rotation=rotation_of(positions_BL, spec),
         )
         y_BLD, _ = nnx.merge(graph, params)(x_BLD, context, key=jax.random.key(1))
         return jnp.sum(y_BLD * dy_BLD), y_BLD
@@ -79,9 +86,15 @@ def attention_and_gradients(layout: Layout, kind: str) -> dict[str, np.ndarray]:
     return {"x_BLD": dx_BLD, "y_BLD": y_BLD, **nnx.to_pure_dict(dparams)}
 
 
-@pytest.mark.parametrize("kind", CHANGES)
-@pytest.mark.parametrize("name", SPLITS)
-def test_splits_of_length_and_memory_change_nothing(name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in CHANGES
+        for name in (WINDOW_SPLITS if kind.startswith("window") else SPLITS)
+    ],
+)
+def test_splits_of_length_and_memory_change_nothing(kind: str, name: str) -> None:
     expected = attention_and_gradients(WHOLE, kind)
     arrays = attention_and_gradients(SPLITS[name], kind)
     jax.tree.map(

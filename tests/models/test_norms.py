@@ -1,0 +1,41 @@
+"""Norms against numpy: of the residual width and of heads, with scales from 1 or from 0."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from layouts.mesh import make_mesh
+from models.initializers import Weights
+from models.norms import HeadNorm, Norm
+from tests.toys import WHOLE, toy
+
+SPEC = toy(norm_epsilon=0.5)
+OFFSET = toy(norm_epsilon=0.5, norm_offset=True)
+X_BLD = np.random.default_rng(0).normal(2, 3, (4, 8, 10)).astype(np.float32)
+SCALE_D = np.linspace(0.5, 2, 10, dtype=np.float32)
+
+
+def weights() -> Weights:
+    return Weights(WHOLE, SPEC.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+
+
+def test_the_norm_divides_by_the_root_mean_square() -> None:
+    """Zhang and Sennrich 2019, equation 4."""
+    expected_BLD = X_BLD / np.sqrt(np.mean(X_BLD**2, axis=-1, keepdims=True) + 0.5) * SCALE_D
+    for spec, start in ((SPEC, 1), (OFFSET, 0)):
+        with jax.set_mesh(make_mesh(WHOLE)):
+            norm = Norm(spec, WHOLE, weights())
+            np.testing.assert_array_equal(norm.scale_D[...], np.full(10, start))
+            norm.scale_D[...] = jnp.asarray(SCALE_D - 1 + start)
+            np.testing.assert_allclose(norm(jnp.asarray(X_BLD)), expected_BLD, rtol=1e-5)
+
+
+def test_each_head_is_normed_alone() -> None:
+    x_BJMK = np.random.default_rng(1).normal(2, 3, (2, 3, 5, 4)).astype(np.float32)
+    root_BJM1 = np.sqrt(np.mean(x_BJMK**2, axis=-1, keepdims=True) + 0.5)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        norm = HeadNorm(SPEC, WHOLE, weights())
+        norm.scale_K[...] = jnp.asarray(SCALE_D[:4])
+        y_BJMK = norm(jnp.asarray(x_BJMK), "BJMK")
+    np.testing.assert_allclose(y_BJMK, x_BJMK / root_BJM1 * SCALE_D[:4], rtol=1e-5)
