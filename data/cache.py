@@ -110,7 +110,8 @@ def _open(folder: Path, task: Task, given: dict[str, Vocab | None]) -> Prepared:
         if stored[name] != hash_now:
             file = folder / f"{name.removesuffix('_hash')}.model"
             raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
-    splits = {name: _rows(folder, name, entry, task) for name, entry in stored["splits"].items()}
+    entries = stored["splits"].items()
+    splits = {name: _rows(folder, name, entry, task, vocabs) for name, entry in entries}
     return Prepared(vocabs.target, vocabs.source, splits, stored)
 
 
@@ -133,8 +134,8 @@ def _check_text(folder: Path, stored: dict[str, Any], task: Task) -> dict[str, A
     return stored
 
 
-def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task) -> Rows:
+def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task, vocabs: Vocabs) -> Rows:
     def array(name: str) -> storage.CheckedArray:
         return storage.CheckedArray(folder / f"{split}.{name}.npy", manifest.rebuild_hint())
 
-    return task.cached_rows(split, entry, array)
+    return task.cached_rows(split, entry, array, vocabs)

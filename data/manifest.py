@@ -13,11 +13,12 @@ from configs.paths import path_of
 from data import storage
 from data.packing.rows import hashed_bytes
 from data.task import Task
+from data.tokenizers.tokenizer_json import read_bundle
 
 FORMAT = 1
 NAME = "manifest.json"
 CHECKSUM = "crc32"
-_FILES = ("Task.word_list", "SentencePiece.model_file")
+_FILES = ("Task.word_list", "SentencePiece.model_file", "TokenizerJson.path")
 _OF_THE_ORDER = ("Mixture.rates", "Mixture.temperature")  # the rows do not depend on these
 
 
@@ -56,7 +57,9 @@ def _flat(spec: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
 
 def _file_hash(name: str, path: str) -> str:
     try:
-        return hashlib.sha256(path_of(path).read_bytes()).hexdigest()[:16]
+        is_tokenizer = name.endswith("TokenizerJson.path")
+        content = read_bundle(path, {}) if is_tokenizer else path_of(path).read_bytes()
+        return hashlib.sha256(content).hexdigest()[:16]
     except OSError as error:
         raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror or error}.") from None
 

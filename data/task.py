@@ -31,7 +31,9 @@ from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
 from data.storage import CheckedArray
-from data.vocab import UNK_WORD, SentencePiece, Vocab, make
+from data.tokenizers import sentence_piece as sentence_piece  # so does it these
+from data.tokenizers import tokenizer_json as tokenizer_json
+from data.vocab import UNK_WORD, Tokenizer, Vocab, make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class Task:
     """Names the cache: a folder of data_dir."""
     source: Source
     """Where the text comes from."""
-    vocab: SentencePiece
+    vocab: Tokenizer
     """How the text is tokenized."""
     length: Length
     """Tokens per row."""
@@ -127,7 +129,7 @@ class Task:
         return None
 
     @property
-    def vocab_settings(self) -> dict[str, SentencePiece]:
+    def vocab_settings(self) -> dict[str, Tokenizer]:
         """Returns the settings of each vocab by the name of its file."""
         return {TARGET_FILE: self.vocab}
 
@@ -140,9 +142,10 @@ class Task:
         """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
         return map(without_carriage_return, self.source.lines("train"))
 
-    def _make_vocab(self, settings: SentencePiece, name: str, words: Sequence[str]) -> Vocab:
-        logger.info("%s: %s of %d sub-words", self.name, name, settings.size)
-        return make(settings, self.vocab_text(name), words=words)
+    def _make_vocab(self, settings: Tokenizer, name: str, words: Sequence[str]) -> Vocab:
+        vocab = make(settings, self.vocab_text(name), words=words)
+        logger.info("%s: %s of %d sub-words", self.name, name, vocab.size)
+        return vocab
 
     # Rows
 
@@ -173,10 +176,19 @@ class Task:
         return {}
 
     def cached_rows(
-        self, split: str, entry: Mapping[str, Any], array: Callable[[str], CheckedArray]
+        self,
+        split: str,
+        entry: Mapping[str, Any],
+        array: Callable[[str], CheckedArray],
+        vocabs: Vocabs,
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
-        return Rows(array("targets"), array("segments"), Counts.read(entry))
+        return Rows(
+            array("targets"),
+            array("segments"),
+            Counts.read(entry),
+            begin_id=vocabs.target.begin_id,
+        )
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of places in the rows that hold a token."""
@@ -196,10 +208,10 @@ class Translation(Task):
 
     source: Pairs
     """Where the text comes from."""
-    vocab: SentencePiece
+    vocab: Tokenizer
     """How the target is tokenized; if source_vocab is None, both sides, and it is trained on
     both."""
-    source_vocab: SentencePiece | None = None
+    source_vocab: Tokenizer | None = None
     """A vocabulary only for the source. None: both sides share one."""
     length: Length
     """Target tokens per row."""
@@ -245,7 +257,7 @@ class Translation(Task):
         return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
 
     @property
-    def vocab_settings(self) -> dict[str, SentencePiece]:
+    def vocab_settings(self) -> dict[str, Tokenizer]:
         """Returns the settings of each vocab by the name of its file."""
         source_settings = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
         return {**super().vocab_settings, **source_settings}
@@ -323,7 +335,11 @@ class Translation(Task):
         return {"dropped": dict(dropped), "parts": list(parts)}
 
     def cached_rows(
-        self, split: str, entry: Mapping[str, Any], array: Callable[[str], CheckedArray]
+        self,
+        split: str,
+        entry: Mapping[str, Any],
+        array: Callable[[str], CheckedArray],
+        vocabs: Vocabs,
     ) -> PairRows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
         parts = list(_rows_of_parts(entry["parts"]))
@@ -336,6 +352,7 @@ class Translation(Task):
             Counts.read(entry),
             mix=self.source.mix(sizes) if split == "train" else None,
             parts=parts,
+            begin_id=vocabs.target.begin_id,
         )
 
     def fills(self, counts: Counts) -> dict[str, float]:

@@ -1,11 +1,22 @@
 """Keeps the vocabs of a task: of the target, and of the source where there is one."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from data.vocab import Vocab
+from data.tokenizers import tokenizer_json
+from data.tokenizers.sentence_piece import SentencePieceVocab
+from data.vocab import Vocab, read_model
 
 TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
+
+
+def load_vocab(path: str | os.PathLike[str]) -> Vocab:
+    """Reads what `Vocab.save` wrote, whatever the kind of vocab, or a SentencePiece model."""
+    model = read_model(path)
+    if tokenizer_json.is_bundle(model):
+        return tokenizer_json.TokenizerJsonVocab(model, str(path))
+    return SentencePieceVocab(model, str(path))
 
 
 class Vocabs(NamedTuple):
@@ -38,8 +49,8 @@ class Vocabs(NamedTuple):
     @classmethod
     def load(cls, folder: Path, source_file: str | None) -> "Vocabs":
         """Reads the vocabs that `save` wrote; source_file is a task's `source_vocab_file`."""
-        target = Vocab.load(folder / TARGET_FILE)
+        target = load_vocab(folder / TARGET_FILE)
         if source_file is None:
             return cls(target, None)
         joint = source_file == TARGET_FILE
-        return cls(target, target if joint else Vocab.load(folder / source_file))
+        return cls(target, target if joint else load_vocab(folder / source_file))

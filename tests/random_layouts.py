@@ -16,7 +16,7 @@ from configs.write import dump
 from data.sources.pair_kinds import Phrases
 from data.sources.text import Docstrings
 from data.task import Task, Translation
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 from layouts.axes import AXES, SYNONYMS
 from layouts.layout import Layout
 from models.architectures import Transformer

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from layouts.lint.report import check, report
 from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
 from trainer.run import Run
+
+logger = logging.getLogger(__name__)
 
 # Traces a program of a run under a layout, on a mesh that may have no devices.
 Program = Callable[[Run, Layout, Mesh | AbstractMesh], object]
@@ -130,7 +133,7 @@ def check_sides(run: Run) -> None:
 
 
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
-    """Refuses a vocabulary with more tokens than the model has rows for it."""
+    """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
     sides = [("vocab", vocabs.target, run.model.vocab)]
     source_size = run.model.source_vocab_size
     if vocabs.source is not None:
@@ -140,8 +143,14 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
             raise UserError(
                 f"Transformer.{name} = {rows}: the vocabulary of task {run.task.name} has "
                 f"{vocab.size} tokens.  Set Transformer.{name} to at least that (a multiple of "
-                "128 splits well), or SentencePiece.size lower."
+                "128 splits well), or take a smaller vocabulary."
             )
+        if vocab.size < rows:
+            logger.warning(
+                "Warning: Transformer.%s = %d: the vocabulary of task %s has %d tokens; no text "
+                "has those of the other %d rows.",
+                name, rows, run.task.name, vocab.size, rows - vocab.size,
+            )  # fmt: skip
     if (
         vocabs.source is not None
         and vocabs.source.hash != vocabs.target.hash

@@ -20,8 +20,7 @@ from configs.write import dump
 from data.cache import Prepared
 from data.storage import atomic_write
 from data.task import Task
-from data.vocab import Vocab
-from data.vocabs import SOURCE_FILE, Vocabs
+from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
 from trainer.resume.history import Start, starts
 from trainer.run import Run
@@ -103,11 +102,12 @@ def starting_vocabs(folder: str, task: Task) -> Vocabs:
             "and target share a vocabulary.  Set Translation.source_vocab as in that run."
         )
     for name, settings in task.vocab_settings.items():
-        model = settings.model_file
-        if model is not None and Vocab.load(model).hash != Vocab.load(path_of(folder) / name).hash:
+        given = settings.given()
+        if given is not None and given.hash != load_vocab(path_of(folder) / name).hash:
             raise UserError(
                 f"Run.start_from = {folder!r}: its weights belong to the vocabulary {name} there, "
-                f"and task {task.name} has SentencePiece.model_file = {model!r}.  Unset "
+                f"and task {task.name} has @{type(settings).__name__}() with "
+                f"{settings.given_path!r}.  Take Task.vocab = @SentencePiece() without a "
                 "model_file: the run then takes that vocabulary."
             )
     return directory.vocabs(task)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.packing.best_fit import BestFit
-from data.vocab import EOS
+from data.vocab import EOS, PAD
 
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
 _EXAMPLES_A_CHUNK = 16_384
@@ -48,7 +48,7 @@ def pack(
     *,
     packs: bool = True,
 ) -> Packed:
-    """Packs all examples at once; EOS is added to each, of pairs to both halves."""
+    """Packs all examples at once; each gets an EOS, and of a pair both halves."""
     packer = Packer(length, source_length, packs=packs)
     chunks = [slice(i, i + _EXAMPLES_A_CHUNK) for i in range(0, len(targets), _EXAMPLES_A_CHUNK)]
     parts = [packer.add(targets[s], None if sources is None else sources[s]) for s in chunks]
@@ -71,8 +71,8 @@ def joined(parts: Sequence[Packed]) -> Packed:
 class Side:
     """Holds tokens and segment numbers of the rows of a packer: of targets, or of sources."""
 
-    def __init__(self, length: int, dtype: type):
-        self.length = length
+    def __init__(self, length: int, dtype: type, end_id: int):
+        self.length, self._end_id = length, end_id
         self._tokens: np.ndarray = np.zeros((0, length), dtype)
         self._segments: np.ndarray = np.zeros((0, length), np.uint16)
 
@@ -89,11 +89,11 @@ class Side:
         starts: np.ndarray,
         segments: np.ndarray,
     ) -> None:
-        """Writes the examples, one after another, as pieces of these sizes; EOS is added to each.
+        """Writes the examples, one after another, as pieces of these sizes; each gets its end.
 
         rows, starts and segments say where each piece goes.
         """
-        tokens = _with_ends(examples, self._tokens.dtype)
+        tokens = _with_ends(examples, self._tokens.dtype, self._end_id)
         within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         places = np.repeat(rows * self.length + starts, sizes) + within
         self._tokens.reshape(-1)[places] = tokens
@@ -158,11 +158,13 @@ class Packer:
         packs: bool = True,
         dtype: type = np.uint16,
         source_dtype: type = np.uint16,
+        end_id: int = EOS,
+        source_end_id: int = EOS,
     ):
         limit = OPEN_ROWS if packs else 0
-        sides = [Side(length, dtype)]
+        sides = [Side(length, dtype, end_id)]
         if source_length is not None:
-            sides.append(Side(source_length, source_dtype))
+            sides.append(Side(source_length, source_dtype, source_end_id))
         self._fit = BestFit([side.length for side in sides], limit)
         self._begun = BegunRows(*sides)
         self._examples = 0
@@ -213,18 +215,18 @@ def _cut(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the length of each example with its EOS."""
+    """Returns the length of each example with its end."""
     return np.fromiter((len(e) + 1 for e in examples), np.int64, len(examples))
 
 
 def _sizes_of_sides(*sides: Sequence[np.ndarray] | None) -> np.ndarray:
-    """Returns the lengths of examples with their EOS, a column for each side that there is."""
+    """Returns the lengths of examples with their end, a column for each side that there is."""
     return np.stack([_sizes_of(side) for side in sides if side is not None], axis=1)
 
 
-def _with_ends(examples: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+def _with_ends(examples: Sequence[np.ndarray], dtype: np.dtype, end_id: int) -> np.ndarray:
     sizes = _sizes_of(examples)
-    tokens = np.full(int(sizes.sum()), EOS, dtype)
+    tokens = np.full(int(sizes.sum()), end_id, dtype)
     if len(examples):
         is_text = np.ones(len(tokens), bool)
         is_text[np.cumsum(sizes) - 1] = False
@@ -242,10 +244,13 @@ def positions(segments_BL: np.ndarray) -> np.ndarray:
     )
 
 
-def inputs(targets_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
-    """Shifts targets right inside each segment; a segment begins with 0."""
+def inputs(targets_BL: np.ndarray, segments_BL: np.ndarray, begin_id: int = PAD) -> np.ndarray:
+    """Shifts targets right inside each segment, which begins with begin_id; padding has 0."""
+    continues = _continues(segments_BL)
     shifted = np.zeros(targets_BL.shape, np.int32)
-    np.multiply(targets_BL[:, :-1], _continues(segments_BL)[:, 1:], out=shifted[:, 1:])
+    np.multiply(targets_BL[:, :-1], continues[:, 1:], out=shifted[:, 1:])
+    if begin_id:
+        shifted[(segments_BL > 0) & ~continues] = begin_id
     return shifted
 
 

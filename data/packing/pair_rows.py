@@ -9,7 +9,7 @@ from data.mixture import MixtureOrder
 from data.packing import pack
 from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, chunks, read_rows
 from data.sources.pairs import Pair, tagged
-from data.vocab import Vocab
+from data.vocab import PAD, Vocab
 
 LONG = "longer than a row"
 
@@ -27,8 +27,9 @@ class PairRows(Rows):
         pieces: np.ndarray | None = None,
         mix: MixtureOrder | None = None,
         parts: Sequence[RowsOfPart] = (),
+        begin_id: int = PAD,
     ):
-        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts)
+        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts, begin_id)
         self.sources_BM = sources_BM
         self.source_segments_BM = source_segments_BM
 
@@ -92,6 +93,7 @@ class PairRows(Rows):
             joined.source_segments_BM,
             counts,
             joined.pieces,
+            begin_id=vocab.begin_id,
         )
 
 
@@ -107,8 +109,9 @@ def packed_pairs(
 ) -> Iterator[tuple[pack.Packed, Counts]]:
     """Encodes and packs pairs chunk by chunk, each source with the tag in front."""
     packer = pack.Packer(
-        length, source_length, packs=packs, dtype=vocab.dtype, source_dtype=source_vocab.dtype
-    )
+        length, source_length, packs=packs, dtype=vocab.dtype, source_dtype=source_vocab.dtype,
+        end_id=vocab.end_id, source_end_id=source_vocab.end_id,
+    )  # fmt: skip
     for chunk in chunks(pairs):
         sources = source_vocab.encode([tagged(pair.source, tag) for pair in chunk])
         targets = vocab.encode([pair.target for pair in chunk])

@@ -13,7 +13,7 @@ from data.mixture import MixtureOrder
 from data.packing import pack
 from data.sources.text_files import read_lines, without_carriage_return
 from data.storage import CheckedArray
-from data.vocab import UNK_WORD, Vocab
+from data.vocab import PAD, UNK_WORD, Vocab
 
 NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation
 _LINES_A_CHUNK = 16_384
@@ -37,7 +37,7 @@ class Counts:
     lines: int = 0
     words: int = 0
     bytes: int = 0  # of the raw lines in UTF-8, with one newline a line
-    tokens: int = 0  # with one EOS a line
+    tokens: int = 0  # with one end a line
     rows: int = 0
     # Only of pairs, of which the numbers above count the targets.
     source_words: int = 0
@@ -91,6 +91,7 @@ class Rows:
 
     pieces has a line of (line, row, segment) for each piece of each line.  mix says at which rates
     the rows of a mixture come in training; parts says which rows each of its sources gave.
+    begin_id is what a decoder reads before a target.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Rows:
         pieces: np.ndarray | None = None,
         mix: MixtureOrder | None = None,
         parts: Sequence[RowsOfPart] = (),
+        begin_id: int = PAD,
     ):
         self.targets_BL = targets_BL
         self.segments_BL = segments_BL
@@ -108,6 +110,7 @@ class Rows:
         self.pieces = pieces
         self.mix = mix
         self.parts = tuple(parts)
+        self.begin_id = begin_id
 
     def __len__(self) -> int:
         return len(self.targets_BL)
@@ -137,7 +140,7 @@ class Rows:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
         targets_BL, segments_BL = read_rows(row_ids, self.targets_BL, self.segments_BL)
         return {
-            "inputs_BL": pack.inputs(targets_BL, segments_BL),
+            "inputs_BL": pack.inputs(targets_BL, segments_BL, self.begin_id),
             "targets_BL": targets_BL.astype(np.int32),
             "segments_BL": segments_BL.astype(np.int32),
             "positions_BL": pack.positions(segments_BL),
@@ -159,7 +162,9 @@ class Rows:
             parts.append(packed)
             counts += more
         joined = pack.joined(parts)
-        return cls(joined.targets_BL, joined.segments_BL, counts, joined.pieces)
+        return cls(
+            joined.targets_BL, joined.segments_BL, counts, joined.pieces, begin_id=vocab.begin_id
+        )
 
 
 def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
@@ -181,7 +186,7 @@ def packed_lines(
     digest: "hashlib._Hash | None" = None,
 ) -> Iterator[tuple[pack.Packed, Counts]]:
     """Encodes and packs raw lines chunk by chunk; digest is fed them as they are."""
-    packer = pack.Packer(length, packs=packs, dtype=vocab.dtype)
+    packer = pack.Packer(length, packs=packs, dtype=vocab.dtype, end_id=vocab.end_id)
     for chunk in chunks(lines):
         if digest is not None:
             digest.update(("\n".join(chunk) + "\n").encode())

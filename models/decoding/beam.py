@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import END, DecodeInputs, DecodeOutput
+from models.decoding.generate import DecodeInputs, DecodeOutput
 from models.decoding.sampling import without_early_end
 
 Array = jax.Array
@@ -56,7 +56,7 @@ class Beam:
         )
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
-        ends_BU = (token_BU == END) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
+        ends_BU = (token_BU == inputs.end_id) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
         # An END counts where it is among the best `width`.  The best of the others continue.
         rank_BU = layout.iota("BU", score_BU.shape, "U")

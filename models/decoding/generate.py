@@ -1,5 +1,6 @@
 """Decodes with any model that has a cache: one loop for greedy, sampling and beam search."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,11 +13,23 @@ from layouts.layout import Layout
 from models.api import Batch, Cache, Decodable, Step, step_layout
 
 Array = jax.Array
-BEGIN, END = 0, 1  # ids that every vocabulary of `data.vocab` has
+BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
 NEW_TOKENS = "new_tokens"  # the scope of the loop over them, for who reads the program
 
 
-class DecodeInputs(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "prompts_BL",
+        "prompt_lengths_B",
+        "seeds_B",
+        "max_new_tokens_B",
+        "min_new_tokens_B",
+    ],
+    meta_fields=["begin_id", "end_id"],
+)
+@dataclasses.dataclass(frozen=True)
+class DecodeInputs:
     """Holds what to decode, by sentence."""
 
     prompts_BL: Array
@@ -29,6 +42,10 @@ class DecodeInputs(NamedTuple):
     """New tokens after which a text is cut, END counted."""
     min_new_tokens_B: Array | None = None
     """New tokens before which no text ends, END counted."""
+    begin_id: int = BEGIN
+    """What the model reads before each text."""
+    end_id: int = END
+    """What ends a text; called END in this folder."""
 
 
 class DecodeOutput(NamedTuple):
@@ -137,12 +154,12 @@ def start_model(
 def prefill(
     layout: Layout, model_step: Step, cache: Cache, inputs: DecodeInputs, cache_length: int
 ) -> tuple[Array, Cache, Array]:
-    """Feeds BEGIN and all prompts but for their last token, which is returned.
+    """Feeds the beginning and all prompts but for their last token, which is returned.
 
     Also returned are the cache and which of its slots hold a token of the sentence.
     """
     rows, prompt = inputs.prompts_BL.shape
-    begin_Bl = layout.reshard(jnp.full((rows, 1), BEGIN, jnp.int32), "Bl")
+    begin_Bl = layout.reshard(jnp.full((rows, 1), inputs.begin_id, jnp.int32), "Bl")
     tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(inputs.prompts_BL, "Bl")], axis=1)
     last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == inputs.prompt_lengths_B[:, None]
     last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import END, DecodeInputs, DecodeOutput
+from models.decoding.generate import DecodeInputs, DecodeOutput
 from models.decoding.nucleus import nucleus, nucleus_of_sorted
 
 Array = jax.Array
@@ -57,7 +57,7 @@ class Sampling:
         state = Samples(
             jnp.where(here_BWT, token_BW[:, :, None], state.tokens_BWT),
             state.score_BW + jnp.where(state.finished_BW, 0, gain_BW),
-            state.finished_BW | (token_BW == END) | (step + 1 >= max_new_tokens_B1),
+            state.finished_BW | (token_BW == inputs.end_id) | (step + 1 >= max_new_tokens_B1),
         )
         return state, token_BW, None
 
@@ -109,7 +109,7 @@ def without_early_end(
     if inputs.min_new_tokens_B is None:
         return logits
     early = layout.broadcast_like(step + 1 < inputs.min_new_tokens_B, "B", axes)
-    return jnp.where((tokens == END) & early, -jnp.inf, logits)
+    return jnp.where((tokens == inputs.end_id) & early, -jnp.inf, logits)
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:

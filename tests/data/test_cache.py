@@ -18,7 +18,8 @@ from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
 from data.sources.text import TextFiles
 from data.task import Task, Translation
-from data.vocab import SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
 
 TEXT = [f"the row number {i} of this text has words and a number {i * i % 97}" for i in range(400)]
 FILES = [

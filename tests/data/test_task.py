@@ -11,7 +11,7 @@ from data.cache import prepare
 from data.sources.pair_kinds import Mixture, Phrases
 from data.sources.text import Docstrings
 from data.task import Task, Translation
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 from scripts.commands.common import task_of
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"

@@ -1,117 +1,38 @@
-"""The vocab: lossless, deterministic, and clear about sizes that a text does not give."""
-
-import itertools
-import random
+"""Vocabs: what every kind of them does alike."""
 
 import numpy as np
 import pytest
-import sentencepiece
 
 from configs.errors import UserError
-from data.packing.rows import with_unk
-from data.vocab import EOS, PAD, UNK, UNK_WORD, SentencePiece, Vocab, make
-
-PARTS = (("re", "un", "de"), ("ad", "ten", "mo"), ("er", "el"))
-WORDS = list(map("".join, itertools.product(*PARTS)))
+from data.vocab import Vocab, read_model
 
 
-@pytest.fixture(scope="module")
-def lines():
-    chosen = random.Random(0)
-    return [" ".join(chosen.choices(WORDS, k=12)) + "." for _ in range(300)]
+class Digits(Vocab):
+    """Numbers, written as they are."""
+
+    def __init__(self, size=10, **ids):
+        super().__init__(b"digits", size, **{"begin_id": 8, "end_id": 9, "pad_id": None, **ids})
+
+    def encode(self, lines):
+        return [np.array([*map(int, line)], self.dtype) for line in lines]
+
+    def _text(self, ids):
+        return "".join(map(str, ids))
+
+    def pieces(self, ids):
+        return [*map(str, ids)]
 
 
-@pytest.fixture(scope="module")
-def vocab(lines):
-    return make(SentencePiece(size=320), iter(lines))
+def test_a_text_ends_at_the_first_end_and_padding_has_no_text():
+    assert Digits().decode(np.array([1, 0, 8, 9, 3])) == "108"
+    assert Digits(pad_id=0, end_id=3).decode([1, 0, 2, 3, 4]) == "12"
 
 
-def test_special_ids_and_size(vocab):
-    assert (PAD, EOS, UNK) == (0, 1, 2)
-    assert vocab.size == 320
-    assert vocab.dtype is np.uint16
+@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
+def test_the_type_holds_every_id(size, dtype):
+    assert Digits(size).dtype is dtype
 
 
-@pytest.mark.parametrize("text", ["the model", "  two  spaces ", "naïve 漢字 \t\u2028 x", ""])
-def test_decoding_gives_the_text_back(vocab, text):
-    [ids] = vocab.encode([text])
-    assert vocab.decode([*ids, EOS, 5, 6]) == text
-
-
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_the_same_text_gives_the_same_vocab(lines, model_type):
-    settings = SentencePiece(size=285, model_type=model_type, train_lines=200)
-    assert make(settings, iter(lines)).hash == make(settings, iter(lines)).hash
-
-
-def test_a_saved_vocab_is_the_same(vocab, tmp_path):
-    vocab.save(tmp_path / "v")
-    assert Vocab.load(tmp_path / "v").hash == vocab.hash
-
-
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_too_large_a_size_names_the_largest(lines, model_type):
-    with pytest.raises(UserError, match=r"SentencePiece.size = 9000: .* at most (\d+)") as error:
-        make(SentencePiece(size=9000, model_type=model_type), iter(lines))
-    largest = int(str(error.value).split("at most ")[1].split()[0])
-    assert make(SentencePiece(size=largest, model_type=model_type), iter(lines)).size == largest
-
-
-def test_too_small_a_size_names_the_smallest(lines):
-    with pytest.raises(UserError, match=r"size = 100: the characters .* need (\d+)") as error:
-        make(SentencePiece(size=100), iter(lines))
-    smallest = int(str(error.value).split("need ")[1].split()[0])
-    assert make(SentencePiece(size=smallest), iter(lines)).size == smallest
-
-
-def test_no_text_is_an_error():
-    with pytest.raises(UserError, match="no text to train on"):
-        make(SentencePiece(size=300), iter([]))
-
-
-def test_unk_word_is_one_subword(lines):
-    vocab = make(SentencePiece(size=320), iter(lines), words=[UNK_WORD])
-    [text] = with_unk(["the  strange model"], frozenset({"the", "model"}))
-    assert text == "the  <UNK> model"
-    assert "▁<UNK>" in vocab.pieces(vocab.encode([text])[0])
-
-
-def test_foreign_ids_are_refused(lines, tmp_path):
-    path = tmp_path / "foreign"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=str(path), vocab_size=32
-    )
-    with pytest.raises(
-        UserError, match=r"\(padding, EOS, UNK\) are \(-1, 2, 0\); legal: \(0, 1, 2\)"
-    ):
-        make(SentencePiece(model_file=f"{path}.model"), iter(lines))
-
-
-def test_files_that_are_no_vocab_are_refused(tmp_path):
-    (tmp_path / "x").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="is not a SentencePiece model"):
-        make(SentencePiece(model_file=str(tmp_path / "x")), iter([]))
-    with pytest.raises(UserError, match="No such file"):
-        make(SentencePiece(model_file=str(tmp_path / "y")), iter([]))
-
-
-def test_an_error_of_the_corpus_is_not_one_of_sentencepiece(lines):
-    def corpus():
-        yield from lines
-        raise UserError("text.txt, line 7: byte 3 is 0xff, not UTF-8")
-
-    with pytest.raises(UserError, match=r"^text.txt, line 7"):
-        make(SentencePiece(size=320), corpus())
-
-
-def test_lines_that_training_leaves_out_are_counted(lines, caplog):
-    make(SentencePiece(size=320), iter([*lines, "reader " * 150_000]))
-    assert "without 1 lines of more than 1048576 bytes" in caplog.text
-
-
-def test_a_vocab_with_a_damaged_piece_is_refused(vocab, tmp_path):
-    piece = vocab.pieces([vocab.size - 1])[0].encode()
-    damaged = vocab.model.replace(piece, b"\xff" * len(piece))
-    (tmp_path / "vocab.model").write_bytes(damaged)
-    with pytest.raises(UserError, match="is not a SentencePiece model"):
-        Vocab.load(tmp_path / "vocab.model")
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"vocab .*: cannot be read: Is a directory"):
+        read_model(tmp_path)

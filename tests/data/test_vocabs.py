@@ -9,7 +9,8 @@ from configs.errors import UserError
 from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, Tsv
 from data.task import Translation
-from data.vocab import SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
 from data.vocabs import Vocabs
 from tests.data.conftest import kept_log_lines
 

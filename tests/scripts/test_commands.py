@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data.packing.rows import Rows
-from data.vocab import Vocab
+from data.vocabs import load_vocab
 from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
 
@@ -60,7 +60,7 @@ def test_scores_add_up_to_the_loss(run: Meshloom, trained: Place, tmp_path: Path
     assert len(rows) == 3
     numbers = [[float(x) for x in row.split("\t")] for row in rows]
     assert [words for _, words, _ in numbers] == [3, 0, 2]
-    vocab = Vocab.load(trained.folder / "run" / "vocab.model")
+    vocab = load_vocab(trained.folder / "run" / "vocab.model")
     counted = Rows.from_lines(["kara lost nevo", "mitu mitu"], vocab, 24).counts.tokens
     assert numbers[0][2] + numbers[2][2] == counted
     assert run("evaluate", trained.model_dir, flags[0], f"--json={tmp_path / 'j'}").code == 0

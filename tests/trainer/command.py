@@ -16,7 +16,7 @@ from data.cache import prepare
 from data.order import row_ids
 from data.sources.text import TextFiles
 from data.task import Task
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 from scripts.launch_local import free_port
 from tests.toys import ROOT
 from trainer.metrics.jsonl import read_lines

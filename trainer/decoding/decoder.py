@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from data.vocab import EOS
+from data.vocab import EOS, PAD
 from layouts.layout import Layout, num_shards
 from models.api import Decodable
 from models.decoding.generate import DecodeInputs, Search, generate, initial_cache
@@ -69,6 +69,9 @@ class Decoder:
     mesh: Mesh
     search: Search
     batch_sequences: int
+    begin_id: int = PAD
+    """What the model reads before a text."""
+    end_id: int = EOS
 
     def decode(
         self, requests: Sequence[Request]
@@ -112,6 +115,8 @@ class Decoder:
             seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
             max_new_tokens_B=self._put(np.array([r.max_new_tokens for r in filled], np.int32), "B"),
             min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
+            begin_id=self.begin_id,
+            end_id=self.end_id,
         )
         with jax.set_mesh(self.mesh):
             output = generate(
@@ -123,9 +128,13 @@ class Decoder:
                 inputs,
             )
         arrays = [array[: len(batch)] for array in fetched(output)]
-        for texts, scores, log_probabilities in zip(*arrays, strict=True):
+        for request, texts, scores, log_probabilities in zip(batch, *arrays, strict=True):
             yield [
-                TokenHypothesis(until_end(tokens), float(score), float(log_probability))
+                TokenHypothesis(
+                    until_end(tokens[: request.max_new_tokens], self.end_id),
+                    float(score),
+                    float(log_probability),
+                )
                 for tokens, score, log_probability in zip(
                     texts, scores, log_probabilities, strict=True
                 )
@@ -133,7 +142,7 @@ class Decoder:
             ]
 
     def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
-        sources = [[EOS] if request.source is None else request.source for request in batch]
+        sources = [[self.end_id] if request.source is None else request.source for request in batch]
         inputs_BM = rows_of(sources, length)
         place_BM = np.tile(np.arange(length, dtype=np.int32), (len(batch), 1))
         inside_BM = place_BM < np.array([len(source) for source in sources])[:, None]
@@ -220,11 +229,7 @@ def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
     return rows
 
 
-def until_end(tokens: np.ndarray) -> list[int]:
-    """Returns the tokens before EOS, or before the padding of a text that was cut."""
-    kept = [int(token) for token in tokens]
-    if EOS in kept:
-        return kept[: kept.index(EOS)]
-    while kept and kept[-1] == 0:
-        kept.pop()
-    return kept
+def until_end(tokens: np.ndarray, end_id: int) -> list[int]:
+    """Returns the tokens before the first end; of a text that was cut, all."""
+    kept: list[int] = tokens.tolist()
+    return kept[: kept.index(end_id)] if end_id in kept else kept

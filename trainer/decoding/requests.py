@@ -10,7 +10,6 @@ import numpy as np
 from configs.errors import UserError
 from data.sources.pairs import chosen_tag, tagged
 from data.task import Task
-from data.vocab import EOS
 from data.vocabs import Vocabs
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
@@ -89,7 +88,7 @@ def translation_requests(
     for line, ids in enumerate(vocabs.of_source.encode([tagged(text, tag) for text in sources])):
         if len(ids) + 1 > source_length:
             ids, cut = ids[: source_length - 1], cut + 1
-        source = [*map(int, ids), EOS]
+        source = [*map(int, ids), vocabs.of_source.end_id]
         max_new_tokens = (
             options.max_tokens or int(len(source) * options.length_factor) + options.length_extra
         )
@@ -124,10 +123,10 @@ def decode_lines(
 
     An empty source is its own translation.
     """
-    blank = [line for line in lines if requests[line].source == [EOS]]
+    blank = [line for line in lines if _is_blank(requests[line], vocabs)]
     if blank:
         yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]
-        lines = [line for line in lines if requests[line].source != [EOS]]
+        lines = [line for line in lines if not _is_blank(requests[line], vocabs)]
     for batch in decoder.decode([requests[line] for line in lines]):
         yield [
             (
@@ -136,6 +135,10 @@ def decode_lines(
             )
             for i, texts in batch
         ]
+
+
+def _is_blank(request: Request, vocabs: Vocabs) -> bool:
+    return request.source is not None and list(request.source) == [vocabs.of_source.end_id]
 
 
 def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:

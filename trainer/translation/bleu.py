@@ -32,7 +32,11 @@ class TranslationEval(Observer):
         self._batch = -(-SENTENCES_AT_ONCE // shards) * shards
 
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
-        decoder = Decoder(self._model, params, self._mesh, Sampling(temperature=0), self._batch)
+        vocab = self._vocabs.target
+        decoder = Decoder(
+            self._model, params, self._mesh, Sampling(temperature=0), self._batch,
+            vocab.begin_id, vocab.end_id,
+        )  # fmt: skip
         translated = translate(
             decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),
             self._run.model.max_length, resamples=0, ter=False,

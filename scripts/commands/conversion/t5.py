@@ -18,7 +18,8 @@ from configs.write import dump
 from data.sources.pair_kinds import Phrases
 from data.storage import atomic_path, atomic_write
 from data.task import Translation
-from data.vocab import SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece, SentencePieceVocab
+from data.vocab import EOS, PAD, Vocab, make
 from data.vocabs import TARGET_FILE, Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -56,6 +57,7 @@ def import_t5(flags: ImportT5Flags) -> None:
     spec = huggingface.spec_of(settings, tensors)
     huggingface.check_tensors(spec, tensors, input)
     vocab = make(SentencePiece(model_file=str(existing(input, VOCAB))), iter(()))
+    check_ids(vocab, str(input / VOCAB))
     vocabs = Vocabs(vocab, vocab)
     config = config_of(run_of(spec, model_dir), flags.settings)
     run = config.make(Run)
@@ -86,6 +88,7 @@ def export_t5(flags: ExportT5Flags) -> None:
         assert isinstance(spec, Transformer)
         tensors = huggingface.tensors_of(spec, jax.device_get(trained.params))
         vocab = trained.vocabs.target
+    check_ids(vocab, TARGET_FILE)
     write_folder(output, settings, tensors, vocab.model)
     weights = sum(tensor.size for tensor in tensors.values())
     print_note(f"Exported {weights:,} weights of step {trained.step} to {output}.")
@@ -142,6 +145,15 @@ def read_tensors(path: Path) -> huggingface.Tensors:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as safetensors: {error}.") from None
+
+
+def check_ids(vocab: Vocab, name: str) -> None:
+    """Refuses a vocabulary whose texts do not begin and end as T5's."""
+    if not isinstance(vocab, SentencePieceVocab) or (vocab.begin_id, vocab.end_id) != (PAD, EOS):
+        raise UserError(
+            f"{name}: texts begin with id {vocab.begin_id} and end with {vocab.end_id}.  Legal for "
+            f"a T5: a SentencePiece model that has {PAD} (padding) and {EOS}."
+        )
 
 
 def check_new_folder(folder: Path) -> None:
@@ -217,7 +229,7 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
     huggingface.check_same(spec, run.model)
     check_sides(run)
     vocab_file = str(absolute(model_dir) / TARGET_FILE)
-    if run.task.vocab.model_file != vocab_file or run.task.source_vocab_file != TARGET_FILE:
+    if run.task.vocab.given_path != vocab_file or run.task.source_vocab_file != TARGET_FILE:
         raise UserError(
             "Translation.vocab: a T5 reads and writes its own vocabulary.  Unset Translation."
             "source_vocab and SentencePiece.model_file."

@@ -72,7 +72,8 @@ def decoder_of(
     check_search(options_of(flags), search)
     model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
-    return Decoder(model, params, trained.mesh, search, rows)
+    vocab = trained.vocabs.target
+    return Decoder(model, params, trained.mesh, search, rows, vocab.begin_id, vocab.end_id)
 
 
 def programs_of(flags: SearchFlags) -> Callable[[Run], list[Program]]:

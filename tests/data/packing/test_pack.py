@@ -53,6 +53,17 @@ def test_inputs_and_positions_restart_in_each_segment(examples, length):
         assert not positions_BL[row, segments == 0].any()
 
 
+def test_segments_begin_and_end_with_the_ids_of_the_vocab():
+    packer = pack.Packer(5, 7, end_id=40, source_end_id=50)
+    halves = [np.array([2, 3]), np.array([4])], [np.array([5]), np.array([6, 0])]
+    packed = pack.joined([packer.add(*halves), packer.finish()])
+    assert packed.targets_BL.tolist() == [[2, 3, 40, 4, 40]]
+    assert packed.sources_BM.tolist() == [[5, 50, 6, 0, 50, 0, 0]]
+    packed = pack.pack([np.array([2, 3]), np.array([4])], 7)
+    inputs_BL = pack.inputs(packed.targets_BL, packed.segments_BL, begin_id=9)
+    assert inputs_BL.tolist() == [[9, 2, 3, 9, 4, 0, 0]]
+
+
 def test_chunks_do_not_change_what_is_in_the_rows():
     random = np.random.default_rng(0)
     examples = [random.integers(2, 99, n).astype(np.uint16) for n in random.integers(1, 30, 9000)]

@@ -6,7 +6,8 @@ import pytest
 from data.packing.pair_rows import PairRows, packed_pairs
 from data.packing.rows import NO_ROW, Counts
 from data.sources.pairs import Pair
-from data.vocab import EOS, SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import EOS, make
 
 PAIRS = [
     Pair("ein zwei drei", "one two"),

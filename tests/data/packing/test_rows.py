@@ -8,7 +8,8 @@ import pytest
 
 from data.packing.rows import NO_ROW, Counts, Rows, read_word_list, with_unk
 from data.sources.text_files import read_lines, read_raw_lines
-from data.vocab import SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
 
 SHARED = Path(os.environ.get("MESHLOOM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 LINES = ["one two three", "", " four  five ", "naïve six seven eight nine ten " * 4]

@@ -12,7 +12,7 @@ from configs.errors import UserError
 from data.cache import prepare
 from data.sources.text import Tfds
 from data.task import Task
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 TRAIN = [f"The market moved by {i} points on Monday ." for i in range(90)]

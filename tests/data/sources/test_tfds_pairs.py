@@ -13,7 +13,7 @@ from configs.errors import UserError
 from data.cache import prepare
 from data.sources.pair_kinds import TfdsPairs
 from data.task import Translation
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 
 STATMT = "http://www.statmt.org"
 SGM = '<srcset setid="newstest2014" srclang="any">\n<seg id="1">{}</seg>\n<seg id="2">{}</seg>\n'

@@ -17,7 +17,7 @@ from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.architectures import Transformer
 from models.decoding.beam import Beam
-from models.decoding.generate import END, DecodeInputs, DecodeOutput, Search, generate
+from models.decoding.generate import BEGIN, END, DecodeInputs, DecodeOutput, Search, generate
 from models.decoding.sampling import Sampling
 from models.moe.routing import Top2
 from models.spec import Moe
@@ -59,12 +59,13 @@ def decoded(
     rows: tuple[int, ...] = tuple(range(8)),
     min_new_tokens: int | None = None,
     max_new_tokens: tuple[int, ...] = (NEW,) * 8,
+    ids: tuple[int, int] = (BEGIN, END),
 ) -> DecodeOutput:
-    """What some of the rows get."""
+    """What some of the rows get; with other ids, of a model whose vocabulary is in that order."""
     model = TransformerModel(spec, layout)
     mesh = make_mesh(layout)
     chosen = list(rows)
-    prompts = PROMPTS[:, :0] if spec is NO_PROMPT else PROMPTS
+    prompts = PROMPTS[:, :0] if spec is NO_PROMPT else swapped(PROMPTS, ids)
     lengths = np.minimum(np.array(LENGTHS, np.int32), prompts.shape[1])
 
     def put(array: np.ndarray, axes: str) -> jax.Array:
@@ -75,7 +76,7 @@ def decoded(
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         params = jax.tree.map(
             lambda w, s: jax.device_put(w, NamedSharding(mesh, s.sharding.spec)),
-            weights(spec),
+            reordered(weights(spec), ids),
             shapes,
         )
         inputs = DecodeInputs(
@@ -86,16 +87,29 @@ def decoded(
             min_new_tokens_B=None
             if min_new_tokens is None
             else put(np.full(8, min_new_tokens, np.int32), "B"),
+            begin_id=ids[0],
+            end_id=ids[1],
         )
-        source = {name: put(array, letters_of(name)) for name, array in sources().items()}
+        source = {name: put(array, letters_of(name)) for name, array in sources(ids).items()}
         given = source if spec.has_encoder else None
         output = generate(model, search, NEW, params, given, inputs)
     return DecodeOutput(*map(np.asarray, output))
 
 
-def sources() -> Batch:
+def swapped(tokens: np.ndarray, ids: tuple[int, int]) -> np.ndarray:
+    """The same tokens, where the ids of beginning and end and these have changed places."""
+    order = np.arange(64, dtype=np.int32)
+    order[[*ids, BEGIN, END]] = order[[BEGIN, END, *ids]]
+    return order[tokens]
+
+
+def reordered(params: Params, ids: tuple[int, int]) -> Params:
+    return {**params, "embed_VD": params["embed_VD"][swapped(np.arange(64), ids)]}
+
+
+def sources(ids: tuple[int, int] = (BEGIN, END)) -> Batch:
     return {
-        "inputs_BM": SOURCES["targets_BL"],
+        "inputs_BM": swapped(SOURCES["targets_BL"], ids),
         "segments_BM": SOURCES["segments_BL"],
         "positions_BM": SOURCES["positions_BL"],
     }
@@ -365,3 +379,15 @@ def test_samples_follow_the_probabilities() -> None:
     expected = 4000 * np.exp(gains(DECODER, 1, [[]])[0, 0])
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 5).all()
     assert (counts > 0).sum() > 10
+
+
+@pytest.mark.parametrize(("spec", "search"), [(DECODER, GREEDY), (PAIR, BEAM)])
+def test_the_ids_of_beginning_and_end_do_not_matter(spec: Transformer, search: Search) -> None:
+    expected, ids = decoded(spec, search), (9, 40)
+    output = decoded(spec, search, ids=ids)
+    np.testing.assert_allclose(output.score_BW, expected.score_BW, rtol=2e-5)
+    texts = expected.tokens_BWT.reshape(-1, NEW)
+    endings = [text.index(END) + 1 if END in text else NEW for text in texts.tolist()]
+    assert min(endings) < NEW
+    for text, other, end in zip(texts, output.tokens_BWT.reshape(-1, NEW), endings, strict=True):
+        np.testing.assert_array_equal(other[:end], swapped(text[:end], ids))

@@ -20,7 +20,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from configs.errors import UserError
-from data.vocab import SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
 from layouts.axes import letters_of
 from models.api import Batch, Params
 from models.architectures import Transformer

@@ -5,7 +5,8 @@ import pytest
 from configs.errors import UserError
 from data.sources.pair_kinds import ParallelFiles
 from data.task import Translation
-from data.vocab import EOS, SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import EOS, make
 from data.vocabs import Vocabs
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling

@@ -4,7 +4,8 @@ import numpy as np
 
 from data.sources.text import TextFiles
 from data.task import Task
-from data.vocab import EOS, SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import EOS, make
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh

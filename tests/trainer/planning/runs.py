@@ -7,7 +7,7 @@ from configs.load import load
 from data.sources.pair_kinds import ParallelFiles
 from data.sources.text import TextFiles
 from data.task import Task, Translation
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.architectures import Transformer

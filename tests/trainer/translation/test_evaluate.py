@@ -5,7 +5,8 @@ from typing import cast
 
 from data.sources.pair_kinds import ParallelFiles
 from data.task import Translation
-from data.vocab import SentencePiece, make
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 from trainer.decoding.requests import DecodeOptions

@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from data.sources.text import TextFiles
 from data.task import Task
-from data.vocab import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
 from scripts.commands.decoding.decode import options_of, search_of

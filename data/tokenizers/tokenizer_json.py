@@ -1,0 +1,173 @@
+"""Reads and applies vocabs of Hugging Face's tokenizer.json."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from configs.errors import UserError, brief, did_you_mean
+from configs.paths import path_of
+from configs.spec import spec
+from data.vocab import Tokenizer, Vocab, read_model
+
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+_BESIDE = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
+_FORMAT = "meshloom tokenizer.json 1"
+_PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
+"""Names by parameter what Hugging Face's settings call a special token."""
+
+Files = dict[str, str]
+
+
+@spec
+class TokenizerJson(Tokenizer):
+    """Takes a vocab of Hugging Face, with the ids that it has."""
+
+    path: str
+    """A folder with tokenizer.json, that file itself, or the vocab.model of a model directory. The
+    file tokenizer_config.json beside it names the special tokens."""
+    begin: str | None = None
+    """The token that a decoder reads before a text, such as "<s>". None: as tokenizer_config.json
+    says (bos_token), or else the token that ends a text."""
+    end: str | None = None
+    """The token that ends a text, such as "</s>". None: as tokenizer_config.json says
+    (eos_token)."""
+    pad: str | None = None
+    """A token without text. None: as tokenizer_config.json says (pad_token), or none at all."""
+
+    @property
+    def given_path(self) -> str:
+        return self.path
+
+    def given(self) -> Vocab:
+        chosen = {key: token for key in _PARAMETERS if (token := getattr(self, key)) is not None}
+        return TokenizerJsonVocab(read_bundle(self.path, chosen), self.path)
+
+    def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
+        raise NotImplementedError("a tokenizer.json is given")
+
+
+class TokenizerJsonVocab(Vocab):
+    """Maps text to ids and back by a tokenizer.json.
+
+    Special tokens that stand in a text become their ids, as in Hugging Face's library; those that a
+    tokenizer adds around a text are left to who packs it.
+    """
+
+    def __init__(self, model: bytes, name: str = TOKENIZER):
+        content = _object(_utf8(model, name), name)
+        if content.get("format") != _FORMAT:
+            raise UserError(
+                f"vocab {name}: is JSON, but no vocab of this version.  Name a {TOKENIZER} by "
+                "TokenizerJson.path instead."
+            )
+        self.files: Files = content["files"]
+        """The files of Hugging Face that the vocab was made of, unchanged."""
+        self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
+        special = content["special"]
+        ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
+        end = ids["end"]
+        if end is None:
+            raise UserError(
+                f"vocab {name}: no token is known to end a text ({CONFIG} beside it has no "
+                f'eos_token).  Set TokenizerJson.end, as in "</s>".{self._known_tokens()}'
+            )
+        begin = end if ids["begin"] is None else ids["begin"]
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        super().__init__(model, size, begin_id=begin, end_id=end, pad_id=ids["pad"])
+
+    def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+        return [np.asarray(encoding.ids, self.dtype) for encoding in encodings]
+
+    def _text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self._tokenizer.id_to_token(int(i)) or f"<{i}>" for i in ids]
+
+    def _id(self, token: str | None, key: str, name: str) -> int | None:
+        if token is None:
+            return None
+        number = self._tokenizer.token_to_id(token)
+        if number is None:
+            near = did_you_mean(token, self._tokenizer.get_vocab())
+            raise UserError(
+                f"vocab {name}: has no token {token!r} (TokenizerJson.{key}, or {CONFIG}'s "
+                f"{_PARAMETERS[key]}).{near}{self._known_tokens()}"
+            )
+        return number
+
+    def _known_tokens(self) -> str:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special]
+        return f"  Its special tokens: {brief(', '.join(special)) or 'none'}."
+
+
+def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
+    """Joins tokenizer.json and what lies beside it to the model of a vocab.
+
+    chosen names special tokens by parameter, in place of those that the files name.
+    """
+    file = path_of(path).expanduser()
+    if file.is_dir():
+        file = file / TOKENIZER
+    text = _utf8(read_model(file), str(file))
+    content = _object(text, str(file))
+    if content.get("format") == _FORMAT:
+        files, special = content["files"], content["special"]
+    else:
+        beside = {name: file.parent / name for name in _BESIDE}
+        kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
+        files, special = {TOKENIZER: text, **kept}, _special_tokens(kept)
+    joined = {"format": _FORMAT, "special": special | chosen, "files": files}
+    return json.dumps(joined, sort_keys=True).encode()
+
+
+def is_bundle(model: bytes) -> bool:
+    """Returns whether a file is what `read_bundle` made, and no model of SentencePiece."""
+    return model.startswith(b"{")
+
+
+def _tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower one
+        raise UserError(f"vocab {name}: is not a tokenizer.json: {brief(str(error))}.") from None
+    # Both would change texts: a row's length alone cuts and pads here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _special_tokens(files: Files) -> dict[str, str]:
+    """Returns by parameter the special tokens that the files beside a tokenizer.json name."""
+    special = {}
+    for file in ("special_tokens_map.json", CONFIG):  # the last that names one counts
+        settings = _object(files.get(file, "{}"), file)
+        for key, name in _PARAMETERS.items():
+            token = settings.get(name)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                special[key] = token
+    return special
+
+
+def _utf8(raw: bytes, name: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: is not UTF-8 ({error.reason} at byte {error.start}).") from None
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{name}: holds a {type(content).__name__}.  Legal: an object.")
+    return content

@@ -1,0 +1,127 @@
+"""Hugging Face's tokenizer.json: its ids, its special tokens, and what is wrong with a file."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from configs.errors import UserError
+from data.tokenizers.tokenizer_json import TokenizerJson
+from data.vocab import make
+from data.vocabs import load_vocab
+
+CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
+TEXT = "two\nlines, naïve 漢字 \t\u2028 x"
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """Makes a tokenizer of bytes, as those of Llama 3 and Qwen, that would cut and pad."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({byte: i for i, byte in enumerate(bytes_)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|user|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=4)
+    return tokenizer
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """Makes a tokenizer that splits unknown characters into bytes, as those of Llama 2."""
+    ids = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", "▁", "a", "b"])}
+    ids |= {f"<0x{byte:02X}>": len(ids) + byte for byte in range(256)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(ids, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )  # fmt: skip
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}\n")
+    return tmp_path
+
+
+def given(path, **settings):
+    return make(TokenizerJson(path=str(path), **settings), iter(()))
+
+
+def test_the_files_name_the_special_tokens(folder):
+    vocab = given(folder)
+    assert (vocab.begin_id, vocab.end_id, vocab.pad_id) == (256, 257, None)
+    assert vocab.size == 259
+
+
+@pytest.mark.parametrize("kind", [byte_level, byte_fallback])
+def test_decoding_gives_the_text_back(tmp_path, kind):
+    kind().save(str(tmp_path / "tokenizer.json"))
+    vocab = given(tmp_path, end="</s>")
+    [ids, nothing] = vocab.encode([TEXT, ""])
+    assert len(ids) >= len(TEXT.encode())  # neither cut nor padded
+    assert vocab.decode([*ids, vocab.end_id, 7]) == TEXT
+    assert vocab.decode([*ids, vocab.size + 3]) == TEXT
+    assert nothing.size == 0
+
+
+def test_special_tokens_in_a_text_are_ids_and_no_text(folder):
+    vocab = given(folder)
+    [ids] = vocab.encode(["<|user|>a"])
+    assert vocab.pieces(ids) == ["<|user|>", "a"]
+    assert vocab.decode(ids) == "a"
+
+
+def test_settings_choose_other_special_tokens(folder):
+    vocab = given(folder, begin="</s>", end="<|user|>", pad="<s>")
+    assert (vocab.begin_id, vocab.end_id, vocab.pad_id) == (257, 258, 256)
+    assert vocab.decode([256, 64, 258]) == vocab.decode([64])
+
+
+def test_a_text_without_a_beginning_begins_with_an_end(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "bos_token": None}))
+    vocab = given(folder)
+    assert vocab.begin_id == vocab.end_id == 257
+
+
+def test_a_saved_vocab_is_the_same_and_keeps_the_files(folder, tmp_path):
+    vocab, saved = given(folder, end="<|user|>"), tmp_path / "vocab.model"
+    vocab.save(saved)
+    for again in (load_vocab(saved), given(saved)):
+        assert again.hash == vocab.hash
+        assert (again.begin_id, again.end_id) == (256, 258)
+        assert again.files == {p.name: p.read_text() for p in folder.glob("*[a-z].j*")}
+    assert given(saved, end="</s>").end_id == 257
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"end": "<eos>"}, r"no token '<eos>' \(TokenizerJson.end.*special tokens: <s>, </s>"),
+        ({"path": "no"}, "no: cannot be read: No such file"),
+        ({"path": "tokenizer_config.json"}, "is not a tokenizer.json"),
+        ({"path": "chat_template.jinja"}, "is not JSON"),
+    ],
+)
+def test_what_is_wrong_is_said(folder, monkeypatch, settings, message):
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=message):
+        make(TokenizerJson(**{"path": ".", **settings}), iter(()))
+
+
+def test_without_a_known_end_it_is_refused(folder):
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"no token is known to end a text.*TokenizerJson\.end"):
+        given(folder)
