@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from data.packing.rows import Rows
 from data.task import Task
 from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
@@ -33,6 +34,25 @@ def token_losses(model: Model, params: Params, batch: Batch) -> jax.Array:
     return model.token_losses(params, batch)
 
 
+def row_losses(
+    model: Model,
+    params: Params,
+    rows: Rows,
+    mesh: Mesh,
+    batch_sequences: int,
+    progress: Progress = no_progress,
+) -> np.ndarray:
+    """Returns the negative log-likelihood of each target of each row."""
+    sharding = placement(model.layout, mesh, 1)
+    losses_BL = []
+    with jax.set_mesh(mesh):
+        for batch in device_batches(rows, sharding, batch_sequences):
+            [losses] = fetched([token_losses(model, params, batch)])
+            losses_BL.append(losses.astype(np.float64))
+            progress(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
+    return np.concatenate(losses_BL)[: len(rows)]
+
+
 def score_lines(
     model: Model,
     params: Params,
@@ -54,14 +74,7 @@ def score_lines(
         return []
     rows, counted = task.pack_lines(lines, vocabs, tag)
     assert rows.pieces is not None
-    sharding = placement(model.layout, mesh, 1)
-    losses_BL = []
-    with jax.set_mesh(mesh):
-        for batch in device_batches(rows, sharding, batch_sequences):
-            [losses] = fetched([token_losses(model, params, batch)])
-            losses_BL.append(losses.astype(np.float64))
-            progress(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
-    per_row = np.concatenate(losses_BL)[: len(rows)]
+    per_row = row_losses(model, params, rows, mesh, batch_sequences, progress)
     line_ids, row_ids, segments = rows.pieces.T
     totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)
     for line, row, segment in zip(line_ids, row_ids, segments, strict=True):

@@ -17,8 +17,10 @@ from models.loss import Criterion
 from scripts.commands.common import STREAMS, data_dir_of, open_output, short, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
+from scripts.commands.evaluation.questions import evaluate_questions
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
+from scripts.flag import given_flags
 from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import Program
@@ -80,7 +82,14 @@ def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
 
 
 def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
-    """Evaluates checkpoints on a text, and the translations of a translation task as well."""
+    """Evaluates checkpoints on a text, and the translations of a translation task as well.
+
+    With --questions, evaluates their answers instead.
+    """
+    if flags.questions.questions is not None:
+        return evaluate_questions(flags)
+    if of_questions := given_flags(flags.questions):
+        raise UserError(f"{', '.join(of_questions)}: only with --questions=FILE.")
     check_settings(flags.metrics.tokenize, flags.text.languages)
 
     def programs(run: Run) -> list[Program]:

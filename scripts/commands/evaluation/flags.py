@@ -1,7 +1,7 @@
 """Defines the flags of `meshloom evaluate`, `compare` and `gains`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from scripts.commands.shared_flags import (
     BatchSequences,
@@ -38,17 +38,66 @@ class TextFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuestionFlags:
+    """Selects questions, the examples in front of each, and how they are written."""
+
+    HEADING = "Questions"
+    questions: Annotated[
+        str | None,
+        Flag(
+            "Answers questions instead of reading a text: JSON lines with question and answer, "
+            "one or several accepted texts, measured by exact match; or with question, choices "
+            "and the index of the right one, measured by the likelihoods of the choices.",
+            metavar="FILE",
+        ),
+    ] = None
+    shots: Annotated[
+        int, Flag("Answered questions in front of each question.", metavar="K", min=0)
+    ] = 0
+    shots_from: Annotated[
+        str | None,
+        Flag(
+            "Takes the shots from this file. Default: from --questions, whose others count.",
+            metavar="FILE",
+        ),
+    ] = None
+    shots_seed: Annotated[int, Flag("Seed of the choice of shots.", min=0)] = 0
+    template: Annotated[
+        str,
+        Flag(
+            "How a question and its answer are written; \\n is a new line. A model with an encoder "
+            "reads what is in front of {answer}.",
+            metavar="TEXT",
+        ),
+    ] = r"Q: {question}\nA: {answer}\n\n"
+    answer_field: Annotated[
+        str | None,
+        Flag("Name of the field with the answers. Default: answer or answers.", metavar="NAME"),
+    ] = None
+    normalization: Annotated[
+        Literal["squad", "triviaqa"],
+        Flag(
+            "What exact match ignores: case, articles, punctuation and white space, as the "
+            "scripts of SQuAD (also for Natural Questions and WebQuestions) or TriviaQA do."
+        ),
+    ] = "squad"
+    show_prompts: Annotated[int, Flag("Prints the first N prompts.", metavar="N", min=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateFlags:
     """Computes loss and perplexities per token, word and byte, and BLEU of translations.
 
     BLEU, chrF and TER come from sacrebleu, on raw text, with signatures and confidence intervals
-    by bootstrap resampling.
+    by bootstrap resampling.  With --questions, computes the share of questions that the model
+    answers right.
     """
 
     EXAMPLES = (
         "meshloom evaluate --model_dir=runs/mine --split=test",
         "meshloom evaluate --model_dir=runs/mine --checkpoint=all --json=losses.json",
         "meshloom evaluate --model_dir=runs/mine --test_set=wmt14/full --languages=en-de",
+        "meshloom evaluate --model_dir=runs/mine --questions=dev.jsonl --shots=1",
     )
     data_dir: DataDir = None
     batch_sequences: BatchSequences = None
@@ -82,6 +131,7 @@ class EvaluateFlags:
     json_file: JsonFile = None
     model: CheckpointFlags
     text: TextFlags = field(default_factory=TextFlags)
+    questions: QuestionFlags = field(default_factory=QuestionFlags)
     search: BeamFlags = field(default_factory=BeamFlags)
     metrics: MetricFlags = field(default_factory=MetricFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)

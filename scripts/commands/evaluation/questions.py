@@ -1,0 +1,258 @@
+"""Runs `meshloom evaluate --questions`: measures how many questions a model answers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from configs.errors import UserError
+from data.task import Task
+from data.vocabs import Vocabs
+from scripts.commands.common import input_lines, write_json
+from scripts.commands.decoding.decode import decoder_of, programs_of
+from scripts.commands.evaluation.flags import EvaluateFlags, QuestionFlags
+from scripts.commands.shared_flags import SearchFlags
+from scripts.commands.trained import batch_of, trained_models
+from scripts.flag import given_flags
+from scripts.terminal import Bar, print_note, print_table
+from trainer.checkpoints.restore import TrainedModel, chosen_steps
+from trainer.checks import Program
+from trainer.questions.answers import answer_questions, check_answers_fit
+from trainer.questions.choices import (
+    Completion,
+    Likelihood,
+    check_choices_fit,
+    choice_likelihoods,
+    make_completions,
+)
+from trainer.questions.measures import Share, is_exact_match
+from trainer.questions.prompts import (
+    Prompt,
+    Template,
+    draw_shots,
+    make_prompts,
+    scored_questions,
+)
+from trainer.questions.questions import Question, parse_questions
+from trainer.run import Run
+from trainer.traces import trace_score_step
+
+MAX_NEW_TOKENS = 32  # 99 % of the answers of NQ-open have at most 34 characters
+
+
+SHARED_FLAGS = ("--batch_sequences", "--json", "--tag")
+
+
+class Scores(NamedTuple):
+    """Holds the shares of right answers by the name of the measure, and an entry a question."""
+
+    shares: dict[str, Share]
+    entries: list[dict[str, Any]]
+
+
+class AnswerTest(NamedTuple):
+    """Holds the questions that one call evaluates, and how their prompts are written."""
+
+    path: str
+    template: Template
+    shots: list[Question]
+    questions: list[Question]
+
+    @property
+    def has_choices(self) -> bool:
+        return bool(self.questions[0].choices)
+
+
+def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
+    """Measures the share of right answers of checkpoints."""
+    check_flags(flags)
+    test = read_test(flags.questions)
+
+    def programs(run: Run) -> list[Program]:
+        return [trace_score_step] if test.has_choices else programs_of(search_flags(flags))(run)
+
+    with trained_models(flags.model, programs) as models:
+        steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
+        task, vocabs = models.run.task, models.vocabs
+        prompts = make_prompts(
+            test.template, test.shots, test.questions, task, vocabs, flags.text.tag
+        )
+        completions = checked_completions(test, prompts, task, vocabs, flags)
+        show_prompts(prompts[: flags.questions.show_prompts])
+        lines = []
+        for step in steps:
+            trained = models.restore(step, flags.model.average)
+            scores = (
+                score_choices(trained, prompts, completions, flags)
+                if test.has_choices
+                else score_answers(trained, test, prompts, flags)
+            )
+            lines.append(result_of(trained.step, scores, test, flags))
+    show(lines, len(test.shots))
+    write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
+    return lines
+
+
+def check_flags(flags: EvaluateFlags) -> None:
+    """Refuses what only the evaluation of a text has."""
+    given = [name for group in (flags, flags.text, flags.metrics) for name in given_flags(group)]
+    if others := [name for name in given if name not in SHARED_FLAGS]:
+        raise UserError(f"{', '.join(others)}: not with --questions.  Remove one of them.")
+
+
+def read_test(flags: QuestionFlags) -> AnswerTest:
+    """Reads the questions and draws the shots."""
+    assert flags.questions is not None
+    questions = parse_questions(flags.questions, input_lines(flags.questions), flags.answer_field)
+    source, path = questions, flags.questions
+    if flags.shots_from is not None:
+        path = flags.shots_from
+        source = parse_questions(path, input_lines(path), flags.answer_field)
+        if bool(source[0].choices) != bool(questions[0].choices):
+            raise UserError(
+                f"{path} and {flags.questions}: only one of them has questions with choices."
+            )
+    shots = draw_shots(source, flags.shots, flags.shots_seed, path)
+    scored = scored_questions(questions, shots, flags.questions)
+    if left_out := len(questions) - len(scored):
+        print_note(f"{left_out:,} of {len(questions):,} questions are among the shots.")
+    return AnswerTest(flags.questions, Template.parse(flags.template), shots, scored)
+
+
+def search_flags(flags: EvaluateFlags) -> SearchFlags:
+    """Returns the search: greedy unless a beam is given, whatever the task."""
+    search = SearchFlags(**dataclasses.asdict(flags.search))
+    return dataclasses.replace(search, beam=search.beam or 1)
+
+
+def checked_completions(
+    test: AnswerTest,
+    prompts: Sequence[Prompt],
+    task: Task,
+    vocabs: Vocabs,
+    flags: EvaluateFlags,
+) -> list[list[Completion]]:
+    """Returns the completions of questions with choices; raises where something is too long."""
+    if not test.has_choices:
+        check_answers_fit(test.path, prompts, task, max_new_tokens(flags))
+        return []
+    completions = make_completions(prompts, test.template, task, vocabs)
+    check_choices_fit(test.path, prompts, completions, task)
+    return completions
+
+
+def max_new_tokens(flags: EvaluateFlags) -> int:
+    return flags.search.max_tokens or MAX_NEW_TOKENS
+
+
+def score_answers(
+    trained: TrainedModel, test: AnswerTest, prompts: Sequence[Prompt], flags: EvaluateFlags
+) -> Scores:
+    """Compares the model's answers with the accepted ones."""
+    decoder = decoder_of([trained], search_flags(flags), flags.batch_sequences)
+    with Bar("answer") as bar:
+        answers = answer_questions(
+            decoder, prompts, test.template, trained.run.task, trained.vocabs,
+            max_new_tokens(flags), bar.update,
+        )  # fmt: skip
+    entries = [
+        entry_of(prompt)
+        | {
+            "answers": prompt.question.answers,
+            "prediction": answer,
+            "is_right": is_exact_match(
+                answer, prompt.question.answers, flags.questions.normalization
+            ),
+        }
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    return Scores({"exact_match": Share.of([entry["is_right"] for entry in entries])}, entries)
+
+
+def score_choices(
+    trained: TrainedModel,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Sequence[Completion]],
+    flags: EvaluateFlags,
+) -> Scores:
+    """Takes the likeliest choice of each question, by its sum, per token and per character."""
+    with Bar("score") as bar:
+        likelihoods = choice_likelihoods(
+            trained.model, trained.params, trained.mesh, prompts, completions, trained.run.task,
+            trained.vocabs, batch_of(trained, flags.batch_sequences), bar.update,
+        )  # fmt: skip
+    entries = [
+        entry_of(prompt) | choice_entry(prompt.question, of_prompt)
+        for prompt, of_prompt in zip(prompts, likelihoods, strict=True)
+    ]
+    names = ("", "_per_token", "_per_character")
+    shares = {
+        f"accuracy{name}": Share.of([entry[f"is_right{name}"] for entry in entries])
+        for name in names
+    }
+    return Scores(shares, entries)
+
+
+def choice_entry(question: Question, likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
+    """Returns what a model says of the choices of a question; among equals the first counts."""
+    by_measure = {
+        "": [one.log_likelihood for one in likelihoods],
+        "_per_token": [one.per_token for one in likelihoods],
+        "_per_character": [one.per_character for one in likelihoods],
+    }
+    entry: dict[str, Any] = {
+        "choices": question.choices,
+        "answer": question.right_choice,
+        "log_likelihoods": by_measure[""],
+        "tokens": [one.tokens for one in likelihoods],
+    }
+    for name, values in by_measure.items():
+        prediction = values.index(max(values))
+        entry[f"prediction{name}"] = prediction
+        entry[f"is_right{name}"] = prediction == question.right_choice
+    return entry
+
+
+def entry_of(prompt: Prompt) -> dict[str, Any]:
+    question = prompt.question
+    return {"line": question.line, "question": question.text, "prompt_tokens": len(prompt.tokens)}
+
+
+def show_prompts(prompts: Sequence[Prompt]) -> None:
+    """Prints prompts with what is accepted behind them."""
+    for prompt in prompts:
+        question = prompt.question
+        answers = " | ".join(question.choices or question.answers)
+        print(f"Prompt of line {question.line} ({len(prompt.tokens)} tokens):")
+        print(prompt.text)
+        print(f"{'Choices' if question.choices else 'Answers'}: {answers}\n")
+
+
+def result_of(step: int, scores: Scores, test: AnswerTest, flags: EvaluateFlags) -> dict[str, Any]:
+    """Returns the JSON object of one checkpoint."""
+    settings = {
+        **dataclasses.asdict(flags.questions),
+        **dataclasses.asdict(flags.search),
+        "beam": search_flags(flags).beam,
+        "max_tokens": max_new_tokens(flags),
+        "average": flags.model.average,
+        "tag": flags.text.tag,
+    }
+    return {
+        "step": step,
+        "questions": len(test.questions),
+        **{name: share._asdict() for name, share in scores.shares.items()},
+        "settings": settings,
+        "shots": [{"line": shot.line, "text": test.template.answered(shot)} for shot in test.shots],
+        "predictions": scores.entries,
+    }
+
+
+def show(lines: Sequence[Mapping[str, Any]], shots: int) -> None:
+    """Prints a table of the shares with their 95 % intervals."""
+    names = [name for name in lines[0] if name.startswith(("exact_match", "accuracy"))]
+    rows = [
+        [line["step"], line["questions"], shots, *(str(Share(**line[name])) for name in names)]
+        for line in lines
+    ]
+    headers = [f"{name.replace('_', ' ')} [95 %]" for name in names]
+    print_table(["step", "questions", "shots", *headers], rows)

@@ -1,0 +1,123 @@
+"""Writes the prompts of questions: some answered ones, then the question to answer."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.errors import UserError
+from data.sources.pairs import chosen_tag, tagged
+from data.task import Task
+from data.vocabs import Vocabs
+from trainer.decoding.decoder import Ids
+from trainer.decoding.requests import check_tag
+from trainer.questions.questions import Question
+
+QUESTION, ANSWER = "{question}", "{answer}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """Writes a question, and an answer behind it."""
+
+    before: str
+    """What the question follows."""
+    between: str
+    """What lies between the question and the answer, without the white space at its end."""
+    space: str
+    """The white space in front of an answer, which belongs to its tokens."""
+    after: str
+    """What ends an answer that another question follows."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Template":
+        r"""Reads a text with {question} and {answer}, in which \n and \t are a new line and a tab.
+
+        >>> Template.parse("{question} ->")
+        Template(before='', between=' ->', space=' ', after='\n\n')
+        """
+        text = text.replace(r"\n", "\n").replace(r"\t", "\t")
+        if ANSWER not in text:
+            text += f" {ANSWER}\n\n"
+        if text.count(QUESTION) != 1 or text.count(ANSWER) != 1:
+            raise UserError(
+                f"--template={text!r}: it has {QUESTION} {text.count(QUESTION)} times and {ANSWER} "
+                f"{text.count(ANSWER)} times.  Give each once, such as 'Q: {QUESTION} A: {ANSWER}'."
+            )
+        head, after = text.split(ANSWER)
+        if QUESTION not in head:
+            raise UserError(f"--template={text!r}: {ANSWER} is in front of {QUESTION}.")
+        before, between = head.split(QUESTION)
+        kept = between.rstrip(" ")
+        return cls(before, kept, between[len(kept) :], after)
+
+    def unanswered(self, question: Question) -> str:
+        """Writes a question, up to where its answer begins."""
+        return f"{self.before}{question.text}{self.between}"
+
+    def answered(self, question: Question) -> str:
+        """Writes a question with the first of its answers."""
+        return f"{self.unanswered(question)}{self.space}{question.answers[0]}{self.after}"
+
+    def answer_of(self, continuation: str) -> str:
+        """Cuts what a model writes at the end of its line, or at what ends an answer."""
+        for end in ("\n", self.after.strip()):
+            continuation = continuation.split(end)[0] if end else continuation
+        return continuation.strip()
+
+
+def draw_shots(questions: Sequence[Question], shots: int, seed: int, path: str) -> list[Question]:
+    """Draws questions to answer in the prompt; fewer shots are the first of more."""
+    if shots > len(questions):
+        raise UserError(f"--shots={shots}: {path} has {len(questions)} questions.")
+    order = np.random.default_rng(seed).permutation(len(questions))
+    return [questions[i] for i in order[:shots]]
+
+
+def scored_questions(
+    questions: Sequence[Question], shots: Sequence[Question], path: str
+) -> list[Question]:
+    """Returns the questions that the prompt does not answer."""
+    answered = {shot.text for shot in shots}
+    scored = [question for question in questions if question.text not in answered]
+    if not scored:
+        raise UserError(
+            f"{path}: all {len(questions)} questions are among the {len(shots)} shots.  Lower "
+            "--shots, or take them from another file with --shots_from."
+        )
+    return scored
+
+
+class Prompt(NamedTuple):
+    """Holds what a model reads of one question."""
+
+    question: Question
+    text: str
+    tokens: Ids
+
+
+def make_prompts(
+    template: Template,
+    shots: Sequence[Question],
+    questions: Sequence[Question],
+    task: Task,
+    vocabs: Vocabs,
+    tag: str | None = None,
+) -> list[Prompt]:
+    """Writes and encodes the prompt of each question, with the same shots in front of each."""
+    answered = "".join(map(template.answered, shots))
+    texts = [answered + template.unanswered(question) for question in questions]
+    encoded = encode_prompts(texts, task, vocabs, tag)
+    return [Prompt(*prompt) for prompt in zip(questions, texts, encoded, strict=True)]
+
+
+def encode_prompts(
+    texts: Sequence[str], task: Task, vocabs: Vocabs, tag: str | None
+) -> list[np.ndarray]:
+    """Returns the tokens of prompts, which the encoder reads where the task has a source."""
+    check_tag(tag, task)
+    if not task.has_source:
+        return vocabs.target.encode(texts)
+    tag = chosen_tag(tag, task.tags)
+    return vocabs.of_source.encode([tagged(text, tag) for text in texts])

@@ -1,0 +1,136 @@
+"""Reads questions, with accepted answers or with choices, from JSON lines."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from configs.errors import UserError, brief, did_you_mean, listed
+from data.sources.text_files import LONE_SURROGATE
+
+ANSWER_FIELDS = ("answer", "answers")
+EXAMPLES = (
+    'Legal: {"question": "…", "answer": ["…", "…"]}, or {"question": "…", "choices": ["…", "…"], '
+    '"answer": 0}.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Holds a question of a file."""
+
+    line: int
+    """Its number in the file, from 1."""
+    text: str
+    answers: tuple[str, ...]
+    """What is accepted; among choices, the right one."""
+    choices: tuple[str, ...] = ()
+    """None where the answer is free text."""
+
+    @property
+    def right_choice(self) -> int:
+        """Returns the index of the right choice."""
+        return self.choices.index(self.answers[0])
+
+
+def parse_questions(
+    path: str, lines: Iterable[str], answer_field: str | None = None
+) -> list[Question]:
+    """Parses a question a line, all with choices or all without; blank lines are none.
+
+    An answer is a text, a list of texts, or TriviaQA's object with a value and its aliases; among
+    choices it is an index, from 0.
+    """
+    questions, problems = list[Question](), list[str]()
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace():
+            continue
+        try:
+            questions.append(_question(number, line, answer_field))
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+    with_choices = [question.line for question in questions if question.choices]
+    without = [question.line for question in questions if not question.choices]
+    if with_choices and without:
+        problems.append(
+            f"{path}:{max(with_choices[0], without[0])}: line {with_choices[0]} has choices and "
+            f"line {without[0]} has none.  Make two files."
+        )
+    if not questions and not problems:
+        problems.append(f"{path}: there is no question.  {EXAMPLES}")
+    if problems:
+        raise UserError(listed(path, problems))
+    return questions
+
+
+def _question(number: int, line: str, answer_field: str | None) -> Question:
+    """Parses one line; raises ValueError with what is wrong."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error}): {brief(line, 40)}.  {EXAMPLES}") from None
+    if not isinstance(entry, dict):
+        raise ValueError(f"is not a JSON object.  {EXAMPLES}")
+    text = _text(entry.get("question"), entry, "question")
+    name = _answer_field(entry, answer_field)
+    if "choices" not in entry:
+        return Question(number, text, _answers(entry[name], name))
+    choices = _texts(entry["choices"], "choices")
+    if len(set(choices)) < max(2, len(choices)):
+        raise ValueError(
+            f'"choices" holds {len(choices)} texts, {len(set(choices))} of them different.  '
+            "Give two or more, each once."
+        )
+    return Question(number, text, (choices[_index(entry[name], name, len(choices))],), choices)
+
+
+def _answer_field(entry: Mapping[str, Any], answer_field: str | None) -> str:
+    """Returns the name of the field with the answers."""
+    names = ANSWER_FIELDS if answer_field is None else (answer_field,)
+    for name in names:
+        if name in entry:
+            return name
+    hint = "" if answer_field is None else did_you_mean(answer_field, entry)
+    raise ValueError(f'there is no "{names[0]}".{hint}  Found: {_names(entry)}.  {EXAMPLES}')
+
+
+def _answers(value: object, name: str) -> tuple[str, ...]:
+    if isinstance(value, dict) and "value" in value:
+        aliases = value.get("aliases", [])
+        value = [value["value"], *(aliases if isinstance(aliases, list) else [aliases])]
+    answers = _texts([value] if isinstance(value, str) else value, name)
+    if not answers:
+        raise ValueError(f'"{name}" holds no answer.  Give one or more accepted texts.')
+    return tuple(dict.fromkeys(answers))
+
+
+def _index(value: object, name: str, choices: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < choices:
+        raise ValueError(
+            f'"{name}" is {brief(json.dumps(value), 40)}: the right one of {choices} choices is '
+            f"an index from 0 to {choices - 1}."
+        )
+    return value
+
+
+def _texts(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f'"{name}" is {brief(json.dumps(value), 40)}, not a list of texts.')
+    return tuple(_text(text, {}, name) for text in value)
+
+
+def _text(value: object, entry: Mapping[str, Any], name: str) -> str:
+    """Returns a text without the white space around it; refuses what is none."""
+    if value is None and entry:
+        raise ValueError(f'there is no "{name}".  Found: {_names(entry)}.  {EXAMPLES}')
+    if not isinstance(value, str):
+        raise ValueError(f'"{name}" holds {brief(json.dumps(value), 40)}, which is not a text.')
+    if not value.strip():
+        raise ValueError(f'"{name}" holds a blank text.')
+    if LONE_SURROGATE.search(value):
+        raise ValueError(f'"{name}" holds half of a surrogate pair, which is no character.')
+    return value.strip()
+
+
+def _names(entry: Mapping[str, Any]) -> str:
+    return brief(", ".join(entry), 80) or "nothing"
