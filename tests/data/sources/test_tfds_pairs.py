@@ -67,20 +67,28 @@ DATA_SETS = {
 
 @pytest.fixture(scope="module", params=DATA_SETS)
 def wmt(request, tmp_path_factory):
-    """The source, its data set made by the real builder; only the archives' checksums are ours."""
+    return build(request.param, tmp_path_factory.mktemp("wmt"))
+
+
+def build(name, folder, **makers):
+    """The source, its data set made by the real builder; only the archives' checksums are ours.
+
+    A maker in place of one of the functions above, by its name, writes other files.
+    """
     from tensorflow_datasets.core.download.checksums import UrlInfo
 
-    name, archives = request.param, tmp_path_factory.mktemp("archives")
+    archives = folder / "archives"
+    archives.mkdir()
     data_set, language = name.split("/")[0], name.split("/")[1][:2]
     infos = {}
     for url, made in DATA_SETS[name].items():
         path = archives / url.rpartition("/")[2]
-        write_archive(path, made(language))
+        write_archive(path, makers.get(made.__name__, made)(language))
         raw = path.read_bytes()
         infos[url] = UrlInfo(len(raw), hashlib.sha256(raw).hexdigest(), path.name)
     source = TfdsPairs(
         name=name, source_field="en", target_field=language,
-        folder=str(tmp_path_factory.mktemp("tfds")), archives=str(archives),
+        folder=str(folder / "tfds"), archives=str(archives),
     )  # fmt: skip
     assert source.fingerprint() is None
     with pytest.MonkeyPatch.context() as patch:
