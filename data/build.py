@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,16 @@ logger = logging.getLogger(__name__)
 _LINES_A_RECORD = 500_000
 
 
-def build(folder: Path, task: Task, vocab: Vocab | None, source_vocab: Vocab | None) -> None:
+def build(folder: Path, task: Task, given: Mapping[str, Vocab | None]) -> None:
     """Fills a folder with the vocabs, the rows of each split and the manifest."""
     stamps = task.source.fingerprint()
-    vocabs = task.make_vocabs(vocab, source_vocab)
+    vocabs = task.make_vocabs(given.get("vocab"), given.get("source_vocab"))
     vocabs.save(folder)
     splits = {s: _build_split(folder, s, task, vocabs) for s in task.source.splits()}
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")
     made = {
-        "format": manifest.FORMAT,
-        "settings": manifest.settings(task),
+        **manifest.CacheKey.of(task, given).written(),
         "fingerprint": stamps or task.source.fingerprint(),
         "content_hash": manifest.combined_hash(
             {name: split["content_hash"] for name, split in splits.items()}

@@ -1,8 +1,14 @@
-"""Keeps a task's packed rows and vocabs on disk, and checks that they still belong to it."""
+"""Keeps a task's packed rows and vocabs on disk, and finds those that belong to it.
+
+A task has a cache for each of its settings and texts: the first in the folder `name`, later ones
+beside it in `name@key`.  A task's name has no @.
+"""
 
 import contextlib
 import dataclasses
+import functools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +16,7 @@ from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data import manifest, storage
 from data.build import build
+from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.task import Task
 from data.vocab import Vocab
@@ -27,6 +34,7 @@ class Prepared:
     """Equal to vocab where one serves both sides; None where there is no source side."""
     splits: dict[str, Rows]
     manifest: dict[str, Any]
+    folder: Path
 
     @property
     def vocabs(self) -> Vocabs:
@@ -39,40 +47,171 @@ def prepare(
     *,
     vocab: Vocab | None = None,
     source_vocab: Vocab | None = None,
+    content_hash: str | None = None,
     rebuild: bool = False,
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
 
     vocab and source_vocab replace those that the task would train, for a model that was trained
-    with them.
+    with them.  content_hash names the text that a run began with: its cache serves although the
+    text has changed since.
     """
-    given = {"vocab": vocab, "source_vocab": source_vocab}
-    folder = cache_folder(task, data_dir)
-    if not rebuild and is_there(folder):
-        return _open(folder, task, given)
-    twin = storage.local_twin(folder)
-    with storage.lock(twin):
-        if rebuild or not is_there(folder):  # another process may have built it meanwhile
+    while True:
+        caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
+        match = caches.find(allow_damaged=rebuild)
+        if match.stored is not None and not rebuild:
+            return caches.open(match)
+        twin = storage.local_twin(match.folder)
+        with storage.lock(twin):
+            # Another process may have built it meanwhile, or another cache of this name.
+            if caches.find(allow_damaged=rebuild) != match:
+                continue
+            if match.reasons:
+                logger.info("%s: builds %s.", task.name, _beside(match))
             with storage.whole_folder(twin) as building:
-                build(building, task, vocab, source_vocab)
-            storage.publish(twin, folder, last=manifest.NAME)
-    return _open(folder, task, given)
+                build(building, task, caches.given)
+            storage.publish(twin, match.folder, last=manifest.NAME)
+        rebuild = False
 
 
-def cache_folder(task: Task, data_dir: str | Path) -> Path:
-    """Returns the folder of a task's rows in data_dir."""
-    return path_of(data_dir).expanduser() / task.name
-
-
-def is_there(folder: Path) -> bool:
-    """Tells whether a folder of rows was written; a remote one is whole with its manifest."""
-    return (folder / manifest.NAME if is_remote(folder) else folder).exists()
-
-
-def open_prepared(task: Task, data_dir: str | Path) -> Prepared | None:
+def open_prepared(
+    task: Task,
+    data_dir: str | Path,
+    *,
+    vocab: Vocab | None = None,
+    source_vocab: Vocab | None = None,
+    content_hash: str | None = None,
+) -> Prepared | None:
     """Returns the rows of a task where data_dir has them; builds nothing."""
-    folder = cache_folder(task, data_dir)
-    return _open(folder, task, {}) if is_there(folder) else None
+    caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
+    match = caches.find()
+    return None if match.stored is None else caches.open(match)
+
+
+def find_manifest(
+    task: Task,
+    data_dir: str | Path,
+    *,
+    vocab: Vocab | None = None,
+    source_vocab: Vocab | None = None,
+    content_hash: str | None = None,
+) -> dict[str, Any] | None:
+    """Returns the manifest of the cache that serves a task; None without a whole one."""
+    with contextlib.suppress(UserError):
+        return TaskCaches(task, data_dir, vocab, source_vocab, content_hash).find().stored
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """Holds the folder that serves a task, or the one to build."""
+
+    folder: Path
+    stored: dict[str, Any] | None = None
+    """The manifest of the cache; None where it is to be built."""
+    nearest: Path | None = None
+    reasons: tuple[str, ...] = ()
+    """How the nearest cache of the task differs, where none serves."""
+
+
+class TaskCaches:
+    """Finds and opens the cache of a task, among those of other settings and texts."""
+
+    def __init__(
+        self,
+        task: Task,
+        data_dir: str | Path,
+        vocab: Vocab | None = None,
+        source_vocab: Vocab | None = None,
+        content_hash: str | None = None,
+    ):
+        self.task, self.data_dir = task, path_of(data_dir).expanduser()
+        self.given: Mapping[str, Vocab | None] = {"vocab": vocab, "source_vocab": source_vocab}
+        self.key = CacheKey.of(task, self.given)
+        self._content_hash = content_hash
+
+    def find(self, *, allow_damaged: bool = False) -> Match:
+        """Returns the cache that serves, or where to build it; raises where one is damaged."""
+        readable, damaged = [], list[tuple[Path, UserError]]()
+        for folder in folders_of(self.task.name, self.data_dir):
+            try:
+                readable.append((folder, manifest.load(folder)))
+            except UserError as error:
+                damaged.append((folder, error))
+        for folder, stored in readable:
+            if self._is_of_the_run(stored):
+                return Match(folder, stored)
+        differences = [(folder, self.differences(stored)) for folder, stored in readable]
+        for (folder, stored), (_, reasons) in zip(readable, differences, strict=True):
+            if not reasons:
+                return Match(folder, stored)
+        if damaged:
+            if not allow_damaged:
+                raise damaged[0][1]
+            return Match(damaged[0][0])
+        folder = self.data_dir / self.task.name
+        if not differences:
+            return Match(folder)
+        name = f"{self.task.name}@{self.key.digest(self._stamps)}"
+        nearest, reasons = min(differences, key=lambda pair: len(pair[1]))
+        return Match(folder.with_name(name), None, nearest, tuple(reasons))
+
+    def differences(self, stored: dict[str, Any]) -> list[str]:
+        """Describes how a cache differs from the settings, the versions and the text of now."""
+        if reasons := self.key.differences(stored):
+            return reasons
+        if self._stamps in (None, stored["fingerprint"]):
+            return []
+        text_hash = stored["content_hash"]
+        return [] if text_hash == self._text_hash else [_other_text(stored, self._stamps)]
+
+    def open(self, match: Match) -> Prepared:
+        """Opens the cache that serves."""
+        task = self.task
+        folder = storage.fetch(match.folder, last=manifest.NAME)
+        stored = manifest.read(folder)
+        if self._stamps is None:
+            logger.info(
+                "%s: its text is not on this machine; the cache in %s is used", task.name, folder
+            )
+        elif self._stamps != stored["fingerprint"]:
+            if not self._is_of_the_run(stored):
+                stored = {**stored, "fingerprint": self._stamps}
+                with contextlib.suppress(OSError):  # one that cannot be written serves all the same
+                    manifest.write(folder, stored)
+            else:
+                logger.info(
+                    "%s: the dates or versions of its text changed; the run keeps the rows that it "
+                    "began with, in %s", task.name, folder,
+                )  # fmt: skip
+        vocabs = Vocabs.load(folder, task.source_vocab_file)
+        for name, hash_now in vocabs.hashes().items():
+            if stored[name] != hash_now:
+                file = folder / f"{name.removesuffix('_hash')}.model"
+                raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
+        splits = {
+            name: _rows(folder, name, entry, task, vocabs)
+            for name, entry in stored["splits"].items()
+        }
+        return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder)
+
+    def _is_of_the_run(self, stored: dict[str, Any]) -> bool:
+        return (
+            self._content_hash is not None
+            and stored.get("content_hash") == self._content_hash
+            and not self.key.differences(stored, any_version=True)
+        )
+
+    @functools.cached_property
+    def _stamps(self) -> dict[str, Any] | None:
+        return self.task.source.fingerprint()
+
+    @functools.cached_property
+    def _text_hash(self) -> str:
+        logger.info(
+            "%s: file dates or versions changed; comparing the text with the cache", self.task.name
+        )
+        return manifest.text_hash(self.task)
 
 
 def cache_folders(data_dir: str | Path) -> list[Path]:
@@ -80,6 +219,32 @@ def cache_folders(data_dir: str | Path) -> list[Path]:
     folders = [path for path in path_of(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
     kept = (manifest.NAME, "*.npy")
     return sorted(f for f in folders if any(next(f.glob(name), None) for name in kept))
+
+
+def folders_of(task_name: str, data_dir: Path) -> list[Path]:
+    """Returns the folders of a task's caches, newest first; a remote one is whole by its manifest.
+
+    Whatever lies at the place of the first cache is one, so that nothing else is overwritten.
+    """
+    folders = [data_dir / task_name, *data_dir.glob(f"{task_name}@*")]
+    present = [f for f in folders if (f / manifest.NAME if is_remote(f) else f).exists()]
+    return sorted(present, key=lambda f: storage.written_s(f / manifest.NAME), reverse=True)
+
+
+def _beside(match: Match) -> str:
+    assert match.nearest is not None
+    return f"{match.folder} beside {match.nearest.name}, because {'; '.join(match.reasons)}"
+
+
+def _other_text(stored: dict[str, Any], stamps: dict[str, Any] | None) -> str:
+    """Names the packages whose versions differ, where the text comes from these."""
+    before = stored["fingerprint"] or {}
+    changed = [
+        manifest.difference(name, before.get(name), value)
+        for name, value in (stamps or {}).items()
+        if isinstance(value, str) and value != before.get(name)
+    ]
+    return f"the text changed ({', '.join(changed)})" if changed else "the text changed"
 
 
 def check_rows(folder: Path) -> bool:
@@ -93,45 +258,6 @@ def check_rows(folder: Path) -> bool:
     for path in paths:
         storage.CheckedArray(path, manifest.rebuild_hint()).verify_all()
     return all(storage.checksums_path(path) in sums for path in paths)
-
-
-def _open(folder: Path, task: Task, given: dict[str, Vocab | None]) -> Prepared:
-    folder = storage.fetch(folder, last=manifest.NAME)
-    stored = manifest.read(folder)
-    now = manifest.settings(task)
-    cached = dict(stored["settings"])
-    for name, vocab in given.items():
-        if vocab is not None:
-            cached[name], now[name] = stored.get(f"{name}_hash", "")[:16], vocab.hash[:16]
-    manifest.refuse(folder, cached, now)
-    stored = _check_text(folder, stored, task)
-    vocabs = Vocabs.load(folder, task.source_vocab_file)
-    for name, hash_now in vocabs.hashes().items():
-        if stored[name] != hash_now:
-            file = folder / f"{name.removesuffix('_hash')}.model"
-            raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
-    entries = stored["splits"].items()
-    splits = {name: _rows(folder, name, entry, task, vocabs) for name, entry in entries}
-    return Prepared(vocabs.target, vocabs.source, splits, stored)
-
-
-def _check_text(folder: Path, stored: dict[str, Any], task: Task) -> dict[str, Any]:
-    """Compares the text with the cache's: by sizes and dates, and only if these differ by hash."""
-    stamps = task.source.fingerprint()
-    if stamps is None:
-        logger.info(
-            "%s: its text is not on this machine; the cache in %s is used", task.name, folder
-        )
-    elif stamps != stored["fingerprint"]:
-        logger.info(
-            "%s: file dates or versions changed; comparing the text with the cache", task.name
-        )
-        text_hash = manifest.text_hash(task)
-        manifest.refuse(folder, {"text": stored["content_hash"][:16]}, {"text": text_hash[:16]})
-        stored = {**stored, "fingerprint": stamps}
-        with contextlib.suppress(OSError):  # a cache that cannot be written serves all the same
-            manifest.write(folder, stored)
-    return stored
 
 
 def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task, vocabs: Vocabs) -> Rows:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,71 @@ from data import storage
 from data.packing.rows import hashed_bytes
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
+from data.vocab import Vocab
 
 FORMAT = 1
 NAME = "manifest.json"
 CHECKSUM = "crc32"
 _FILES = ("Task.word_list", "SentencePiece.model_file", "TokenizerJson.path")
 _OF_THE_ORDER = ("Mixture.rates", "Mixture.temperature")  # the rows do not depend on these
+_GIVEN = "given_vocabs"
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheKey:
+    """Holds what a cache depends on, beside the text."""
+
+    settings: dict[str, Any]
+    defaults: frozenset[str]
+    """Settings at their default: a cache of a version that lacked one serves."""
+    versions: dict[str, str]
+    """Versions of the packages that train vocabularies and tokenize."""
+    vocabs: dict[str, str]
+    """Hashes of the vocabularies that are given instead of trained."""
+
+    @classmethod
+    def of(cls, task: Task, given: Mapping[str, Vocab | None]) -> "CacheKey":
+        packages = sorted({settings.package for settings in task.vocab_settings.values()})
+        versions = {package: importlib.metadata.version(package) for package in packages}
+        vocabs = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
+        return cls(settings(task), _defaults(task), versions, vocabs)
+
+    @classmethod
+    def read(cls, stored: dict[str, Any]) -> "CacheKey":
+        """Returns the key of a cache."""
+        vocabs = {name: stored[f"{name}_hash"][:16] for name in stored.get(_GIVEN, ())}
+        versions = stored.get("versions", {})
+        return cls(stored.get("settings", {}), frozenset(), versions, vocabs)
+
+    def written(self) -> dict[str, Any]:
+        """Returns what a manifest keeps of the key."""
+        given = {_GIVEN: sorted(self.vocabs)} if self.vocabs else {}
+        return {"format": FORMAT, "settings": self.settings, "versions": self.versions, **given}
+
+    def digest(self, stamps: dict[str, Any] | None) -> str:
+        """Returns a short name for the key and the fingerprint of the text."""
+        text = json.dumps([self.written(), self.vocabs, stamps], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def differences(self, stored: dict[str, Any], *, any_version: bool = False) -> list[str]:
+        """Describes each setting, vocabulary or version in which a cache differs."""
+        if stored["format"] != FORMAT:
+            return [difference("the format of caches", stored["format"], FORMAT)]
+        cached, now = dict(stored["settings"]), dict(self.settings)
+        for name in self.defaults - cached.keys():
+            now.pop(name, None)
+        if not any_version and "versions" in stored and self.versions:  # older caches have none
+            cached, now = cached | stored["versions"], now | self.versions
+        for name in sorted({*self.vocabs, *stored.get(_GIVEN, ())}):
+            cached[name] = stored.get(f"{name}_hash", "")[:16]
+        now |= self.vocabs
+        names = [name for name in {**cached, **now} if cached.get(name) != now.get(name)]
+        return [difference(name, cached.get(name), now.get(name)) for name in names]
+
+
+def difference(name: str, old: object, new: object) -> str:
+    """Describes how a value differs from that of a cache."""
+    return f"{name} was {old!r} and is {new!r}"
 
 
 def settings(task: Task) -> dict[str, Any]:
@@ -34,25 +94,36 @@ def settings(task: Task) -> dict[str, Any]:
     return plain
 
 
-def _flat(spec: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields each parameter of a spec and of those in it.
+def _defaults(task: Task) -> frozenset[str]:
+    """Names the settings that have their default, as `settings` names them."""
+    return frozenset(name for name, value, default in _parameters(task) if value == default)
+
+
+def _flat(spec: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the name and the value of each parameter of a spec and of those in it."""
+    for name, value, _ in _parameters(spec):
+        is_spec = dataclasses.is_dataclass(value)
+        if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+            yield name, [f"@{type(item).__name__}()" for item in value]
+        else:
+            yield name, f"@{type(value).__name__}()" if is_spec else value
+
+
+def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields name, value and default of each parameter of a spec and of those in it.
 
     Specs of one kind that stand in different fields, or in one tuple, get scopes of their own.
     """
-    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    kinds = [type(value) for value in fields.values()]
-    for field, value in fields.items():
-        name = f"{scope}{type(spec).__name__}.{field}"
+    fields = [(field, getattr(spec, field.name)) for field in dataclasses.fields(spec)]
+    kinds = [type(value) for _, value in fields]
+    for field, value in fields:
+        yield f"{scope}{type(spec).__name__}.{field.name}", value, field.default
         if dataclasses.is_dataclass(value):
-            yield name, f"@{type(value).__name__}()"
             twins = kinds.count(type(value)) > 1
-            yield from _flat(value, f"{scope}{field}/" if twins else scope)
+            yield from _parameters(value, f"{scope}{field.name}/" if twins else scope)
         elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
-            yield name, [f"@{type(item).__name__}()" for item in value]
             for number, item in enumerate(value, 1):
-                yield from _flat(item, f"{scope}{field}_{number}/")
-        else:
-            yield name, value
+                yield from _parameters(item, f"{scope}{field.name}_{number}/")
 
 
 def _file_hash(name: str, path: str) -> str:
@@ -83,18 +154,8 @@ def combined_hash(digests: dict[str, str]) -> str:
 
 def read(folder: Path) -> dict[str, Any]:
     """Reads a manifest and checks that the files that it lists are there and whole."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
-        if manifest.pop(CHECKSUM, None) not in (None, _checksum(manifest)):  # old ones have none
-            raise ValueError("it is damaged")
-        files = manifest["file_bytes"] if manifest["format"] == FORMAT else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{folder}: is not a complete cache ({NAME}: {error}).  {rebuild_hint()}"
-        ) from None
-    if not files:
-        raise UserError(f"{folder}: was written by another version.  {rebuild_hint()}")
-    for name, size in files.items():
+    manifest = load(folder)
+    for name, size in manifest["file_bytes"].items():
         path = folder / name
         size_now = storage.size_of(path)
         if size_now != size:
@@ -103,6 +164,23 @@ def read(folder: Path) -> dict[str, Any]:
                 f"{rebuild_hint()}"
             )
     return manifest
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """Reads a manifest; of another format, only its number."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
+        if manifest.pop(CHECKSUM, None) not in (None, _checksum(manifest)):  # old ones have none
+            raise ValueError("it is damaged")
+        if manifest["format"] != FORMAT:
+            return {"format": manifest["format"], "file_bytes": {}}
+        if not manifest["file_bytes"]:
+            raise ValueError("it names no files")
+        return manifest
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder}: is not a complete cache ({NAME}: {error}).  {rebuild_hint()}"
+        ) from None
 
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
@@ -117,23 +195,3 @@ def _checksum(manifest: dict[str, Any]) -> int:
 
 def rebuild_hint() -> str:
     return "Build it again: meshloom prepare --rebuild, with the same flags."
-
-
-def refuse(folder: Path, cached: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises an error that names every difference between two sets of values, if there is one."""
-    names = [name for name in {**cached, **now} if cached.get(name) != now.get(name)]
-    if not names:
-        return
-    rows = "".join(
-        f"\n  {name}: {_shown(cached, name)} in the cache, {_shown(now, name)} now."
-        for name in names
-    )
-    raise UserError(
-        f"{folder}: the cache was built with other settings or text.{rows}\n"
-        "  Give this task another Task.name, use another --data_dir, or replace the cache: "
-        "meshloom prepare --rebuild, with the same flags."
-    )
-
-
-def _shown(values: dict[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else "absent"

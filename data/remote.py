@@ -63,6 +63,11 @@ def version(path: Path) -> list[int]:
     return [info["size"], int(info.get("generation", 0))]
 
 
+def written_s(path: Path) -> float:
+    """Returns when an object was written, in seconds since 1970."""
+    return float(_file_system().modified(str(path)).timestamp())
+
+
 def matches(pattern: str) -> list[str]:
     """Returns the objects that a glob matches, sorted."""
     return sorted(REMOTE + name for name in _file_system().glob(pattern))

@@ -16,6 +16,7 @@ import stat
 import sys
 import tempfile
 import uuid
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,54 @@ def lock(target: Path) -> Iterator[None]:
         os.close(handle)
 
 
+class Reading:
+    """Keeps a folder of this machine from `remove_unused`, for as long as this object lives."""
+
+    def __init__(self, folder: Path):
+        handle = os.open(folder, os.O_RDONLY)
+        weakref.finalize(self, os.close, handle)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_used(folder: Path) -> bool:
+    """Tells whether a process on this machine's file systems reads or builds a folder."""
+    lock_file = folder.parent / f".{folder.name}.lock"
+    return any(_is_locked(path) for path in (folder, lock_file) if path.exists())
+
+
+def _is_locked(path: Path) -> bool:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def remove_unused(folder: Path, first: str) -> bool:
+    """Removes a folder unless a process reads or builds it; returns whether it did.
+
+    Without the file `first`, a remote folder is not whole.
+    """
+    twin = local_twin(folder)
+    if is_used(twin):
+        return False
+    if is_remote(folder):
+        for name in sorted((n for n, _ in sizes_below(folder)), key=lambda name: name != first):
+            (folder / name).unlink()
+    if twin.exists():
+        with lock(twin), write_errors(twin):
+            removed = Path(tempfile.mkdtemp(dir=twin.parent, prefix=f".{twin.name}.building-"))
+            twin.rename(removed)  # a reader finds the folder whole or not at all
+            shutil.rmtree(removed)
+    return True
+
+
 def open_alone(path: Path) -> TextIO:
     """Opens a file to append to; refuses it while another process has it open so."""
     file = path.open("a", encoding="utf-8")
@@ -312,7 +361,7 @@ class CheckedArray:
 
     def __init__(self, path: Path, remedy: str):
         """Opens a file that `GrowingArray` wrote; those of older versions have no checksums."""
-        self._path, self._remedy = path, remedy
+        self._path, self._remedy, self._reading = path, remedy, Reading(path.parent)
         self._rows = self._load(path, dimensions=2, mmap_mode="r")
         self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
         self._rows_a_chunk = _rows_a_chunk(self.shape[1], self.dtype)
@@ -414,6 +463,14 @@ def version(path: Path) -> list[int]:
         return remote.version(path)
     state = path.stat()
     return [state.st_size, state.st_mtime_ns]
+
+
+def written_s(path: Path) -> float:
+    """Returns when a file was written, in seconds since 1970; 0 where there is none."""
+    try:
+        return remote.written_s(path) if is_remote(path) else path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def matches(pattern: str) -> list[str]:

@@ -88,6 +88,11 @@ class Tokenizer:
     """Sets how text is tokenized; a task file names one of its kinds."""
 
     @property
+    def package(self) -> str:
+        """Names the package that tokenizes: another version may give other tokens."""
+        raise NotImplementedError
+
+    @property
     def given_path(self) -> str | None:
         """Returns the path of the trained vocab to use; None: the task trains one."""
         raise NotImplementedError

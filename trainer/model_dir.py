@@ -62,13 +62,18 @@ class ModelDir:
 
     def check_text(self, prepared: Prepared, task: Task) -> None:
         """Refuses to continue a run on other text."""
-        before, content_hash = self.last_start, prepared.manifest["content_hash"]
-        if before is not None and before.content_hash not in (None, content_hash):
+        before, content_hash = self.content_hash, prepared.manifest["content_hash"]
+        if before not in (None, content_hash):
             raise UserError(
                 f"{self.model_dir} was trained on other text of task {task.name} (content hash "
-                f"{before.content_hash}, now {content_hash}).  Give the --data_dir of "
+                f"{before}, now {content_hash}).  Give the --data_dir of "
                 "that text, or choose another --model_dir."
             )
+
+    @property
+    def content_hash(self) -> str | None:
+        """Returns the hash of the text that the run reads; None before it has begun."""
+        return None if self.last_start is None else self.last_start.content_hash
 
     @property
     def last_start(self) -> Start | None:

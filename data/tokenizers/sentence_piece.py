@@ -41,6 +41,11 @@ class SentencePiece(Tokenizer):
     """A trained SentencePiece model to use unchanged, with the ids that it has."""
 
     @property
+    def package(self) -> str:
+        """Names the package that tokenizes: another version may give other tokens."""
+        return "sentencepiece"
+
+    @property
     def given_path(self) -> str | None:
         return self.model_file
 

@@ -39,6 +39,11 @@ class TokenizerJson(Tokenizer):
     """A token without text. None: as tokenizer_config.json says (pad_token), or none at all."""
 
     @property
+    def package(self) -> str:
+        """Names the package that tokenizes: another version may give other tokens."""
+        return "tokenizers"
+
+    @property
     def given_path(self) -> str:
         return self.path
 

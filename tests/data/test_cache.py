@@ -1,21 +1,24 @@
-"""The cache: built whole, reused at once, refused when it belongs to something else."""
+"""The cache: built whole, reused at once, and built beside for other settings or texts."""
 
+import importlib.metadata
 import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from configs.errors import RunError, UserError
+from data import manifest
 from data.cache import prepare
 from data.manifest import read as read_manifest
 from data.order import batches, rows_of_step
 from data.sources.clean import Clean
-from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
+from data.sources.pair_kinds import Mixture, ParallelFiles, Tsv
 from data.sources.text import TextFiles
 from data.task import Task, Translation
 from data.tokenizers.sentence_piece import SentencePiece
@@ -57,14 +60,19 @@ def decoded(prepared, split):
     return result
 
 
+def reasons_in(log_lines):
+    """Returns the lines that say why a cache is built beside another."""
+    return [line for line in log_lines if ", because " in line]
+
+
 def test_the_rows_hold_the_text(text, data_dir):
     prepared = prepare(task_of(text, length=128), data_dir)
     splits = [decoded(prepared, split) for split in ("train", "validation")]
     assert sorted(splits[0] + splits[1]) == sorted(TEXT)
-    manifest = read_manifest(data_dir / "mine")
-    assert manifest == prepared.manifest
-    assert sum(s["words"] for s in manifest["splits"].values()) == sum(len(x.split()) for x in TEXT)
-    assert manifest["settings"]["SentencePiece.size"] == 320
+    stored = read_manifest(data_dir / "mine")
+    assert stored == prepared.manifest
+    assert sum(s["words"] for s in stored["splits"].values()) == sum(len(x.split()) for x in TEXT)
+    assert stored["settings"]["SentencePiece.size"] == 320
 
 
 def test_a_second_call_reads_no_text_and_writes_nothing(text, data_dir, log_lines):
@@ -85,29 +93,82 @@ def test_building_twice_gives_the_same_bytes(text, data_dir):
     assert _contents(data_dir / "mine") == first
 
 
-def test_other_settings_are_named(text, data_dir):
-    prepare(task_of(text), data_dir)
-    with pytest.raises(UserError) as error:
-        prepare(task_of(text, size=330, length=48, packs=False), data_dir)
-    message = str(error.value)
-    assert "SentencePiece.size: 320 in the cache, 330 now." in message
-    assert "Task.length: 24 in the cache, 48 now." in message
-    assert "Task.packs: True in the cache, False now." in message
-    for remedy in ("Task.name", "--data_dir", "meshloom prepare --rebuild"):
-        assert remedy in message
+def test_other_settings_are_built_beside_and_named(text, data_dir, log_lines):
+    first = prepare(task_of(text), data_dir)
+    before = _contents(first.folder)
+    other = task_of(text, size=330, length=48, packs=False)
+    second = prepare(other, data_dir)
+    assert (first.folder.name, second.vocab.size) == ("mine", 330)
+    [said] = reasons_in(log_lines)
+    assert f"mine: builds {second.folder} beside mine, because " in said
+    assert "SentencePiece.size was 320 and is 330" in said
+    assert "Task.length was 24 and is 48" in said
+    assert "Task.packs was True and is False" in said
+    assert said.count(" was ") == 3
+    log_lines.clear()
+    assert prepare(task_of(text), data_dir).folder == first.folder
+    assert prepare(other, data_dir).folder == second.folder
+    assert log_lines == [] and _contents(first.folder) == before
 
 
-def test_a_changed_word_list_is_named(text, data_dir, tmp_path):
+def test_a_setting_that_an_older_version_lacked_has_its_default(text, data_dir):
+    folder = prepare(task_of(text), data_dir).folder
+    stored = json.loads((folder / "manifest.json").read_text())
+    del stored["crc32"], stored["settings"]["Task.packs"]
+    (folder / "manifest.json").write_text(json.dumps(stored))
+    assert prepare(task_of(text), data_dir).folder == folder
+    assert prepare(task_of(text, packs=False), data_dir).folder != folder
+
+
+def test_another_version_of_a_package_builds_beside(text, data_dir, log_lines, monkeypatch):
+    first = prepare(task_of(text), data_dir)
+    ordinary = importlib.metadata.version
+    versions = {"sentencepiece": "99.1"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda n: versions.get(n) or ordinary(n))
+    of_run = {"vocab": first.vocab, "content_hash": first.manifest["content_hash"]}
+    assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
+    second = prepare(task_of(text), data_dir)
+    assert second.folder != first.folder
+    [said] = reasons_in(log_lines)
+    assert f"because sentencepiece was {ordinary('sentencepiece')!r} and is '99.1'" in said
+
+
+def test_another_format_builds_beside(text, data_dir, log_lines, monkeypatch):
+    first = prepare(task_of(text), data_dir)
+    monkeypatch.setattr(manifest, "FORMAT", 2)
+    assert prepare(task_of(text), data_dir).folder != first.folder
+    assert "the format of caches was 1 and is 2" in reasons_in(log_lines)[0]
+
+
+def test_two_processes_build_two_settings_or_one(text, data_dir):
+    """Both begin before there is any cache."""
+    tasks = [task_of(text), task_of(text, length=48), task_of(text)]
+    with ThreadPoolExecutor(3) as pool:
+        folders = list(pool.map(lambda task: prepare(task, data_dir).folder, tasks))
+    assert folders[0] == folders[2] != folders[1]
+    assert sorted(_left(data_dir)) == sorted({folder.name for folder in folders})
+
+
+def test_what_is_no_cache_is_not_replaced(text, data_dir):
+    (data_dir / "mine").mkdir(parents=True)
+    (data_dir / "mine" / "letters").write_text("dear")
+    with pytest.raises(UserError, match="mine: is not a complete cache"):
+        prepare(task_of(text), data_dir)
+    assert (data_dir / "mine" / "letters").exists()
+
+
+def test_a_changed_word_list_builds_beside(text, data_dir, tmp_path, log_lines):
     words = tmp_path / "words"
     words.write_text("the\nrow\n")
     prepared = prepare(task_of(text, word_list=str(words)), data_dir)
     assert decoded(prepared, "train")[0].startswith("the row <UNK>")
     words.write_text("the\nrow\nnumber\n")
-    with pytest.raises(UserError, match=r"the text of Task.word_list: '.*' in the cache, '.*' now"):
-        prepare(task_of(text, word_list=str(words)), data_dir)
+    prepared = prepare(task_of(text, word_list=str(words)), data_dir)
+    assert decoded(prepared, "train")[0].startswith("the row number <UNK>")
+    assert "the text of Task.word_list was '" in reasons_in(log_lines)[0]
 
 
-def test_other_text_is_refused_but_a_new_date_is_not(text, data_dir, log_lines):
+def test_other_text_builds_beside_but_a_new_date_does_not(text, data_dir, log_lines):
     prepare(task_of(text), data_dir)
     os.utime(text, (1, 1))
     log_lines.clear()
@@ -115,10 +176,15 @@ def test_other_text_is_refused_but_a_new_date_is_not(text, data_dir, log_lines):
     assert len(log_lines) == 1 and "comparing the text" in log_lines[0]
     prepare(task_of(text), data_dir)
     assert len(log_lines) == 1, "the new date is remembered"
+    first = prepare(task_of(text), data_dir)
     text.write_text("\n".join(TEXT[1:]) + "\n")
-    with pytest.raises(UserError, match=r"other settings or text.\n  text: '.*' in the cache"):
-        prepare(task_of(text), data_dir)
-    prepare(task_of(text), data_dir, rebuild=True)
+    other = prepare(task_of(text), data_dir)
+    assert other.folder != first.folder
+    assert reasons_in(log_lines)[0].endswith("because the text changed.")
+    of_run = {"vocab": first.vocab, "content_hash": first.manifest["content_hash"]}
+    assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
+    text.write_text("\n".join(TEXT) + "\n")
+    assert prepare(task_of(text), data_dir).folder == first.folder
 
 
 def test_a_cache_serves_without_its_text(text, data_dir, log_lines):
@@ -129,12 +195,18 @@ def test_a_cache_serves_without_its_text(text, data_dir, log_lines):
     assert "its text is not on this machine" in log_lines[0]
 
 
-def test_a_given_vocab_is_used_and_another_refused(text, data_dir):
+def test_a_given_vocab_is_used_and_another_builds_beside(text, data_dir, log_lines):
     given, other = (make(SentencePiece(size=n), iter(TEXT)) for n in (300, 310))
-    assert prepare(task_of(text), data_dir, vocab=given).vocab.hash == given.hash
-    assert prepare(task_of(text), data_dir, vocab=given).vocab.hash == given.hash
-    with pytest.raises(UserError, match=r"vocab: '.*' in the cache, '.*' now"):
-        prepare(task_of(text), data_dir, vocab=other)
+    first = prepare(task_of(text), data_dir, vocab=given)
+    assert first.vocab.hash == given.hash
+    assert prepare(task_of(text), data_dir, vocab=given).folder == first.folder
+    second = prepare(task_of(text), data_dir, vocab=other)
+    assert second.vocab.hash == other.hash
+    said = f"because vocab was '{given.hash[:16]}' and is '{other.hash[:16]}'"
+    assert said in reasons_in(log_lines)[0]
+    trained = prepare(task_of(text), data_dir)
+    assert trained.vocab.size == 320
+    assert prepare(task_of(text), data_dir, vocab=trained.vocab).folder == trained.folder
 
 
 @pytest.mark.parametrize("name", [*FILES, "vocab.model"])
@@ -305,28 +377,29 @@ def test_a_language_model_has_no_source(text, data_dir):
     assert prepare(task_of(text), data_dir).source_vocab is None
 
 
-def test_other_settings_of_a_translation_are_named(pairs, data_dir):
+def test_other_settings_of_a_translation_are_named(pairs, data_dir, log_lines):
     source = Tsv(train=str(pairs))
     prepare(translation_of(source, source_size=310), data_dir)
     changed = translation_of(
-        Tsv(train=str(pairs), source_column=1, tag="2en"), source_size=320, source_length=44,
+        Tsv(train=str(pairs), source_column=1, tag="2en"), source_size=320, source_length=76,
         clean=Clean(max_ratio=3),
     )  # fmt: skip
-    with pytest.raises(UserError) as error:
-        prepare(changed, data_dir)
-    message = str(error.value)
-    for line in (
-        "source_vocab/SentencePiece.size: 310 in the cache, 320 now.",
-        "Tsv.source_column: 0 in the cache, 1 now.",
-        "Tsv.tag: None in the cache, '2en' now.",
-        "Translation.source_length: 80 in the cache, 44 now.",
-        "Clean.max_ratio: None in the cache, 3.0 now.",
+    prepare(changed, data_dir)
+    [message] = reasons_in(log_lines)
+    for reason in (
+        "source_vocab/SentencePiece.size was 310 and is 320",
+        "Tsv.source_column was 0 and is 1",
+        "Tsv.tag was None and is '2en'",
+        "Translation.source_length was 80 and is 76",
+        "Clean.max_ratio was None and is 3.0",
     ):
-        assert line in message
-    assert message.count("in the cache") == 5
+        assert reason in message
+    assert message.count(" was ") == 5
 
 
-def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(pairs, others, data_dir):
+def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(
+    pairs, others, data_dir, log_lines
+):
     parts = [Tsv(train=str(pairs)), Tsv(train=str(others), validation=str(others))]
     first = prepare(translation_of(*parts), data_dir).splits["train"]
     for rates in ({"rates": (1, 3)}, {"temperature": 5}):
@@ -336,11 +409,12 @@ def test_other_parts_of_a_mixture_are_named_but_other_rates_serve(pairs, others,
         assert changed.mix.rates != first.mix.rates
     parts[1] = Tsv(train=str(others), validation=str(others), tag="2de")
     parts[0] = Tsv(train=str(pairs), tag="2en")
-    with pytest.raises(UserError, match=r"parts_2/Tsv.tag: None in the cache, '2de' now\."):
-        prepare(translation_of(*parts), data_dir)
-    parts = [Tsv(train=str(pairs)), Phrases()]
-    with pytest.raises(UserError, match=r"Mixture.parts: \['@Tsv\(\)', '@Tsv\(\)'\] in the cache"):
-        prepare(translation_of(*parts), data_dir)
+    prepare(translation_of(*parts), data_dir)
+    parts = [Tsv(train=str(pairs)), Tsv(train=str(others)), Tsv(train=str(others))]
+    prepare(translation_of(*parts), data_dir)
+    tags, kinds = reasons_in(log_lines)
+    assert "parts_2/Tsv.tag was None and is '2de'" in tags
+    assert "Mixture.parts was ['@Tsv()', '@Tsv()'] and is ['@Tsv()', '@Tsv()', '@Tsv()']" in kinds
 
 
 def test_the_parts_of_a_mixture_are_packed_apart_and_come_at_their_rates(pairs, others, data_dir):
@@ -392,20 +466,18 @@ def test_dropped_pairs_are_logged_and_kept_in_the_manifest(pairs, data_dir, log_
     assert validation.dropped == {"longer than a row": 1}
 
 
-def test_given_vocabs_are_used_and_others_refused(pairs, data_dir):
+def test_given_vocabs_are_used_and_others_build_beside(pairs, data_dir, log_lines):
     given, other = (make(SentencePiece(size=n), iter(TEXT + SOURCES)) for n in (300, 310))
     joint = translation_of(Tsv(train=str(pairs)))
     prepared = prepare(joint, data_dir, vocab=given)
     assert prepared.source_vocab.hash == given.hash
-    with pytest.raises(UserError, match=r"  vocab: '.*' in the cache, '.*' now"):
-        prepare(joint, data_dir, vocab=other)
-    with pytest.raises(UserError, match=r"  source_vocab: '.*' in the cache, '.*' now"):
-        prepare(joint, data_dir, source_vocab=other)
+    assert prepare(joint, data_dir, vocab=other).source_vocab.hash == other.hash
     separate = translation_of(Tsv(train=str(pairs)), source_size=320, name="two")
     prepared = prepare(separate, data_dir, source_vocab=given)
     assert (prepared.source_vocab.hash, prepared.vocab.size) == (given.hash, 340)
-    with pytest.raises(UserError, match=r"source_vocab: '.*' in the cache, '.*' now"):
-        prepare(separate, data_dir, source_vocab=other)
+    log_lines.clear()
+    assert prepare(separate, data_dir, source_vocab=other).source_vocab.hash == other.hash
+    assert "because source_vocab was '" in reasons_in(log_lines)[0]
 
 
 @pytest.mark.parametrize(
@@ -457,8 +529,8 @@ def test_bytes_that_are_not_utf8_are_dropped_on_request_and_the_text_is_known_ag
     prepare(task, data_dir)
     assert "comparing the text" in log_lines[0]
     pairs.write_bytes(pairs.read_bytes().replace(b"\xff", b"\xfe"))
-    with pytest.raises(UserError, match=r"text: '.*' in the cache"):
-        prepare(task, data_dir)
+    prepare(task, data_dir)
+    assert "the text changed" in reasons_in(log_lines)[0]
 
 
 def test_a_part_without_pairs_is_named_with_the_reason(pairs, others, data_dir):

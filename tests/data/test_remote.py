@@ -7,8 +7,13 @@ import requests
 
 from configs.errors import UserError
 from data import remote, storage
+from data.cache import TaskCaches, prepare
+from data.listing import entries, prune
 from data.remote import ConditionalObject
+from data.sources.text import TextFiles
 from data.sources.text_files import expand, read_lines, stamps
+from data.task import Task
+from data.tokenizers.sentence_piece import SentencePiece
 from tests.gcs import BUCKET, Cloud
 
 
@@ -75,6 +80,26 @@ def test_a_folder_without_its_last_file_is_not_whole(
     (twin / "last").write_text("another")
     contents = {p.name: p.read_text() for p in storage.fetch(folder, last="last").iterdir()}
     assert contents == {"a": "of another machine", "last": "last", "z": "z"}
+
+
+def test_caches_of_two_settings_are_built_listed_and_removed(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SCRATCH", tmp_path / "scratch")
+    (tmp_path / "text.txt").write_text("".join(f"the row number {i}\n" for i in range(200)))
+    source = TextFiles(train=str(tmp_path / "text.txt"))
+    tasks = [
+        Task(name="mine", source=source, vocab=SentencePiece(size=280), length=length)
+        for length in (12, 24)
+    ]
+    folders = [prepare(task, there).folder for task in tasks]
+    assert [prepare(task, there).folder for task in tasks] == folders
+    assert folders[0] == there / "mine" and folders[1].name.startswith("mine@")
+    for task, kept, removed in ((tasks[0], *folders), (tasks[1], *folders[::-1])):
+        listed = {entry.folder: entry for entry in entries(there, TaskCaches(task, there))}
+        assert not listed[kept].reasons and listed[removed].written_s > 0
+    assert listed[removed].is_prunable and prune(listed[removed])
+    assert [entry.folder for entry in entries(there)] == [kept]
 
 
 def test_texts_are_matched_and_read(there: Path) -> None:

@@ -65,7 +65,8 @@ class ModelRestorer:
 
     def __init__(self, model_dir: Path, run: Run, layout: Layout):
         self.run = run
-        self.vocabs = ModelDir(model_dir).vocabs(run.task)
+        directory = ModelDir(model_dir)
+        self.vocabs, self.content_hash = directory.vocabs(run.task), directory.content_hash
         self.mesh = make_mesh(layout)
         connect(self.mesh)
         self.program = train_step_spec(run, layout)

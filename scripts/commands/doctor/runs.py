@@ -6,8 +6,9 @@ from pathlib import Path
 
 from configs.load import Config
 from data import manifest
-from data.cache import cache_folder, cache_folders, check_rows, open_prepared
+from data.cache import Prepared, cache_folders, check_rows, open_prepared
 from data.storage import sizes_below
+from data.task import Task
 from scripts.commands.common import task_of
 from scripts.commands.doctor.findings import Finding
 from scripts.commands.shared_flags import SavedSettingsFlags
@@ -27,8 +28,8 @@ def task_cache(
     name = f"data of {task.name}"
     command = prepare_command(settings, data_dir)
     try:
-        prepared, folder = open_prepared(task, data_dir), cache_folder(task, data_dir)
-        have_checksums = prepared is None or not reads_rows or check_rows(folder)
+        prepared = _prepared(task, data_dir, settings.model_dir)
+        have_checksums = prepared is None or not reads_rows or check_rows(prepared.folder)
     except ValueError as error:
         text = str(error).rpartition("  ")[0] or str(error)
         yield Finding(name, "error", text, f"{command} --rebuild")
@@ -50,6 +51,19 @@ def task_cache(
             yield Finding("vocabulary", "error", text, "Give the --data_dir of the training.")
         else:
             yield Finding("vocabulary", "ok", "the run and its data have the same")
+
+
+def _prepared(task: Task, data_dir: Path, model_dir: Path | None) -> Prepared | None:
+    """Opens the cache of a run, or else that of the settings."""
+    if model_dir is not None and (run := ModelDir(model_dir)).has_run():
+        vocabs = run.vocabs(task)
+        prepared = open_prepared(
+            task, data_dir, vocab=vocabs.target, source_vocab=vocabs.source,
+            content_hash=run.content_hash,
+        )  # fmt: skip
+        if prepared is not None:
+            return prepared
+    return open_prepared(task, data_dir)
 
 
 def prepare_command(settings: SavedSettingsFlags, data_dir: Path) -> str:

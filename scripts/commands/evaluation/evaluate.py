@@ -227,7 +227,7 @@ def evaluation_rows(
         if not len(of_file):
             raise UserError(f"--input={text.text_file}: the file is empty.")
         return of_file, {}
-    splits = prepare(task, data_dir, vocabs=models.vocabs).splits
+    splits = prepare(task, data_dir, vocabs=models.vocabs, content_hash=models.content_hash).splits
     split = text.split or SPLIT
     if split not in splits:
         raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")

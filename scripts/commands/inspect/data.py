@@ -5,19 +5,27 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data.cache import Prepared, prepare
+from data.cache import Prepared
 from data.order import rows_of_step
 from data.packing.rows import Rows
 from scripts.commands.common import data_dir_of, settings_of, task_of, write_json
 from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.terminal import print_table
+from trainer.model_dir import ModelDir
+from trainer.prepare import prepare
 from trainer.run import Run
 
 
 def data(flags: InspectDataFlags) -> None:
     """Prints packed rows, decoded."""
     config = settings_of(flags.settings)
-    prepared = prepare(task_of(config), data_dir_of(flags.data_dir, flags.settings.model_dir))
+    task, model_dir = task_of(config), flags.settings.model_dir
+    vocabs, content_hash = None, None
+    if model_dir is not None:
+        directory = ModelDir(model_dir)
+        vocabs, content_hash = directory.vocabs(task), directory.content_hash
+    data_dir = data_dir_of(flags.data_dir, model_dir)
+    prepared = prepare(task, data_dir, vocabs=vocabs, content_hash=content_hash)
     if flags.split not in prepared.splits:
         raise UserError(
             f"--split={flags.split}: no such split.  Legal: {', '.join(prepared.splits)}."

@@ -38,9 +38,28 @@ class TrainFlags:
 class PrepareFlags:
     """Trains the tokenizer, tokenizes and packs a task, without training a model."""
 
-    EXAMPLES = ("meshloom prepare --gin_file=configs/runs/quickstart.gin",)
+    EXAMPLES = (
+        "meshloom prepare --gin_file=configs/runs/quickstart.gin",
+        "meshloom prepare --list --gin_file=configs/runs/quickstart.gin",
+    )
     data_dir: DataDir = None
-    rebuild: Annotated[bool, Flag("Replaces a cache that other settings built.")] = False
+    rebuild: Annotated[bool, Flag("Builds again and replaces the cache, which is damaged.")] = False
+    lists: Annotated[
+        bool,
+        Flag(
+            "Lists the caches of --data_dir instead, and how those of the task differ from its "
+            "settings and text.",
+            name="list",
+        ),
+    ] = False
+    prune: Annotated[
+        bool,
+        Flag(
+            "Deletes instead the caches of the task that differ from its settings and text. "
+            "It asks first, and keeps those that a process reads or builds."
+        ),
+    ] = False
+    yes: Annotated[bool, Flag("Deletes without asking, with --prune.")] = False
     settings: SettingsFlags = field(default_factory=SettingsFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 

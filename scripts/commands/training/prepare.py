@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 
+from configs.errors import UserError
 from configs.load import Config
+from data.cache import TaskCaches
 from data.packing.rows import Rows
 from data.task import Task
 from data.vocabs import Vocabs
 from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
+from scripts.commands.training.caches import manage_caches
 from scripts.commands.training.flags import PrepareFlags
 from scripts.terminal import print_note, print_table
 from trainer.model_dir import starting_vocabs
@@ -14,11 +17,21 @@ from trainer.prepare import prepare
 
 
 def prepare_task(flags: PrepareFlags) -> None:
-    """Prepares a task and prints what its splits hold."""
+    """Prepares a task and prints what its splits hold; or lists or deletes caches."""
+    data_dir, manages = data_dir_of(flags.data_dir), flags.lists or flags.prune
+    if flags.yes and not flags.prune:
+        raise UserError("--yes: it answers --prune alone.  Leave it out.")
+    if manages and not flags.settings.gin_file and not flags.settings.gin_param:
+        manage_caches(flags, data_dir, None)
+        return
     config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
     check_same_settings(config)
-    task, data_dir = task_of(config), data_dir_of(flags.data_dir)
+    task = task_of(config)
     vocabs = vocabs_to_start_from(config, task)
+    if manages:
+        target, source = (None, None) if vocabs is None else vocabs
+        manage_caches(flags, data_dir, TaskCaches(task, data_dir, target, source))
+        return
     prepared = prepare(task, data_dir, vocabs=vocabs, rebuild=flags.rebuild)
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])

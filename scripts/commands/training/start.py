@@ -59,14 +59,14 @@ def print_changes(changes: Sequence[Change], step: int) -> None:
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
     """Prepares the task, with the vocabularies that the weights belong to where there are any."""
-    directory, vocabs = ModelDir(flags.model_dir), None
+    directory, vocabs, content_hash = ModelDir(flags.model_dir), None, None
     is_continued = is_continued and directory.has_run()
     if is_continued:
-        vocabs = directory.vocabs(run.task)
+        vocabs, content_hash = directory.vocabs(run.task), directory.content_hash
     elif run.start_from is not None:
         vocabs = starting_vocabs(run.start_from, run.task)
     data_dir = data_dir_of(flags.data_dir, flags.model_dir)
-    prepared = prepare(run.task, data_dir, vocabs=vocabs)
+    prepared = prepare(run.task, data_dir, vocabs=vocabs, content_hash=content_hash)
     check_vocabs(run, prepared.vocabs)
     if is_continued:
         directory.check_text(prepared, run.task)

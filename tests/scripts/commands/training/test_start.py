@@ -94,10 +94,17 @@ def test_the_advice_after_a_loss_that_is_no_number_can_be_followed(
     assert list(losses(copy)) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_other_text_is_refused(run: Meshloom, place: Place) -> None:
+def test_other_text_is_refused_where_the_rows_of_the_run_are_missing(
+    run: Meshloom, place: Place
+) -> None:
     flags = place.flags("Run.steps = 1")
     assert run("train", place.model_dir, *flags).code == 0
     place.text.write_text(place.text.read_text() + "one more line\n")
+    prepared = run("prepare", *flags)
+    assert prepared.code == 0 and "beside toy, because the text changed." in prepared.error
+    rows = run("inspect", "data", place.model_dir, "--rows=0")
+    assert rows.code == 0 and "the run keeps the rows that it began with" in rows.error
+    assert len([f for f in (place.folder / "data").iterdir() if f.is_dir()]) == 2
     elsewhere = f"--data_dir={place.folder / 'elsewhere'}"
     said = refused(run("train", place.model_dir, elsewhere, "--gin_param=Run.steps=2"))
     assert "other text of task toy" in said and "--data_dir" in said
@@ -138,14 +145,16 @@ def test_fine_tuning_takes_the_vocabulary_of_the_weights(
     assert cached.read_bytes() == (base / "vocab.model").read_bytes()
 
 
-def test_weights_of_another_vocabulary_are_refused(
+def test_a_task_of_another_vocabulary_is_built_beside(
     run: Meshloom, trained: Place, other_text: Place
 ) -> None:
     flags = other_text.flags("Task.name = 'other'")
     start = f"--gin_param=Run.start_from='{trained.folder / 'run'}'"
     assert run("prepare", *flags).code == 0
-    said = refused(run("train", other_text.model_dir, *flags, start))
-    assert "data/other: the cache was built with other settings" in said and "vocab" in said
+    answer = run("prepare", *flags, start)
+    assert answer.code == 0 and "beside other, because vocab was " in answer.error
+    listed = run("prepare", "--list", *flags, start).out.splitlines()
+    assert "these settings" in listed[1] and "other settings or text" in listed[2]
     model = other_text.folder / "data/other/vocab.model"
     file = f"--gin_param=SentencePiece.model_file='{model}'"
     said = refused(run("train", other_text.model_dir, *flags, start, file))
