@@ -44,16 +44,22 @@ def answer_questions(
     progress: Progress = no_progress,
 ) -> list[str]:
     """Returns the answer to each question, with at most so many new tokens."""
-    requests = [
-        Request([], max_new_tokens, source=[*map(int, prompt.tokens), vocabs.of_source.end_id])
-        if task.has_source
-        else Request(prompt.tokens, max_new_tokens)
-        for prompt in prompts
-    ]
     answers, done = [""] * len(prompts), 0
-    for batch in decoder.decode(requests):
+    for batch in decoder.decode(answer_requests(prompts, task, vocabs, max_new_tokens)):
         for i, hypotheses in batch:
             answers[i] = template.answer_of(vocabs.target.decode(hypotheses[0].tokens))
         done += len(batch)
         progress(done, len(prompts))
     return answers
+
+
+def answer_requests(
+    prompts: Sequence[Prompt], task: Task, vocabs: Vocabs, max_new_tokens: int
+) -> list[Request]:
+    """Returns what to decode: behind each prompt, or from it where the model has an encoder."""
+    if not task.has_source:
+        return [Request(prompt.tokens, max_new_tokens) for prompt in prompts]
+    end_id = vocabs.of_source.end_id
+    return [
+        Request([], max_new_tokens, source=[*map(int, prompt.tokens), end_id]) for prompt in prompts
+    ]

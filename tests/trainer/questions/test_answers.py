@@ -8,8 +8,8 @@ from data.vocab import EOS
 from models.architectures import Transformer
 from models.decoding.sampling import Sampling
 from tests.trainer.questions.toy import DECODER, PAIR, SPLIT, TEMPLATE, VOCAB, VOCABS, losses, toy
-from trainer.decoding.decoder import Decoder
-from trainer.questions.answers import answer_questions, check_answers_fit
+from trainer.decoding.decoder import Decoder, batches_of
+from trainer.questions.answers import answer_questions, answer_requests, check_answers_fit
 from trainer.questions.prompts import Prompt
 from trainer.questions.questions import Question
 
@@ -41,6 +41,18 @@ def test_answers_are_those_of_one_question_at_a_time(spec: Transformer) -> None:
     answers = answer_questions(decoder, prompts, TEMPLATE, split.task, VOCABS, NEW)
     assert answers == [plain_answer(spec, prompt) for prompt in prompts]
     assert len(set(answers)) > 2
+
+
+@pytest.mark.parametrize("spec", [DECODER, PAIR], ids=["decoder", "encoder and decoder"])
+def test_questions_of_any_length_have_few_shapes(spec: Transformer) -> None:
+    whole = toy(spec)
+    questions = [Question(n, " ".join(["kara"] * n), ("lost",)) for n in range(1, 40)]
+    requests = answer_requests(whole.prompts(questions), whole.task, VOCABS, NEW)
+    assert {batch.shape[1:] for batch in batches_of(requests, 4, shards=1)} == (
+        {(0, length, 16) for length in (16, 32, 64)}
+        if spec is DECODER
+        else {(length, 0, 16) for length in (16, 32, 64)}
+    )
 
 
 def test_a_prompt_that_does_not_fit_a_row_names_its_line() -> None:
