@@ -25,15 +25,17 @@ from data.packing.rows import (
     packed_lines,
     read_word_list,
 )
-from data.sources import pair_kinds as pair_kinds  # task files name what it defines
+from data.sources import json_lines as json_lines  # task files name what these define
+from data.sources import pair_kinds as pair_kinds
+from data.sources import parquet as parquet
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
 from data.storage import CheckedArray
-from data.tokenizers import sentence_piece as sentence_piece  # so does it these
+from data.tokenizers import sentence_piece as sentence_piece
 from data.tokenizers import tokenizer_json as tokenizer_json
-from data.vocab import UNK_WORD, Tokenizer, Vocab, make
+from data.vocab import UNK_WORD, Tokenizer, Vocab, keeps_newlines, make
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
 logger = logging.getLogger(__name__)
@@ -136,11 +138,21 @@ class Task:
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
         """Trains the vocabs, or loads them, but for those that are given."""
         words = [] if self.word_list is None else [UNK_WORD]
-        return Vocabs(vocab or self._make_vocab(self.vocab, "vocab", words), None)
+        words += ["\n"] if self.source.has_newlines else []
+        vocab = vocab or self._make_vocab(self.vocab, "vocab", words)
+        if self.source.has_newlines and not keeps_newlines(vocab):
+            logger.warning(
+                "Warning: %s: its examples have newlines, which its vocab does not keep.  Let the "
+                "task train one.", self.name,
+            )  # fmt: skip
+        return Vocabs(vocab, None)
 
     def vocab_text(self, name: str) -> Iterator[str]:
         """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
-        return map(without_carriage_return, self.source.lines("train"))
+        for example in self.source.lines("train"):
+            first, *others = without_carriage_return(example).split("\n")
+            yield first
+            yield from ("\n" + line for line in others)  # as it begins inside an example
 
     def _make_vocab(self, settings: Tokenizer, name: str, words: Sequence[str]) -> Vocab:
         vocab = make(settings, self.vocab_text(name), words=words)
@@ -197,7 +209,8 @@ class Task:
     def summary(self, counts: Counts) -> str:
         """Describes the rows of a split in a line."""
         return (
-            f"{counts.lines:,} lines, {counts.words:,} words, {counts.tokens:,} tokens in "
+            f"{counts.lines:,} {'examples' if self.source.has_newlines else 'lines'}, "
+            f"{counts.words:,} words, {counts.tokens:,} tokens in "
             f"{counts.rows:,} rows of {self.length}, {self.fills(counts)['fill']:.1%} full"
         )
 

@@ -83,6 +83,12 @@ def read_model(path: str | os.PathLike[str]) -> bytes:
         raise UserError(f"vocab {path}: cannot be read: {error.strerror or error}.") from None
 
 
+def keeps_newlines(vocab: Vocab) -> bool:
+    """Returns whether decoding gives back the newlines of a text."""
+    [ids] = vocab.encode(["a\nb"])
+    return "\n" in vocab.decode(ids)
+
+
 @abstract_spec
 class Tokenizer:
     """Sets how text is tokenized; a task file names one of its kinds."""
@@ -109,6 +115,7 @@ class Tokenizer:
 def make(settings: Tokenizer, lines: Iterator[str], *, words: Sequence[str] = ()) -> Vocab:
     """Loads or trains the vocab that the settings describe; the same text gives the same vocab.
 
-    words are those that are to be one sub-word each where they stand alone.
+    words are those that are to be one sub-word each where they stand alone; a newline is one
+    anywhere.
     """
     return settings.given() or settings.train(lines, words)

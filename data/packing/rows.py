@@ -128,7 +128,7 @@ class Rows:
         """Returns what a table says about these rows."""
         counts = self.counts
         return {
-            "lines": counts.lines,
+            "examples": counts.lines,
             "words": counts.words,
             "bytes": counts.bytes,
             "tokens": counts.tokens,
@@ -189,7 +189,7 @@ def packed_lines(
     packer = pack.Packer(length, packs=packs, dtype=vocab.dtype, end_id=vocab.end_id)
     for chunk in chunks(lines):
         if digest is not None:
-            digest.update(("\n".join(chunk) + "\n").encode())
+            digest.update(hashed_bytes(*chunk))
         texts = [without_carriage_return(line) for line in chunk]
         examples = vocab.encode(texts if word_list is None else with_unk(texts, word_list))
         packed = packer.add(examples)
@@ -199,9 +199,14 @@ def packed_lines(
     yield packed, Counts(rows=len(packed))
 
 
-def hashed_bytes(line: str) -> bytes:
-    """Returns what a line adds to a content hash; bytes that are not UTF-8 count as they are."""
-    return line.encode("utf-8", "surrogatepass") + b"\n"
+def hashed_bytes(*examples: str) -> bytes:
+    """Returns what examples add to a content hash; bytes that are not UTF-8 count as they are.
+
+    A newline inside an example has a byte behind it that no UTF-8 has, so that one example of two
+    lines is not taken for two of one line.
+    """
+    raw = [example.encode("utf-8", "surrogatepass") for example in examples]
+    return b"".join(x.replace(b"\n", b"\n\xff") + b"\n" for x in raw)
 
 
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:

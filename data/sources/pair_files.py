@@ -1,13 +1,11 @@
-"""Reads pairs from files: line-aligned files, tables with tabs, and lines of JSON."""
+"""Reads pairs from line-aligned files and from tables with tabs."""
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
-from data.sources.text_files import LONE_SURROGATE, read_lines
+from data.sources.text_files import read_lines
 
 
 def aligned(
@@ -53,37 +51,6 @@ def table(
                 )
             yield Pair(columns[source_column], columns[target_column])
         _check_text(number, setting, path)
-
-
-def records(
-    paths: Sequence[str], setting: str, source_field: str, target_field: str, errors: str
-) -> Iterator[Pair]:
-    """Yields two fields of lines of JSON; a dot leads into a field that has fields of its own."""
-    for path in paths:
-        number = 0
-        for number, line in _numbered(path, errors):
-            place = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{place}: is not JSON: {error}.") from None
-            pair = [_field(record, name, place, setting) for name in (source_field, target_field)]
-            if errors == "strict" and LONE_SURROGATE.search("".join(pair)):
-                raise UserError(f"{place}: half a surrogate pair, such as \\ud800, is not text.")
-            yield Pair(*pair)
-        _check_text(number, setting, path)
-
-
-def _field(record: Any, name: str, place: str, setting: str) -> str:
-    value, parent = record, record
-    for part in name.split("."):
-        parent = value
-        value = value.get(part) if isinstance(value, dict) else None
-    if not isinstance(value, str):
-        legal = ", ".join(parent) if isinstance(parent, dict) else "none: it is not an object"
-        what = "no such field" if value is None else f"found {type(value).__name__}, legal: text"
-        raise UserError(f"{place}: {setting} needs field {name!r}: {what}.  Its fields: {legal}.")
-    return value
 
 
 def _numbered(path: str, errors: str) -> Iterator[tuple[int, str]]:

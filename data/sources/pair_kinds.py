@@ -65,7 +65,7 @@ class FilePairs(Pairs):
 class ParallelFiles(FilePairs):
     """Reads pairs of files, where line n of one is the translation of line n of the other.
 
-    They are plain, .gz or .xz.
+    They are plain, .gz, .xz or .zst.
     """
 
     train_source: Files | None = None
@@ -106,7 +106,7 @@ class ParallelFiles(FilePairs):
 
 @spec
 class Tsv(FilePairs):
-    """Reads files of tab-separated columns, plain, .gz or .xz; one pair per line."""
+    """Reads files of tab-separated columns, plain, .gz, .xz or .zst; one pair per line."""
 
     train: Files
     """One or several paths or globs, as are validation and test."""
@@ -123,27 +123,6 @@ class Tsv(FilePairs):
         paths = self.expanded(split, self.files(split)[split])
         columns = (self.source_column, self.target_column)
         return pair_files.table(paths, f"Tsv.{split}", *columns, errors)
-
-
-@spec
-class Jsonl(FilePairs):
-    """Reads files of one JSON object per line, plain, .gz or .xz; two of its fields make a pair."""
-
-    train: Files
-    """One or several paths or globs, as are validation and test."""
-    validation: Files | None = None
-    """Validation pairs."""
-    test: Files | None = None
-    """Test pairs."""
-    source_field: str
-    """Name of the field to translate; "translation.de" is the field de of the field translation."""
-    target_field: str
-    """Name of the field that holds the translation."""
-
-    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
-        paths = self.expanded(split, self.files(split)[split])
-        fields = (self.source_field, self.target_field)
-        return pair_files.records(paths, f"Jsonl.{split}", *fields, errors)
 
 
 @spec

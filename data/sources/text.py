@@ -1,8 +1,8 @@
-"""Defines sources of text: each yields the lines of a split, one example per line."""
+"""Defines sources of text: each yields the examples of a split."""
 
 import hashlib
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -32,12 +32,17 @@ class Source:
         raise NotImplementedError
 
     def lines(self, split: str) -> Iterator[str]:
-        """Yields the examples of a split as raw lines, always in the same order."""
+        """Yields the examples of a split as they stand in the text, always in the same order."""
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any] | None:
         """Returns a cheap fingerprint that changes with the text; None where it is not at hand."""
         raise NotImplementedError
+
+    @property
+    def has_newlines(self) -> bool:
+        """Returns whether an example may hold newlines; otherwise each is a line."""
+        return False
 
 
 @spec
@@ -54,9 +59,9 @@ class Docstrings(Source):
         return docstrings.versions()
 
 
-@spec
-class TextFiles(Source):
-    """Reads text files, plain, .gz or .xz; one example a line.  Blank lines are no examples."""
+@abstract_spec
+class FileText(Source):
+    """Reads text from files; a task file names one of its kinds."""
 
     train: Files
     """One or several paths or globs, as are validation and test."""
@@ -65,8 +70,8 @@ class TextFiles(Source):
     test: Files | None = None
     """Test text. None: no test split."""
     validation_fraction: HeldOutFraction = 0.02
-    """Approximate share of the training lines that is held out if there are no validation files. A
-    hash of the line selects them, so that equal lines are never in both splits."""
+    """Approximate share of the training text that is held out if there are no validation files. A
+    hash of the example selects it, so that equal examples are never in both splits."""
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.test is not None else SPLITS[:2]
@@ -74,7 +79,7 @@ class TextFiles(Source):
     def lines(self, split: str) -> Iterator[str]:
         held_out = self.validation is None and split == "validation"
         name = "train" if held_out else split
-        examples = text_files.read_examples(self._files(name), f"TextFiles.{name}")
+        examples = self.read_files(self._files(name), f"{type(self).__name__}.{name}")
         if self.validation is None and split != "test":
             examples = (x for x in examples if self._holds_out(x) == held_out)
         return examples
@@ -86,11 +91,36 @@ class TextFiles(Source):
         except (UserError, OSError):
             return None
 
+    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
+        """Yields the examples of some files; setting names them in an error."""
+        raise NotImplementedError
+
     def _files(self, split: str) -> list[str]:
-        return text_files.expand(getattr(self, split), f"TextFiles.{split}")
+        return text_files.expand(getattr(self, split), f"{type(self).__name__}.{split}")
 
     def _holds_out(self, line: str) -> bool:
         return is_held_out(text_files.without_carriage_return(line), self.validation_fraction)
+
+
+@spec
+class TextFiles(FileText):
+    """Reads text files, plain, .gz, .xz or .zst.  What has only white space is no example."""
+
+    example: Literal["line", "paragraph", "file"] = "line"
+    """What an example is: a line, a paragraph, which blank lines separate, or a whole file."""
+
+    @property
+    def has_newlines(self) -> bool:
+        return self.example != "line"
+
+    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
+        match self.example:
+            case "line":
+                return text_files.read_examples(paths, setting)
+            case "paragraph":
+                return text_files.with_text(text_files.read_paragraphs(paths), setting, "paragraph")
+            case "file":
+                return text_files.with_text(text_files.read_whole(paths), setting, "file")
 
 
 @spec

@@ -1,17 +1,16 @@
-"""Reads lines of plain, .gz and .xz text files, and says what is wrong with a file."""
+"""Reads lines, paragraphs and whole texts of files, and says what is wrong with a file."""
 
-import contextlib
-import gzip
-import lzma
-import os
+import itertools
+import logging
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
 
-from configs.errors import UserError, did_you_mean
-from configs.paths import absolute, is_remote, path_of
+from configs.errors import UserError
+from configs.paths import absolute, path_of
 from data import storage
+from data.sources.compression import ENDINGS, nearest, open_file, read_errors
+
+logger = logging.getLogger(__name__)
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 
@@ -22,12 +21,14 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = storage.matches(pattern)
         if not matches:
-            raise UserError(f"{setting}: no file matches {pattern!r}.{_nearest(pattern)}")
+            raise UserError(f"{setting}: no file matches {pattern!r}.{nearest(pattern)}")
         for path in matches:
             if path_of(path).is_dir():
+                files_in = sorted(p for p in path_of(path).iterdir() if p.is_file())
+                ending = "".join(files_in[0].suffixes) if files_in else ".txt"
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
-                    f"Name its files, such as {path + '/*.txt'!r}."
+                    f"Name its files, such as {f'{path}/*{ending}'!r}."
                 )
             files[path] = None
     return list(files)
@@ -50,7 +51,7 @@ def without_carriage_return(line: str) -> str:
 
 def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
     """Yields every line as `read_lines` does, but with the carriage return at its end, if any."""
-    with _open(path) as file, _read_errors(path):
+    with open_file(path) as file, read_errors(path):
         yield from decoded_lines(file, path, errors)
 
 
@@ -76,51 +77,47 @@ def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
             raise UserError(f"{setting}: {path} is empty: it has no line of text.")
 
 
+def read_paragraphs(paths: Sequence[str]) -> Iterator[str]:
+    """Yields the paragraphs of some files; blank lines separate them."""
+    for path in paths:
+        for is_blank, lines in itertools.groupby(read_lines(path), lambda x: not x.strip()):
+            if not is_blank:
+                yield "\n".join(lines)
+
+
+def read_whole(paths: Sequence[str]) -> Iterator[str]:
+    """Yields the whole text of each file, without the newlines at its end."""
+    for path in paths:
+        yield "\n".join(read_lines(path)).rstrip("\n")
+
+
+def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
+    """Yields the texts that hold more than white space; says how many do not."""
+    total = blank = 0
+    for total, text in enumerate(texts, 1):  # noqa: B007
+        if text and not text.isspace():
+            yield text
+        else:
+            blank += 1
+    if blank == total:
+        raise UserError(f"{setting}: there is no text in {total:,} {kind}s.")
+    if blank:
+        logger.info("%s: %d of %d %ss have no text and are left out", setting, blank, total, kind)
+
+
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     """Returns size and time of change of each file, a cheap fingerprint of its content."""
     return {str(absolute(path_of(path))): storage.version(path_of(path)) for path in paths}
 
 
-def _open(name: str) -> IO[bytes] | gzip.GzipFile:
-    path = path_of(name)
-    try:
-        file: Any = path.open("rb") if is_remote(path) else path
-        match path.suffix:
-            case ".gz":
-                return gzip.open(file, "rb")
-            case ".xz":
-                return lzma.open(file, "rb")
-            case _:
-                return open(path, "rb") if file is path else file
-    except OSError as error:
-        reason = error.strerror or "there is no such file"
-        raise UserError(f"{name}: cannot be opened: {reason}.{_nearest(name)}") from None
-
-
-@contextlib.contextmanager
-def _read_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(
-            f"{path}: cannot be read to its end ({error}).  Copy or compress it again."
-        ) from None
-
-
 def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:
+    if number == 1 and raw.startswith(b"PAR1"):
+        return f"{path}: is a Parquet file.  @ParquetText() and @Parquet() read such files."
+    for magic, ending in ENDINGS.items():
+        if number == 1 and raw.startswith(magic):
+            return f"{path}: is no text but compressed.  Rename it so that it ends in {ending}."
     shown = raw[max(0, error.start - 12) : error.start + 4]
     return (
         f"{path}, line {number}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8 "
         f"(near {shown!r}).  Convert the file, such as: iconv -f latin1 -t utf-8."
     )
-
-
-def _nearest(path: str) -> str:
-    if is_remote(path):
-        return ""
-    folder, name = os.path.split(os.path.expanduser(path))
-    while folder and not os.path.isdir(folder):
-        folder, name = os.path.split(folder)
-    names = os.listdir(folder or ".")
-    hint = did_you_mean(name, names)
-    return f"{hint}  (in {folder or 'this folder'})" if hint else ""

@@ -118,7 +118,7 @@ def _train(
             max_sentence_length=_LONGEST_LINE_BYTES,
             # A fixed number: the sums of unigram's training depend on how it shares out lines.
             num_threads=4,
-            user_defined_symbols=["▁" + word for word in words],
+            user_defined_symbols=[word if word.isspace() else "▁" + word for word in words],
             pad_id=PAD,
             eos_id=EOS,
             unk_id=UNK,

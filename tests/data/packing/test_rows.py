@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.packing.rows import NO_ROW, Counts, Rows, read_word_list, with_unk
+from data.packing.rows import NO_ROW, Counts, Rows, hashed_bytes, read_word_list, with_unk
 from data.sources.text_files import read_lines, read_raw_lines
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
@@ -42,6 +42,11 @@ def test_bytes_are_those_of_the_file_and_carriage_returns_are_no_text(vocab, tmp
     assert (unix.counts.bytes, windows.counts.bytes) == (14, 16)
     assert (unix.targets_BL == windows.targets_BL).all()
     assert unix.counts.words == windows.counts.words
+
+
+def test_newlines_inside_an_example_change_its_hash():
+    assert hashed_bytes("a", "b\r") == b"a\nb\r\n"
+    assert hashed_bytes("a\nb") not in (hashed_bytes("a", "b"), hashed_bytes("a", "\ufeffb"))
 
 
 def test_pieces_lead_from_each_line_to_its_tokens(vocab):

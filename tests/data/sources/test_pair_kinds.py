@@ -10,7 +10,8 @@ import pytest
 from configs.errors import UserError
 from configs.load import load
 from data.corpora import phrases
-from data.sources.pair_kinds import Jsonl, Mixture, ParallelFiles, Phrases, Tsv
+from data.sources.json_lines import Jsonl
+from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
 from data.sources.text import Source
 from data.task import Translation
 from data.tokenizers.sentence_piece import SentencePiece
@@ -91,33 +92,6 @@ def test_a_line_with_too_few_columns_is_named(tmp_path):
     path = write(tmp_path / "x.tsv", ["a\tb", "", "c"])
     with pytest.raises(UserError, match=r"x\.tsv, line 3: 1 columns, and Tsv.train .* 0 and 1"):
         list(Tsv(train=path, validation=path).pairs("train"))
-
-
-def test_fields_are_chosen_by_name_also_inside_others(tmp_path):
-    flat = write(tmp_path / "flat", [json.dumps({"de": "a\tb", "en": "ü"}), ""])
-    deep = write(tmp_path / "deep.gz", [json.dumps({"translation": {"de": "a", "en": "b"}})])
-    source = Jsonl(train=flat, validation=flat, source_field="de", target_field="en")
-    assert list(source.pairs("train")) == [("a b", "ü")]
-    fields = {"source_field": "translation.en", "target_field": "translation.de"}
-    assert list(Jsonl(train=deep, validation=deep, **fields).pairs("train")) == [("b", "a")]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"de": "a"', r"x, line 2: is not JSON: "),
-        ('{"de": "a"}', r"x, line 2: Jsonl.train needs field 'en': no .*Its fields: de\."),
-        ('{"de": "a", "en": 3}', r"field 'en': found int, legal: text.  Its fields: de, en\."),
-        ('["de", "en"]', r"field 'de': no such field.  Its fields: none: it is not an object\."),
-        ('{"de": "a", "en": "\\ud800"}', r"x, line 2: half a surrogate pair"),
-    ],
-)
-def test_a_line_without_the_fields_is_named(tmp_path, line, message):
-    path = write(tmp_path / "x", ['{"de": "a", "en": "b"}', line])
-    with pytest.raises(UserError, match=message):
-        list(
-            Jsonl(train=path, validation=path, source_field="de", target_field="en").pairs("train")
-        )
 
 
 def kinds(tmp_path, lines):

@@ -4,6 +4,7 @@ import gzip
 import lzma
 
 import pytest
+import zstandard
 
 from configs.errors import UserError
 from data.sources.text import TextFiles
@@ -14,9 +15,10 @@ LINES = ["one two", "a\u2028b\u0085c\rd", "naïve 漢字", ""]
 RAW = ("\n".join(LINES) + "\n").encode()
 
 
-@pytest.mark.parametrize(
-    ("name", "packed"), [("a.txt", bytes), ("a.gz", gzip.compress), ("a.xz", lzma.compress)]
-)
+PACKED = [("a.gz", gzip.compress), ("a.xz", lzma.compress), ("a.zst", zstandard.compress)]
+
+
+@pytest.mark.parametrize(("name", "packed"), [("a.txt", bytes), *PACKED])
 def test_plain_and_compressed_files_split_on_newline_only(tmp_path, name, packed):
     path = tmp_path / name
     path.write_bytes(packed(RAW))
@@ -71,10 +73,38 @@ def test_bad_utf8_names_file_line_and_byte(tmp_path):
         list(read_lines(str(path)))
 
 
-@pytest.mark.parametrize(("name", "packed"), [("a.gz", gzip.compress), ("a.xz", lzma.compress)])
+@pytest.mark.parametrize(("name", "packed"), PACKED)
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"not compressed"])
 def test_damaged_archive_is_named(tmp_path, name, packed, damage):
     path = tmp_path / name
     path.write_bytes(damage(packed(RAW * 1000)))
     with pytest.raises(UserError, match=rf"{name}: cannot be read to its end .*again"):
         list(read_lines(str(path)))
+
+
+@pytest.fixture
+def pages(tmp_path):
+    (tmp_path / "1.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n \r\n\r\nthree\r\n")
+    (tmp_path / "2.txt").write_bytes(b"\n four\n  five\n\n")
+    (tmp_path / "3.txt").write_bytes(b"")
+    return f"{tmp_path}/*.txt"
+
+
+@pytest.mark.parametrize(
+    ("example", "texts"),
+    [
+        ("paragraph", ["one\ntwo", "three", " four\n  five"]),
+        ("file", ["one\ntwo\n \n\nthree", "\n four\n  five"]),
+    ],
+)
+def test_an_example_may_be_a_paragraph_or_a_file(pages, example, texts):
+    source = TextFiles(train=pages, validation=pages, example=example)
+    assert list(source.lines("train")) == texts
+    assert source.has_newlines and not TextFiles(train=pages).has_newlines
+
+
+def test_files_without_any_text_are_an_error(tmp_path):
+    (tmp_path / "a").write_text(" \n")
+    source = TextFiles(train=f"{tmp_path}/a", validation="-", example="file")
+    with pytest.raises(UserError, match=r"TextFiles.train: there is no text in 1 files"):
+        list(source.lines("train"))

@@ -134,3 +134,12 @@ def test_a_vocab_with_a_damaged_piece_is_refused(vocab, tmp_path):
     (tmp_path / "vocab.model").write_bytes(damaged)
     with pytest.raises(UserError, match="is not a SentencePiece model"):
         load_vocab(tmp_path / "vocab.model")
+
+
+def test_a_newline_is_one_subword_anywhere(lines):
+    vocab = make(SentencePiece(size=320), iter([*lines, "\nremoer"]), words=["\n"])
+    text = "remoer\n\nundemo\n"
+    [ids] = vocab.encode([text])
+    assert vocab.pieces(ids).count("\n") == 3
+    assert not any("\n" in piece for piece in vocab.pieces(range(vocab.size)) if piece != "\n")
+    assert vocab.decode(ids) == text

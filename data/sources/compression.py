@@ -1,0 +1,109 @@
+"""Opens plain, .gz, .xz and .zst files, and says why one cannot be read."""
+
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import zstandard
+
+from configs.errors import UserError, did_you_mean
+from configs.paths import is_remote, path_of
+
+ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+"""What compressed files end in, by their first bytes."""
+_BYTES_A_READ = 1 << 17
+
+
+def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
+    """Opens a file, local or remote, to read what it holds when it is decompressed."""
+    path = path_of(name).expanduser()
+    try:
+        file: Any = path.open("rb") if is_remote(path) else path
+        match path.suffix:
+            case ".gz":
+                return gzip.open(file, "rb")
+            case ".xz":
+                return lzma.open(file, "rb")
+            case ".zst":
+                return io.BufferedReader(_Zstandard(_opened(file)), _BYTES_A_READ)
+            case _:
+                return _opened(file)
+    except OSError as error:
+        reason = error.strerror or "there is no such file"
+        raise UserError(f"{name}: cannot be opened: {reason}.{nearest(name)}") from None
+
+
+def _opened(file: Any) -> IO[bytes]:
+    return open(file, "rb") if isinstance(file, os.PathLike) else file
+
+
+@contextlib.contextmanager
+def read_errors(path: str) -> Iterator[None]:
+    """Names the file in the errors of reading it."""
+    try:
+        yield
+    except (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+        raise UserError(
+            f"{path}: cannot be read to its end ({error}).  Copy or compress it again."
+        ) from None
+
+
+def nearest(path: str) -> str:
+    """Proposes the file whose name is most like that of one that does not exist."""
+    if is_remote(path):
+        return ""
+    folder, name = os.path.split(os.path.expanduser(path))
+    while folder and not os.path.isdir(folder):
+        folder, name = os.path.split(folder)
+    names = os.listdir(folder or ".")
+    hint = did_you_mean(name, names)
+    return f"{hint}  (in {folder or 'this folder'})" if hint else ""
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses one frame after another.
+
+    The library's own reader takes a file that was cut for a whole one.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._rest = file, b""
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._in_frame = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        text = self._next(len(buffer))
+        buffer[: len(text)] = text
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _next(self, size: int) -> bytes:
+        while not self._rest:
+            raw = self._file.read(_BYTES_A_READ)
+            if not raw:
+                if self._in_frame:
+                    raise EOFError("compressed file ended before the end of its stream")
+                return b""
+            self._rest = self._decompressed(raw)
+        text, self._rest = self._rest[:size], self._rest[size:]
+        return text
+
+    def _decompressed(self, raw: bytes) -> bytes:
+        texts = []
+        while raw:
+            texts.append(self._frame.decompress(raw))
+            raw, self._in_frame = self._frame.unused_data, not self._frame.eof
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+        return b"".join(texts)

@@ -1,0 +1,107 @@
+"""Reads text and pairs from lines of JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from configs.errors import UserError, brief
+from configs.spec import spec
+from data.sources import text_files
+from data.sources.pair_kinds import FilePairs
+from data.sources.pairs import Pair
+from data.sources.text import Files, FileText
+
+
+@spec
+class JsonlText(FileText):
+    """Reads files of one JSON object per line, plain, .gz, .xz or .zst; a field holds the text."""
+
+    field: str = "text"
+    """Name of the field; "page.text" is the field text of the field page."""
+
+    @property
+    def has_newlines(self) -> bool:
+        return True
+
+    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
+        texts = (record.text(self.field, setting) for record in records(paths, setting))
+        return text_files.with_text(texts, setting, "record")
+
+
+@spec
+class Jsonl(FilePairs):
+    """Reads files of one JSON object per line, plain, .gz, .xz or .zst; two of its fields make a
+    pair."""
+
+    train: Files
+    """One or several paths or globs, as are validation and test."""
+    validation: Files | None = None
+    """Validation pairs."""
+    test: Files | None = None
+    """Test pairs."""
+    source_field: str
+    """Name of the field to translate; "translation.de" is the field de of the field translation."""
+    target_field: str
+    """Name of the field that holds the translation."""
+
+    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+        paths = self.expanded(split, self.files(split)[split])
+        setting = f"Jsonl.{split}"
+        for record in records(paths, setting, errors):
+            yield Pair(*(record.text(f, setting) for f in (self.source_field, self.target_field)))
+
+
+class JsonLine(NamedTuple):
+    """Holds the value of a line of JSON, and where it stands."""
+
+    value: Any
+    place: str
+    is_strict: bool
+    """Whether text must be whole Unicode."""
+
+    def text(self, name: str, setting: str) -> str:
+        """Returns the text of a field; a dot leads into a field that has fields of its own."""
+        value, parent, is_missing = self.value, self.value, False
+        for part in name.split("."):
+            parent = value
+            is_missing = not isinstance(value, dict) or part not in value
+            value = None if is_missing else value[part]
+        if not isinstance(value, str):
+            legal = (
+                brief(", ".join(parent))
+                if isinstance(parent, dict)
+                else "none: it is not an object"
+            )
+            kind = "null" if value is None else type(value).__name__
+            found = "no such field" if is_missing else f"found {kind}, legal: text"
+            raise UserError(
+                f"{self.place}: {setting} needs field {name!r}: {found}.  Its fields: {legal}."
+            )
+        if self.is_strict and text_files.LONE_SURROGATE.search(value):
+            raise UserError(
+                f"{self.place}: half a surrogate pair, such as \\ud800, is not text (field "
+                f"{name!r}).  Write the whole character."
+            )
+        return value
+
+
+def records(paths: Sequence[str], setting: str, errors: str = "strict") -> Iterator[JsonLine]:
+    """Yields the values of the lines of some files; blank lines have none."""
+    for path in paths:
+        is_empty = True
+        for number, line in enumerate(text_files.read_lines(path, errors), 1):
+            if line and not line.isspace():
+                is_empty, place = False, f"{path}, line {number}"
+                yield JsonLine(_parsed(line, place), place, errors == "strict")
+        if is_empty:
+            raise UserError(f"{setting}: {path} is empty: it has no line of JSON.")
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{place}: is not JSON: {error}.  Legal: one JSON object per line (found "
+            f"{brief(repr(line), 60)})."
+        ) from None

@@ -1,0 +1,142 @@
+"""Reads text and pairs from Parquet files, some rows at a time."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from configs.errors import UserError, brief, did_you_mean
+from configs.paths import is_remote, path_of
+from configs.spec import spec
+from data.sources import text_files
+from data.sources.pair_kinds import FilePairs
+from data.sources.pairs import Pair
+from data.sources.text import Files, FileText
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_ROWS_A_READ = 1024
+_BYTES_A_READ = 1 << 20  # without it a whole column of a row group is read at once
+
+
+@spec
+class ParquetText(FileText):
+    """Reads Parquet files; a column holds the text."""
+
+    column: str = "text"
+    """Name of the column; "page.text" is the field text of the column page."""
+
+    @property
+    def has_newlines(self) -> bool:
+        return True
+
+    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
+        texts = (text for [text] in rows(paths, [self.column], setting))
+        return text_files.with_text(texts, setting, "row")
+
+
+@spec
+class Parquet(FilePairs):
+    """Reads Parquet files; two columns make a pair."""
+
+    train: Files
+    """One or several paths or globs, as are validation and test."""
+    validation: Files | None = None
+    """Validation pairs."""
+    test: Files | None = None
+    """Test pairs."""
+    source_column: str
+    """Name of the column to translate; "translation.de" is the field de of the column
+    translation."""
+    target_column: str
+    """Name of the column that holds the translation."""
+
+    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+        paths = self.expanded(split, self.files(split)[split])
+        columns = [self.source_column, self.target_column]
+        for source, target in rows(paths, columns, f"Parquet.{split}", errors):
+            yield Pair(source, target)
+
+
+def rows(
+    paths: Sequence[str], columns: Sequence[str], setting: str, errors: str = "strict"
+) -> Iterator[list[str]]:
+    """Yields the texts of some columns, row by row."""
+    import pyarrow  # costs 0.1 s, which other sources need not pay
+
+    for path in paths:
+        try:
+            yield from _rows_of_file(path, columns, setting, errors)
+        except (pyarrow.ArrowException, OSError) as error:
+            first_line = brief(str(error).partition("\n")[0])
+            raise UserError(
+                f"{setting}: {path} cannot be read as Parquet ({first_line}).  Copy it again."
+            ) from None
+
+
+def _rows_of_file(
+    path: str, columns: Sequence[str], setting: str, errors: str
+) -> Iterator[list[str]]:
+    from pyarrow import parquet
+
+    file, number = path_of(path).expanduser(), 0
+    opened = file.open("rb") if is_remote(file) else file
+    with parquet.ParquetFile(opened, buffer_size=_BYTES_A_READ, pre_buffer=False) as table:
+        fields = [_field(table.schema_arrow, column, path, setting) for column in columns]
+        for batch in table.iter_batches(_ROWS_A_READ, columns=list(columns)):
+            arrays = [_raw_texts(batch, field) for field in fields]
+            for row in zip(*arrays, strict=True):
+                number += 1
+                place = f"{path}, row {number}"
+                named = zip(row, columns, strict=True)
+                yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
+    if not number:
+        raise UserError(f"{setting}: {path} is empty: it has no row.")
+
+
+def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> list[str]:
+    """Returns the names that lead to the texts of a column."""
+    import pyarrow
+
+    names = [column] if column in schema.names else column.split(".")
+    kind = pyarrow.struct(schema)
+    for name in names:
+        known = [field.name for field in kind] if pyarrow.types.is_struct(kind) else []
+        if name not in known:
+            raise UserError(
+                f"{setting}: {path} has no column {column!r}.{did_you_mean(name, known)}  "
+                f"Its columns: {brief(', '.join(known or schema.names))}."
+            )
+        kind = kind.field(name).type
+    values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    if str(values) not in ("string", "large_string", "string_view"):
+        raise UserError(
+            f"{setting}: {path}, column {column!r}: found {brief(str(kind), 60)}, legal: string.  "
+            f"Its columns: {brief(', '.join(schema.names))}."
+        )
+    return names
+
+
+def _raw_texts(batch: "pyarrow.RecordBatch", field: Sequence[str]) -> list[bytes | None]:
+    """Returns the texts of a column as bytes, which need not be UTF-8; None where one is null."""
+    import pyarrow
+    from pyarrow import compute
+
+    array = batch.column(field[0])
+    if len(field) > 1:
+        array = compute.struct_field(array, field[1:])
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    raw: list[bytes | None] = array.cast(pyarrow.large_binary()).to_pylist()
+    return raw
+
+
+def _text(raw: bytes | None, place: str, errors: str) -> str:
+    if raw is None:
+        raise UserError(f"{place}: found null, legal: text.  Remove such rows.")
+    try:
+        return raw.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8.  "
+            "Write the column as UTF-8."
+        ) from None
