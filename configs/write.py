@@ -5,6 +5,8 @@ from typing import Any
 
 from configs.spec import is_spec, names
 
+_PLAIN = (int, float, str, type(None))
+
 
 def dump(specs: Iterable[Any], imports: Iterable[str] = (), exclude: Collection[str] = ()) -> str:
     """Writes these specs and all nested in them as one gin text without includes.
@@ -19,6 +21,19 @@ def dump(specs: Iterable[Any], imports: Iterable[str] = (), exclude: Collection[
             if f"{type(made).__name__}.{name}" not in exclude:
                 lines.append(f"{label}.{name} = {_spelt(value, labels)}\n")
     return "".join(lines)
+
+
+def values(specs: Iterable[Any]) -> dict[str, Any]:
+    """Lists every setting of these specs and of all nested in them, by its name in gin files.
+
+    Numbers, texts and None stay as they are; other values are spelt as in a gin file.
+    """
+    labels = _labels(specs)
+    return {
+        f"{label}.{name}": value if isinstance(value, _PLAIN) else _spelt(value, labels)
+        for made, label in labels.items()
+        for name, value in _fields(made)
+    }
 
 
 def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:

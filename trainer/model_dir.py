@@ -8,6 +8,7 @@ source_vocab.model that of the source, where it has its own
 train.lock         the process that trains there, while it does
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
+wandb.id, mlflow.id the run's ids at these services, where Run.trackers names them
 """
 
 from collections.abc import Sequence

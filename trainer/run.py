@@ -9,6 +9,7 @@ from data.task import Task
 from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
 from models.loss import Criterion
+from trainer.metrics.trackers import TensorBoard, TrackerSpec
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.optimizer import OptimizerSpec
@@ -44,6 +45,8 @@ class Run:
     """Weight of the squared log of the softmax denominator in the objective."""
     log_every: Count = 1
     """Steps between lines of metrics.jsonl."""
+    trackers: tuple[TrackerSpec, ...] = (TensorBoard(),)
+    """What the same numbers are sent to: TensorBoard, Weights & Biases, MLflow."""
     checkpoint_every: Count = 1000
     """Steps between checkpoints."""
     keep_last: Count = 3

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import Config, load
-from configs.write import diff
+from configs.write import diff, values
 from tests.configs.gin_specs import GinAdam, GinModel, GinNorm, GinRun, GinSgd
 
 
@@ -24,6 +24,14 @@ def test_diff():
         ("GinModel.layers", 3, 4),
     ]
     assert diff(GinAdam(), GinSgd()) == [("GinAdam", GinAdam(), GinSgd())]
+
+
+def test_values_are_by_name():
+    run = GinRun(steps=10, model=GinModel(layers=2), others=(GinModel(layers=3),))
+    found = values([run])
+    assert found["GinRun.steps"] == 10 and found["GinRun.seed"] is None
+    assert found["GinRun.others"] == "(@others_4/GinModel(),)" and found["GinRun.sizes"] == "()"
+    assert found["GinModel.layers"] == 2 and found["others_4/GinModel.layers"] == 3
 
 
 def test_dump_spells_everything_out():

@@ -1,10 +1,11 @@
-"""Writes a run's numbers: metrics.jsonl, evaluations.jsonl, events, a plot of the loss."""
+"""Writes a run's numbers: metrics.jsonl, evaluations.jsonl, its trackers, a plot of the loss."""
 
 import contextlib
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from data.storage import WorkingFolder, atomic_write, sync, write_errors
@@ -12,7 +13,8 @@ from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import split_lines
 from trainer.metrics.plots import RunPlots
-from trainer.observers import Line, Observer, StepResult
+from trainer.metrics.trackers import ID_FILES, TrackedRun
+from trainer.observers import Line, Observer, Outcome, StepResult
 from trainer.run import Run
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
@@ -54,30 +56,35 @@ class MetricsFile:
 
 
 class MetricsWriter(Observer):
-    """Writes metrics.jsonl, evaluations.jsonl and TensorBoard events."""
+    """Writes metrics.jsonl and evaluations.jsonl, and sends the same to the run's trackers."""
 
     def __init__(
-        self, model_dir: Path, flops_per_step: float | None = None, peak_flops: float | None = None
+        self,
+        model_dir: Path,
+        flops_per_step: float | None = None,
+        peak_flops: float | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ):
         self._model_dir = model_dir
         self._flops_per_step = flops_per_step
         self._peak_flops = peak_flops
+        self._settings = settings
+        self._succeeded = False
         self._open = contextlib.ExitStack()
 
     def on_start(self, run: Run, first_step: int) -> None:
-        from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
-
         self._run = run
         self._folder = WorkingFolder(self._model_dir)
         self._open.callback(self._folder.close)
-        self._folder.fetch(METRICS, EVALUATIONS)
+        self._folder.fetch(METRICS, EVALUATIONS, *ID_FILES)
         self._train = MetricsFile(self._folder.path / METRICS, first_step)
         self._evaluations = MetricsFile(self._folder.path / EVALUATIONS, first_step)
-        self._events = SummaryWriter(
-            str(self._folder.path / "events"), purge_step=first_step or None, flush_secs=10
-        )
-        for file in (self._train, self._evaluations, self._events):
+        for file in (self._train, self._evaluations):
             self._open.callback(file.close)
+        tracked = TrackedRun(self._folder.path, self._model_dir.name, first_step, self._settings)
+        self._trackers = [tracker.open(tracked) for tracker in run.trackers]
+        for tracker in self._trackers:
+            self._open.callback(lambda close: close(succeeded=self._succeeded), tracker.close)
 
     def on_step(self, result: StepResult) -> None:
         """Writes a step's numbers; those of layers with experts go under "experts"."""
@@ -85,23 +92,27 @@ class MetricsWriter(Observer):
             return
         line, layers = result.line | self._utilisation(result.line), stats_by_layer(result.loads)
         self._train.write({**line, "experts": layers} if layers else line)
-        self._add_scalars("train", line)
-        self._add_scalars("experts", {"step": result.step, **scalars(layers)})
+        self._track("train", line)
+        self._track("experts", {"step": result.step, **scalars(layers)})
 
     def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
         """Writes an evaluation's numbers; those of a mixture's parts go under "parts"."""
         part_lines = {name: part._asdict() for name, part in parts.items()}
         self._evaluations.write({**line, "parts": part_lines} if parts else line)
-        self._add_scalars("validation", line)
+        self._track("validation", line)
         losses: Line = {name: part.loss for name, part in parts.items()}
-        self._add_scalars("validation_loss", {"step": line["step"], **losses})
+        self._track("validation_loss", {"step": line["step"], **losses})
 
     def before_save(self, step: int) -> None:
         """Makes the lines last as long as the checkpoint, whose run takes them for granted."""
         self._train.sync()
         self._evaluations.sync()
-        self._events.flush()
+        for tracker in self._trackers:
+            tracker.flush()
         self._folder.upload()
+
+    def on_end(self, outcome: Outcome) -> None:
+        self._succeeded = True
 
     def close(self) -> None:
         self._open.close()
@@ -113,10 +124,14 @@ class MetricsWriter(Observer):
         share = None if rate is None or self._peak_flops is None else rate / self._peak_flops
         return {"model_flops_per_s": rate, "share_of_peak": share}
 
-    def _add_scalars(self, group: str, line: Line) -> None:
-        for name, value in line.items():
-            if name != "step" and value is not None:
-                self._events.add_scalar(f"{group}/{name}", value, int(line["step"] or 0))
+    def _track(self, group: str, line: Line) -> None:
+        numbers = {
+            f"{group}/{name}": number
+            for name, number in line.items()
+            if name != "step" and number is not None
+        }
+        for tracker in self._trackers if numbers else ():
+            tracker.log(int(line["step"] or 0), numbers)
 
 
 class LossPlot(Observer):

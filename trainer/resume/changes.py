@@ -9,6 +9,7 @@ from configs.spec import SPECS
 from configs.write import diff
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from trainer.metrics.trackers import TrackerSpec
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import ScheduleSpec
 from trainer.resume.history import Change
@@ -17,7 +18,7 @@ from trainer.step import train_step_spec
 
 # Settings that may change at any time: how long, how often, how fast.
 FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every",
-        "Run.stall_minutes", "Run.compiler_options", "Run.microbatches",
+        "Run.stall_minutes", "Run.compiler_options", "Run.microbatches", "Run.trackers",
         "Transformer.scan", "Transformer.remat", "Transformer.attention",
         "Transformer.attention_chunks", "Transformer.loss_chunks",
         "Transformer.combined_qkv", "Moe.dispatch")  # fmt: skip
@@ -60,7 +61,7 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
 
 def _may_change(change: Change) -> bool:
     is_free = change.name in FREE or change.name.startswith(FREE_PREFIXES)
-    return is_free or _needs_override(change)
+    return is_free or issubclass(_spec_of(change), TrackerSpec) or _needs_override(change)
 
 
 def _needs_override(change: Change) -> bool:

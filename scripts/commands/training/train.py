@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from configs.errors import RunError
+from configs.write import values
 from data.cache import Prepared
 from layouts.cost.hardware import peak_flops
 from layouts.layout import Layout
@@ -61,6 +62,8 @@ def train(flags: TrainFlags) -> None:
     changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
     mesh = make_mesh(layout)
     check_run(run)
+    for tracker in run.trackers:
+        tracker.check()
     profile = profile_observers(flags, run, step or 0)
     for warning in check_layout(run, layout, dict(mesh.shape), setting_origins(config)):
         print_note(warning)
@@ -97,7 +100,9 @@ def train_run(
 ) -> None:
     """Trains, and says how the run ended and how it is continued."""
     model_dir = flags.model_dir
-    metrics = MetricsWriter(model_dir, step_flops(run), peak_flops(mesh.devices.flat))
+    metrics = MetricsWriter(
+        model_dir, step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
+    )
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),

@@ -7,6 +7,7 @@ import pytest
 from configs.errors import UserError
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
+from trainer.metrics.trackers import WandB
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant, Cosine
@@ -22,6 +23,7 @@ REPLACED = {
         RUN, model=dataclasses.replace(MODEL, attention="plain", attention_chunks=2)
     ),
     "compiler": dataclasses.replace(RUN, compiler_options=("tpu:xla_a=1",), log_every=2),
+    "trackers": dataclasses.replace(RUN, trackers=(), log_every=2),
     "dropout": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, attention_dropout=0.1)),
     "schedule": dataclasses.replace(RUN, optimizer=AdamW(schedule=Constant(peak=0.5))),
     "scalars": dataclasses.replace(RUN, optimizer=AdamW(beta1=0.8, clip_global_norm=None)),
@@ -39,9 +41,15 @@ def names(kind: str, *, override: bool) -> list[str]:
     return [change.name for change in changes]
 
 
-@pytest.mark.parametrize("kind", ["speed", "evaluation", "attention", "compiler"])
+@pytest.mark.parametrize("kind", ["speed", "evaluation", "attention", "compiler", "trackers"])
 def test_what_changes_no_weight_may_always_change(kind: str) -> None:
     assert len(names(kind, override=False)) == 2
+
+
+def test_what_a_tracker_is_named_may_always_change() -> None:
+    before, after = (dataclasses.replace(RUN, trackers=(WandB(project=x),)) for x in ("a", "b"))
+    [change] = check_changes("There", before, after, override=False)
+    assert change.name == "WandB.project"
 
 
 @pytest.mark.parametrize("kind", ["schedule", "scalars", "batch"])

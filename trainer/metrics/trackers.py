@@ -1,0 +1,269 @@
+"""Defines what a run's numbers are sent to: TensorBoard, Weights & Biases, MLflow.
+
+The packages of the services are optional, and imported only where a run names the service.
+"""
+
+import dataclasses
+import importlib.util
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from configs.errors import UserError
+from configs.spec import abstract_spec, spec
+from data.storage import atomic_write
+
+WANDB_ID, MLFLOW_ID = "wandb.id", "mlflow.id"
+ID_FILES = (WANDB_ID, MLFLOW_ID)
+CLOSE_S = 60.0
+"""Seconds that a service has at the end of a run to take what it was not sent yet."""
+MAX_PARAM_CHARACTERS = 6000  # of MLflow
+
+logger = logging.getLogger(__name__)
+
+Numbers = Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """Describes a run to a tracker."""
+
+    folder: Path
+    """Local folder of the run's files."""
+    name: str
+    first_step: int
+    """Updates that were made before; 0 in a new run."""
+    settings: Mapping[str, Any]
+    """Value of each setting, by its name in gin files."""
+
+
+class Tracker(Protocol):
+    """Receives the numbers of a run."""
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        """Takes numbers of a step, by names such as "train/loss"."""
+
+    def flush(self) -> None:
+        """Writes what is waiting, before a checkpoint is saved."""
+
+    def close(self, *, succeeded: bool) -> None:
+        """Ends the run there."""
+
+
+@abstract_spec
+class TrackerSpec:
+    """Selects what a run's numbers are sent to."""
+
+    PACKAGE: ClassVar[str]
+
+    def check(self) -> None:
+        """Refuses a service whose package is not installed."""
+        if importlib.util.find_spec(self.PACKAGE) is None:
+            name = type(self).__name__
+            raise UserError(
+                f"Run.trackers: @{name}() needs the package {self.PACKAGE}, which is not "
+                f"installed.  Install it: pip install {self.PACKAGE}, or remove @{name}()."
+            )
+
+    def open(self, run: TrackedRun) -> Tracker:
+        """Returns the tracker of a run that starts or continues."""
+        raise NotImplementedError
+
+
+@spec
+class TensorBoard(TrackerSpec):
+    """Writes TensorBoard's event files to events/ in the model directory."""
+
+    PACKAGE = "tensorboardX"
+
+    def open(self, run: TrackedRun) -> Tracker:
+        return EventFiles(run)
+
+
+@spec
+class WandB(TrackerSpec):
+    """Sends numbers and settings to Weights & Biases (`pip install 'meshloom[wandb]'`).
+
+    The key comes from `wandb login` or WANDB_API_KEY.  With WANDB_MODE=offline it only writes to
+    wandb/ in the model directory, for `wandb sync`.
+    """
+
+    PACKAGE = "wandb"
+
+    project: str = "meshloom"
+    """Project of the run."""
+    entity: str | None = None
+    """User or team of the project. None: the default of the account."""
+    name: str | None = None
+    """Name of the run. None: that of the model directory."""
+
+    def open(self, run: TrackedRun) -> Tracker:
+        return Background("WandB", lambda: WandBRun(self, run))
+
+
+@spec
+class MLflow(TrackerSpec):
+    """Sends numbers and settings to MLflow Tracking (`pip install 'meshloom[mlflow]'`)."""
+
+    PACKAGE = "mlflow"
+
+    tracking_uri: str | None = None
+    """Server or database, such as "http://localhost:5000". None: MLFLOW_TRACKING_URI, or MLflow's
+    default."""
+    experiment: str = "meshloom"
+    """Experiment of the run; it is made where it does not exist."""
+    name: str | None = None
+    """Name of the run. None: that of the model directory."""
+
+    def open(self, run: TrackedRun) -> Tracker:
+        return Background("MLflow", lambda: MLflowRun(self, run))
+
+
+class EventFiles:
+    """Writes TensorBoard events."""
+
+    def __init__(self, run: TrackedRun):
+        from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
+
+        self._events = SummaryWriter(
+            str(run.folder / "events"), purge_step=run.first_step or None, flush_secs=10
+        )
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        for name, number in numbers.items():
+            self._events.add_scalar(name, number, step)
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self, *, succeeded: bool) -> None:
+        self._events.close()
+
+
+class Background:
+    """Calls a service in a thread: a slow one delays no step, and a failing one ends no run.
+
+    After the first error, which is logged, the service gets nothing more.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], Tracker]):
+        self._name = name
+        self._waiting: queue.SimpleQueue[Callable[[Tracker], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(connect,), daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        if self._thread.is_alive():
+            self._waiting.put(lambda tracker: tracker.log(step, numbers))
+
+    def flush(self) -> None:
+        """Does nothing: a checkpoint does not wait for a service."""
+
+    def close(self, *, succeeded: bool) -> None:
+        self._waiting.put(lambda tracker: tracker.close(succeeded=succeeded))
+        self._waiting.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._warn(f"no answer within {CLOSE_S:.0f} s")
+
+    def _work(self, connect: Callable[[], Tracker]) -> None:
+        try:
+            tracker = connect()
+            for call in iter(self._waiting.get, None):
+                call(tracker)
+        except Exception as error:  # services raise anything
+            self._warn(f"{type(error).__name__}: {error}")
+
+    def _warn(self, what: str) -> None:
+        logger.warning(
+            "%s: %s.  The run goes on without it; metrics.jsonl has all numbers.", self._name, what
+        )
+
+
+class WandBRun:
+    """Logs to a run of Weights & Biases: a new one, or that of the model directory."""
+
+    def __init__(self, spec: WandB, run: TrackedRun):
+        import wandb
+
+        self._run = wandb.init(
+            project=spec.project,
+            entity=spec.entity,
+            name=spec.name or run.name,
+            config={**run.settings},
+            id=known_id(run.folder / WANDB_ID, lambda: uuid.uuid4().hex),
+            resume="allow",
+            dir=str(run.folder),
+        )
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        # A resumed run repeats the steps after its checkpoint; the service refuses what it has.
+        if step >= self._run.step:
+            self._run.log({**numbers}, step=step)
+
+    def flush(self) -> None:
+        """Does nothing: the service has a process that sends."""
+
+    def close(self, *, succeeded: bool) -> None:
+        self._run.finish(exit_code=0 if succeeded else 1)
+
+
+class MLflowRun:
+    """Logs to a run of MLflow: a new one, or that of the model directory."""
+
+    def __init__(self, spec: MLflow, run: TrackedRun):
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=spec.tracking_uri)
+        path = run.folder / MLFLOW_ID
+        is_new = not path.exists()
+        self._id = known_id(path, lambda: self._create(spec, run))
+        if is_new:
+            self._log_settings(run.settings)
+        else:
+            self._client.update_run(self._id, status="RUNNING")
+
+    def log(self, step: int, numbers: Numbers) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(name, number, now_ms, step) for name, number in numbers.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def flush(self) -> None:
+        """Does nothing: each call waits for the service."""
+
+    def close(self, *, succeeded: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if succeeded else "FAILED")
+
+    def _create(self, spec: MLflow, run: TrackedRun) -> str:
+        experiment = self._client.get_experiment_by_name(spec.experiment)
+        experiment_id = (
+            self._client.create_experiment(spec.experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        made = self._client.create_run(experiment_id, run_name=spec.name or run.name)
+        return str(made.info.run_id)
+
+    def _log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Logs the settings of a new run; MLflow allows no change later, and 100 at a time."""
+        from mlflow.entities import Param
+
+        params = [Param(name, str(x)[:MAX_PARAM_CHARACTERS]) for name, x in settings.items()]
+        for start in range(0, len(params), 100):
+            self._client.log_batch(self._id, params=params[start : start + 100])
+
+
+def known_id(path: Path, make: Callable[[], str]) -> str:
+    """Returns the id in a file, or makes one and keeps it there."""
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    made = make()
+    atomic_write(path, made + "\n")
+    return made
