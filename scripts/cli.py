@@ -29,8 +29,14 @@ INSPECT_WORK = {
     "layout": ("inspect.flags:InspectLayoutFlags", "inspect.layout:layout"),
     "settings": ("inspect.flags:InspectSettingsFlags", "inspect.settings:inspect_settings"),
 }
-IMPORT_WORK = {"t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5")}
-EXPORT_WORK = {"t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5")}
+IMPORT_WORK = {
+    "hf": ("conversion.flags:ImportHfFlags", "conversion.hf:import_hf"),
+    "t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5"),
+}
+EXPORT_WORK = {
+    "hf": ("conversion.flags:ExportHfFlags", "conversion.hf:export_hf"),
+    "t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5"),
+}
 
 BENCHMARKS = ("train", "translate", "decode", "generate", "moe", "input", "start", "collectives",
               "gpu")  # fmt: skip

@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from trainer.checkpoints.integrity import (
     verify,
     wait_for_writes,
 )
+from trainer.checkpoints.streamed import StreamedArray, StreamedHandler
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 
@@ -149,6 +150,18 @@ class Checkpoints:
             return str(reason)
         return None
 
+    def arrays(
+        self, step: int, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields arrays of these paths and shapes, one after another, whatever their sharding."""
+        try:
+            saved = self._saved(step)
+            self._compare(step, saved, shapes)
+            for path in shapes:
+                yield path, self._read_array(step, path, saved[path])
+        except DamagedCheckpoint as reason:
+            raise self._unusable({step: str(reason)}) from reason
+
     def _read_array(self, step: int, path: str, saved: Saved) -> np.ndarray:
         """Reads one array, whatever its sharding, into the memory of the host."""
 
@@ -250,7 +263,9 @@ class Checkpoints:
             # Where an array lived on that machine is of no use on another.
             enable_write_sharding_file=False,
         )
-        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        registry = ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, arrays), (StreamedArray, StreamedHandler())
+        )
         handlers = {ITEM: ListingHandler(use_zarr3=True, type_handler_registry=registry)}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
@@ -351,7 +366,7 @@ class Checkpoints:
             partial_restore=True,
         )
         saved = on_all_processes(lambda: self._saved(step))
-        self._compare(step, saved, by_path)
+        self._compare(step, saved, {path: tuple(a.shape) for path, a in by_path.items()})
         tree = on_all_processes(
             lambda: read(lambda: self._reader.restore(self._path(step), args=args))
         )
@@ -368,14 +383,19 @@ class Checkpoints:
         return {path: Saved(tuple(a.shape), np.dtype(a.dtype)) for path, a in arrays.items()}
 
     def _compare(
-        self, step: int, saved: Mapping[str, Saved], needed: Mapping[str, jax.ShapeDtypeStruct]
+        self, step: int, saved: Mapping[str, Saved], want: Mapping[str, tuple[int, ...]]
     ) -> None:
-        parts = {path.split("/")[0] for path in needed}
+        parts = {path.split("/")[0] for path in want}
         have = {path: a.shape for path, a in saved.items() if path.split("/")[0] in parts}
-        want = {path: tuple(a.shape) for path, a in needed.items()}
-        wrong = [path for path in sorted(have | want) if have.get(path) != want.get(path)]
+        wrong = [path for path in sorted({**have, **want}) if have.get(path) != want.get(path)]
         if not wrong:
             return
+        if "opt_state" in parts and not any(path.startswith("opt_state/") for path in saved):
+            raise UserError(
+                f"Checkpoint {step} in {self.folder} has weights alone, as an import makes it: no "
+                "training can continue there.  Start a run in another model_dir, with "
+                f"Run.start_from = {str(self.folder.parent)!r}."
+            )
         lines = [
             f"Checkpoint {step} in {self.folder} is of another model: {len(wrong)} arrays differ.",
             *(

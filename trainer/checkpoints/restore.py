@@ -60,6 +60,18 @@ def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
     )
 
 
+def averaged_steps(checkpoints: Checkpoints, step: int | None, average: int) -> list[int]:
+    """Returns the last few steps up to one, or up to the newest."""
+    last = checkpoints.latest if step is None else step
+    steps = [s for s in checkpoints.steps() if last is None or s <= last]
+    if average > len(steps):
+        raise UserError(
+            f"--average={average}: there are {len(steps)} checkpoints up to step "
+            f"{last}.  Legal: at most {len(steps)}."
+        )
+    return steps[-average:]
+
+
 class ModelRestorer:
     """Restores checkpoints of one run as models, for as long as the context lasts."""
 
@@ -82,14 +94,7 @@ class ModelRestorer:
         abstract = padding.unpadded["params"]
         with jax.set_mesh(self.mesh):
             if average is not None:
-                last = self.checkpoints.latest if step is None else step
-                steps = [s for s in self.checkpoints.steps() if last is None or s <= last]
-                if average > len(steps):
-                    raise UserError(
-                        f"--average={average}: there are {len(steps)} checkpoints up to step "
-                        f"{last}.  Legal: at most {len(steps)}."
-                    )
-                steps = steps[-average:]
+                steps = averaged_steps(self.checkpoints, step, average)
                 params, step = self.checkpoints.average(steps, abstract), steps[-1]
             else:
                 state, step = self.checkpoints.restore({"params": abstract}, step)

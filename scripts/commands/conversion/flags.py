@@ -1,4 +1,4 @@
-"""Defines the flags of `meshloom import t5` and `meshloom export t5`."""
+"""Defines the flags of `meshloom import` and `meshloom export`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,3 +37,32 @@ class ExportT5Flags:
     output: Annotated[Path, Flag("New directory for Hugging Face to read.", metavar="DIR")]
     model: CheckpointFlags
     devices: ProcessFlags = field(default_factory=ProcessFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportHfFlags:
+    """Makes a model directory of a decoder from Hugging Face: Llama, Mistral, Qwen, Gemma, Mixtral.
+
+    The settings choose its task and what training reads of it (docs/importing.md).
+    """
+
+    EXAMPLES = ("meshloom import hf --input=Llama-3.2-1B --model_dir=runs/llama",)
+    input: Annotated[
+        Path,
+        Flag(
+            "Directory with config.json, model.safetensors (one file or several) and "
+            "tokenizer.json, as Hugging Face writes them.",
+            metavar="DIR",
+        ),
+    ]
+    model_dir: ModelDir
+    settings: SettingsFlags = field(default_factory=SettingsFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportHfFlags:
+    """Writes a decoder as Hugging Face reads it."""
+
+    EXAMPLES = ("meshloom export hf --model_dir=runs/llama --output=exported",)
+    output: Annotated[Path, Flag("New directory for Hugging Face to read.", metavar="DIR")]
+    model: CheckpointFlags

@@ -3,25 +3,28 @@
 Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax.
 """
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+import functools
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 from flax import traverse_util
 
 from configs.errors import UserError, listed
 from configs.write import diff
-from layouts.axes import letters_of
 from models.api import ModelSpec, Params
 from models.architectures import Transformer
 from models.spec import Activation, FloatType, Precision
+from trainer.checkpoints.huggingface.folder import Settings
+from trainer.checkpoints.huggingface.weights import (
+    FLOATS,
+    ConvertedWeight,
+    TensorInfo,
+    check_tensors,
+)
 
 Tensors = dict[str, np.ndarray]
-Settings = dict[str, Any]
 
-LISTED = 10
-"""Tensors of a kind that an error names."""
 SIZES = {
     "vocab": "vocab_size",
     "d_model": "d_model",
@@ -60,7 +63,6 @@ ACTIVATIONS: dict[str, tuple[Activation, bool]] = {
     "gated-gelu": ("gelu", True),
     "gated-silu": ("silu", True),
 }
-FLOATS = ("float32", "bfloat16", "float16")
 
 SHARED, SOFTMAX = "shared.weight", "lm_head.weight"
 # Some files repeat the embedding under these names.
@@ -88,53 +90,18 @@ FREE = (
 )  # fmt: skip
 
 
-class T5Weight(NamedTuple):
-    """Names one weight here and its tensors in T5: one, or one for each layer."""
-
-    path: str
-    names: tuple[str, ...]
-    axes: str
-
-    @property
-    def letters(self) -> str:
-        """Returns the axes here, without the stack."""
-        return letters_of(self.path)
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Returns the shape of each tensor."""
-        return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.axes.split())
-
-    def from_t5(self, tensors: Mapping[str, np.ndarray], spec: Transformer) -> np.ndarray:
-        """Converts tensors to the weight, in the type that the model is stored in."""
-        apart = self.axes.replace(" ", "")
-        shape = [spec.sizes[letter] for letter in apart]
-        order = [apart.index(letter) for letter in self.letters]
-        layers = [tensors[name].reshape(shape).transpose(order) for name in self.names]
-        weight = np.stack(layers) if "layers_N" in self.path else layers[0]
-        return weight.astype(spec.precision.store)
-
-    def to_t5(self, weight: np.ndarray, spec: Transformer) -> Tensors:
-        """Converts the weight to its tensors."""
-        layers = weight if "layers_N" in self.path else weight[None]
-        order = [self.letters.index(letter) for letter in self.axes.replace(" ", "")]
-        shape = self.shape(spec.sizes)
-        return {
-            name: np.ascontiguousarray(layer.transpose(order).reshape(shape))
-            for name, layer in zip(self.names, layers, strict=True)
-        }
-
-
-def weights_of(spec: Transformer) -> Iterator[T5Weight]:
+def weights_of(spec: Transformer) -> Iterator[ConvertedWeight]:
     """Yields all weights of a T5."""
-    yield T5Weight("embed_VD", (SHARED,), "V D")
+    weight = functools.partial(ConvertedWeight, sizes=spec.sizes)
+    yield weight("embed_VD", (SHARED,), "V D")
     if not spec.tied:
-        yield T5Weight("softmax_VD", (SOFTMAX,), "V D")
+        yield weight("softmax_VD", (SOFTMAX,), "V D")
     for stack, layers in (("encoder", spec.encoder_layers), ("decoder", spec.layers)):
-        yield T5Weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
-        yield T5Weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
+        yield weight(f"{stack}/norm/scale_D", (f"{stack}.final_layer_norm.weight",), "D")
+        yield weight(f"{stack}/bias/bias_RJQ", (BIAS.format(stack=stack),), "R JQ")
         for path, name, axes in layer_weights(spec, cross_attention=stack == "decoder"):
             names = tuple(f"{stack}.block.{layer}.{name}.weight" for layer in range(layers))
-            yield T5Weight(f"{stack}/layers_N/{path}", names, axes)
+            yield weight(f"{stack}/layers_N/{path}", names, axes)
 
 
 def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple[str, str, str]]:
@@ -220,37 +187,18 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
     )
 
 
-def check_tensors(spec: Transformer, tensors: Tensors, source: object) -> None:
+def check_weights(spec: Transformer, tensors: Tensors, source: object) -> None:
     """Refuses tensors that are missing, unexpected, of another shape or no floats."""
-    shapes = {name: w.shape(spec.sizes) for w in weights_of(spec) for name in w.names}
-    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
-    problems = {
-        "missing": [name for name in shapes if name not in tensors],
-        "unexpected": [name for name in tensors if name not in shapes],
-        "of another shape": [
-            f"{name}: found {tensor.shape}, legal: {shapes[name]}"
-            for name, tensor in known.items()
-            if tensor.shape != shapes[name]
-        ],
-        "of another type": [
-            f"{name}: found {tensor.dtype}, legal: {', '.join(FLOATS)}"
-            for name, tensor in known.items()
-            if tensor.dtype.name not in FLOATS
-        ],
-    }
-    if not any(problems.values()):
-        return
-    lines = [f"{source}: its tensors are not those of a T5 with the settings in config.json."]
-    for kind, names in problems.items():
-        if names:
-            lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:LISTED])]
-            lines += [f"    ... and {len(names) - LISTED} more"] * (len(names) > LISTED)
-    raise UserError("\n".join(lines))
+    described = {name: TensorInfo(x.shape, x.dtype.name) for name, x in tensors.items()}
+    check_tensors(weights_of(spec), described, source, "T5")
 
 
 def params_of(spec: Transformer, tensors: Tensors) -> Params:
     """Converts T5's tensors to weights."""
-    flat = {weight.path: weight.from_t5(tensors, spec) for weight in weights_of(spec)}
+    flat = {
+        weight.path: weight.from_tensors_by_name(tensors).astype(spec.precision.store)
+        for weight in weights_of(spec)
+    }
     return cast(Params, traverse_util.unflatten_dict(flat, sep="/"))
 
 
@@ -306,11 +254,17 @@ def _legal(model: Transformer) -> dict[str, tuple[Any, ...]]:
         "query_scale": (1.0,),
         "logit_scale": (model.d_model**-0.5, 1.0),
         "attention_dropout": (model.dropout,),
+        "norm_epsilon": (1e-6,),
+        "norm_offset": (False,),
+        "qk_norm": (False,),
+        "attention_biases": ("none",),
     }
 
 
 def tensors_of(spec: Transformer, params: Params) -> Tensors:
     """Converts weights to T5's tensors."""
     flat = traverse_util.flatten_dict(params, sep="/")
-    parts = [weight.to_t5(np.asarray(flat[weight.path]), spec) for weight in weights_of(spec)]
-    return {name: tensor for part in parts for name, tensor in part.items()}
+    parts = (
+        weight.to_tensors_by_name(np.asarray(flat[weight.path])) for weight in weights_of(spec)
+    )
+    return {name: tensor for part in parts for name, tensor in part}

@@ -1,6 +1,7 @@
 """T5: the logits and the greedy texts of Hugging Face's, recorded and live, and exact round trips.
 
-`python -m tests.trainer.test_t5` records anew; it needs torch and transformers.
+To record anew, with torch and transformers:
+`python -m tests.trainer.checkpoints.huggingface.test_t5`
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
-from trainer.checkpoints.huggingface import settings_of
+from trainer.checkpoints.huggingface.t5 import settings_of
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.metrics.jsonl import read_lines

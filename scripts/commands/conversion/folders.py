@@ -1,0 +1,43 @@
+"""Checks the folders that imports and exports write, and makes the settings of imported runs."""
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from configs.errors import UserError
+from configs.load import Config, load
+from configs.write import dump
+from layouts.layout import Layout
+from scripts.commands.shared_flags import SettingsFlags
+from scripts.terminal import print_note
+from trainer.model_dir import ModelDir
+from trainer.run import Run
+
+
+def check_new_run(model_dir: Path) -> None:
+    """Refuses a model directory that holds a run already."""
+    if model_dir.exists() and not model_dir.is_dir():
+        raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
+    if ModelDir(model_dir).has_run():
+        raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
+
+
+def check_new_folder(folder: Path, names: Iterable[str]) -> None:
+    """Refuses a folder that holds one of these files already."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder}: is a file.  Choose a folder.")
+    taken = [name for name in names if (folder / name).exists()]
+    if taken:
+        raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
+
+
+def config_of(run: Run, settings: SettingsFlags) -> Config:
+    """Returns the settings of a run, under the given ones; warns of those that nothing uses."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "huggingface.gin"
+        file.write_text(dump([run]))
+        config = load([str(file), *settings.gin_file], settings.gin_param)
+    for binding in config.unused(Run, Layout):
+        if not binding.origin.startswith(str(file)):
+            print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
+    return config

@@ -1,0 +1,242 @@
+"""Imports and exports decoders: Hugging Face's folders, and model directories.
+
+Weights go from file to file, a layer of one weight at a time.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from flax import traverse_util
+
+from configs.errors import UserError
+from configs.paths import absolute, local_path
+from data.sources.text import Docstrings
+from data.storage import atomic_write
+from data.task import Task
+from data.tokenizers.sentence_piece import SentencePiece
+from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJson, TokenizerJsonVocab
+from data.vocab import Tokenizer, make
+from data.vocabs import TARGET_FILE, Vocabs
+from models.architectures import Transformer
+from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
+from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
+from scripts.commands.trained import only
+from scripts.terminal import print_note
+from trainer.checkpoints.huggingface import decoder
+from trainer.checkpoints.huggingface.families import FAMILIES
+from trainer.checkpoints.huggingface.folder import (
+    INDEX,
+    SETTINGS,
+    TENSORS,
+    StoredTensor,
+    existing,
+    read_json,
+    stored_tensors,
+    tensor_writer,
+)
+from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, check_tensors
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import averaged_steps, chosen_steps
+from trainer.checkpoints.streamed import StreamedArray
+from trainer.checks import check_sides, check_vocabs
+from trainer.model_dir import ModelDir
+from trainer.run import Run
+
+KEPT = "huggingface"
+"""Folder of a model directory with the files that an export gives back."""
+SENTENCE_PIECE = "tokenizer.model"
+FILES = (
+    SETTINGS, "generation_config.json", TOKENIZER, "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "vocab.json", "merges.txt", SENTENCE_PIECE,
+)  # fmt: skip
+"""Files that are kept as they are, where a folder has them."""
+MAX_LENGTH = 2048
+"""Tokens a row of the first task: the model reads longer ones, if it was trained so."""
+MAX_FILE_BYTES = 5 * 10**9
+"""Of a file with tensors, as Hugging Face has it."""
+
+
+# From Hugging Face
+
+
+def import_hf(flags: ImportHfFlags) -> None:
+    """Makes a model directory of a decoder.  The settings choose its task."""
+    folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
+    check_new_run(model_dir)
+    settings = read_json(folder, SETTINGS)
+    decoder.check_settings(settings, folder / SETTINGS)
+    family = decoder.family_of(settings, folder / SETTINGS)
+    stored = stored_tensors(folder)
+    unread = [name for name in stored if decoder.is_unread(name, settings)]
+    tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
+    infos = {name: tensor.info for name, tensor in tensors.items()}
+    spec = decoder.spec_of(settings, decoder.stored_type(infos), folder / SETTINGS)
+    weights = list(decoder.weights_of(spec, family))
+    check_tensors(weights, infos, folder, settings["model_type"])
+
+    vocab = make(tokenizer_of(folder), iter(()))
+    vocabs = Vocabs(vocab, None)
+    config = config_of(run_of(spec, tokenizer_of(folder), model_dir), flags.settings)
+    run = config.make(Run)
+    check_run(run, spec, vocabs, model_dir)
+    save_weights(model_dir, run.model, weights, tensors)
+    for name in FILES:
+        if (folder / name).is_file():
+            (model_dir / KEPT).mkdir(parents=True, exist_ok=True)
+            atomic_write(model_dir / KEPT / name, (folder / name).read_bytes())
+    ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
+    for name in unread:
+        print_note(f"Left out: {name}, which {settings['model_type']} does not read.")
+    types = sorted({info.dtype for info in infos.values()})
+    if len(types) > 1:
+        print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
+    count = sum(int(np.prod(info.shape)) for info in infos.values())
+    print_note(f"Imported {count:,} weights into {model_dir}.")
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """Returns the settings of the tokenizer of a folder."""
+    if not (folder / TOKENIZER).is_file() and (folder / SENTENCE_PIECE).is_file():
+        return SentencePiece(model_file=str(folder / SENTENCE_PIECE))
+    return TokenizerJson(path=str(existing(folder, TOKENIZER)))
+
+
+def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
+    """Returns a run of a decoder, on the docstrings until the user names another task."""
+    folder = absolute(model_dir)
+    vocab_file = str(folder / TARGET_FILE)
+    is_json = isinstance(tokenizer, TokenizerJson)
+    return Run(
+        model=spec,
+        task=Task(
+            name="hf_" + re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name),
+            source=Docstrings(),
+            vocab=TokenizerJson(path=vocab_file)
+            if is_json
+            else SentencePiece(model_file=vocab_file),
+            length=max(2, min(MAX_LENGTH, spec.length)),
+        ),
+        steps=1000,
+        batch_sequences=16,
+    )
+
+
+def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> None:
+    """Refuses settings that do not go with the weights and the vocabulary."""
+    decoder.check_same(spec, run.model)
+    check_sides(run)
+    if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
+        raise UserError(
+            f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
+            "vocabulary.  Leave Task.vocab and its file as they are."
+        )
+    check_vocabs(run, vocabs)
+
+
+def save_weights(
+    model_dir: Path,
+    model: object,
+    weights: Sequence[ConvertedWeight],
+    tensors: Mapping[str, StoredTensor],
+) -> None:
+    """Saves the weights, and nothing else, as the checkpoint of step 0."""
+    assert isinstance(model, Transformer)
+    dtype = np.dtype(model.precision.store)
+    flat = {w.path: streamed(w, tensors, dtype) for w in weights}
+    with Checkpoints(model_dir) as checkpoints:
+        checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
+
+
+def streamed(
+    weight: ConvertedWeight, tensors: Mapping[str, StoredTensor], dtype: np.dtype
+) -> StreamedArray:
+    """Returns a weight that is read from its tensors as it is saved, layer by layer."""
+
+    def read(layers: slice) -> np.ndarray:
+        names = weight.names_by_layer
+        parts = [
+            weight.from_tensors([tensors[name].read() for name in names[layer]]).astype(dtype)
+            for layer in (range(layers.start, layers.stop) if weight.stack else (0,))
+        ]
+        return np.stack(parts) if weight.stack else parts[0]
+
+    rows = 1 if weight.stack else weight.shape[0]
+    return StreamedArray(weight.shape, dtype, read, rows)
+
+
+# To Hugging Face
+
+
+def export_hf(flags: ExportHfFlags) -> None:
+    """Writes a decoder as Hugging Face reads it."""
+    output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
+    check_new_folder(output, (TENSORS, INDEX, *FILES))
+    config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
+    run = config.make(Run)
+    files = kept_files(model_dir, run)
+    original = json.loads(files[SETTINGS]) if SETTINGS in files else None
+    settings = decoder.exported_settings(run.model, original)
+    if original is None or settings != original:
+        files[SETTINGS] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
+    assert isinstance(run.model, Transformer)
+    weights = list(decoder.weights_of(run.model, FAMILIES[settings["model_type"]]))
+    with Checkpoints(model_dir) as checkpoints:
+        steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            write_weights(output, weights, checkpoints, steps, run.model.precision.store)
+            for name in sorted(files, key=lambda name: name == SETTINGS):  # the settings last
+                atomic_write(output / name, files[name])
+        except OSError as error:
+            raise UserError(f"--output={output}: cannot be written: {error}.") from None
+    count = sum(int(np.prod(weight.shape)) for weight in weights)
+    print_note(f"Exported {count:,} weights of step {steps[-1]} to {output}.")
+
+
+def kept_files(model_dir: Path, run: Run) -> dict[str, bytes]:
+    """Returns the files that an import kept, or those of the vocabulary alone."""
+    folder = model_dir / KEPT
+    kept = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    if kept:
+        return kept
+    vocab = ModelDir(model_dir).vocabs(run.task).target
+    if isinstance(vocab, TokenizerJsonVocab):
+        return {name: text.encode() for name, text in vocab.files.items()}
+    return {SENTENCE_PIECE: vocab.model}
+
+
+def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:
+    """Returns the steps whose mean is exported."""
+    step = only(chosen_steps(checkpoints, which))
+    if average is not None:
+        return averaged_steps(checkpoints, step, average)
+    newest_first = checkpoints.steps()[::-1]
+    whole = (step for step in newest_first if checkpoints.damage(step) is None)
+    step = next(whole, None) if step is None else step
+    if step is None:
+        raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
+    return [step]
+
+
+def write_weights(
+    folder: Path,
+    weights: Sequence[ConvertedWeight],
+    checkpoints: Checkpoints,
+    steps: Sequence[int],
+    dtype: str,
+) -> None:
+    """Writes the mean of checkpoints, one weight after another, to files of a moderate size."""
+    by_path = {f"params/{weight.path}": weight for weight in weights}
+    shapes = {path: weight.shape for path, weight in by_path.items()}
+    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
+    with tensor_writer(folder, infos, MAX_FILE_BYTES) as write:
+        for arrays in zip(*(checkpoints.arrays(step, shapes) for step in steps), strict=True):
+            path, array = arrays[0]
+            if len(arrays) > 1:
+                array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
+            for name, tensor in by_path[path].to_tensors_by_name(array):
+                write(name, tensor.astype(dtype))

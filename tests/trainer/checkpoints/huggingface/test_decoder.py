@@ -1,0 +1,334 @@
+"""Decoders: the logits and the greedy texts of Hugging Face's, recorded and live, and round trips.
+
+To record anew, with torch and transformers:
+`python -m tests.trainer.checkpoints.huggingface.test_decoder`
+"""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from jax.sharding import NamedSharding
+from safetensors.numpy import load_file, save_file
+from tokenizers import models, pre_tokenizers
+
+from layouts.axes import letters_of
+from layouts.layout import Layout
+from models.api import Batch, Params
+from models.decoding.generate import DecodeInputs, generate
+from models.decoding.sampling import Sampling
+from models.transformer import TransformerModel
+from scripts.commands.conversion import hf
+from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
+from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
+from tests.toys import ROOT, WHOLE
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel
+from trainer.model_dir import ModelDir
+from trainer.run import Run
+
+GOLDEN = ROOT / "tests" / "golden" / "decoders.json"
+CLOSE = 1e-4
+ROWS, PLACES, PROMPT, NEW = 2, 20, 6, 10
+EVERY = 7
+"""Of the recorded logits."""
+BEGIN, END = 1, 2
+BASE = {
+    "vocab_size": 50, "hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 500.0,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
+    "rope_theta": 300.0,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "rope_parameters": LINEAR},
+    "llama, tied": {
+        "tie_word_embeddings": True, "head_dim": 8, "rms_norm_eps": 0.01, "rope_parameters": LLAMA3,
+    },
+    "mistral": {"sliding_window": 5, "head_dim": 4, "rms_norm_eps": 0.01},
+    "qwen2": {"rope_parameters": YARN},
+    "qwen3": {
+        "head_dim": 4, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0,
+    },
+    "gemma": {"head_dim": 8},
+    "mixtral": {"num_local_experts": 5, "num_key_value_heads": 3},
+    "qwen3_moe": {
+        "head_dim": 4, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+        "norm_topk_prob": False,
+    },
+}  # fmt: skip
+DECODED = ("llama, tied", "mistral", "mixtral")
+Case = dict[str, Any]
+
+
+def import_hf(folder: Path, model_dir: Path, gin_param: Strings = ()) -> None:
+    settings = SettingsFlags(gin_param=gin_param)
+    hf.import_hf(ImportHfFlags(input=folder, model_dir=model_dir, settings=settings))
+
+
+def export_hf(model_dir: Path, output: Path, checkpoint: str = "latest") -> None:
+    model = CheckpointFlags(model_dir=model_dir, checkpoint=checkpoint)
+    hf.export_hf(ExportHfFlags(model=model, output=output))
+
+
+@functools.cache
+def tokenizer() -> str:
+    """A tokenizer.json of letters, with the special tokens of the toys."""
+    vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *"abcdefghij"])}
+    made = tokenizers.Tokenizer(models.BPE(vocab, []))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<pad>", "<s>", "</s>"])
+    return made.to_str()
+
+
+def drawn(seed: int, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """Weights that matter, all of them; the same wherever they are drawn."""
+    rng, tensors = np.random.default_rng(seed), {}
+    for name in sorted(shapes):
+        shape = shapes[name]
+        if "norm" in name:
+            tensor = rng.uniform(0.5, 1.5, shape)
+        elif len(shape) == 1 or "embed" in name or "lm_head" in name:
+            tensor = rng.normal(0, 1, shape)
+        else:
+            tensor = rng.normal(0, 1.2 * shape[1] ** -0.5, shape)
+        tensors[name] = (np.round(tensor * 64) / 64).astype(np.float32)
+    return tensors
+
+
+def write_model(folder: Path, case: Case) -> None:
+    """Writes the model of a case as Hugging Face does."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(case["config"]))
+    tensors = drawn(case["seed"], case["shapes"])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "tokenizer.json").write_text(tokenizer())
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+
+def prompts(seed: int) -> np.ndarray:
+    tokens = np.random.default_rng(seed).integers(3, BASE["vocab_size"], (ROWS, PLACES))
+    tokens[:, 0] = BEGIN
+    return tokens
+
+
+# What Hugging Face says
+
+
+def record(name: str, folder: Path, seed: int) -> Case:
+    """Saves a random model, and returns what it makes of random texts."""
+    import transformers
+
+    kind = name.split(",")[0]
+    config = transformers.AutoConfig.for_model(kind, **{**BASE, **CASES[name]})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    shapes = {n: list(x.shape) for n, x in load_file(folder / "model.safetensors").items()}
+    config = json.loads((folder / "config.json").read_text())
+    case: Case = {"config": config, "shapes": shapes, "seed": seed}
+    write_model(folder, case)
+    logits, texts = computed_by_hugging_face(folder, prompts(seed))
+    return {**case, "logits": logits, "texts": texts}
+
+
+def computed_by_hugging_face(folder: Path, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens)).logits.numpy()
+        texts = model.generate(
+            torch.from_numpy(tokens[:, :PROMPT]), max_new_tokens=NEW, do_sample=False
+        ).numpy()[:, PROMPT:]
+    return logits, np.pad(texts, ((0, 0), (0, NEW - texts.shape[1])))
+
+
+@functools.cache
+def golden() -> dict[str, Case]:
+    cases: dict[str, Case] = json.loads(GOLDEN.read_text())
+    return cases
+
+
+# What comes out here
+
+
+def trained_of(model_dir: Path, layout: Layout) -> TrainedModel:
+    run = ModelDir(model_dir).load((), ()).make(Run)
+    with ModelRestorer(model_dir, run, layout) as restored:
+        return restored.restore(0)
+
+
+def logits_of(trained: TrainedModel, layout: Layout, tokens: np.ndarray) -> np.ndarray:
+    places = np.tile(np.arange(tokens.shape[1], dtype=np.int32), (len(tokens), 1))
+    arrays = {
+        "inputs_BL": tokens.astype(np.int32), "targets_BL": np.zeros_like(places),
+        "segments_BL": np.ones_like(places), "positions_BL": places,
+    }  # fmt: skip
+    batch = {
+        name: jax.device_put(array, NamedSharding(trained.mesh, layout.place(letters_of(name))))
+        for name, array in arrays.items()
+    }
+    with jax.set_mesh(trained.mesh):
+        return np.asarray(teacher_forced(trained.model, trained.params, batch))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def teacher_forced(model: TransformerModel, params: Params, batch: Batch) -> jax.Array:
+    network = model.network(params)
+    x_BLD = network(batch, drop_tokens=False)[0] * model.spec.logit_scale
+    return model.layout.einsum("BLD,VD->BLV", x_BLD, network.output_weights())
+
+
+def greedy_texts(trained: TrainedModel, tokens: np.ndarray) -> np.ndarray:
+    rows, prompt = tokens.shape
+    inputs = DecodeInputs(
+        tokens[:, 1:].astype(np.int32), np.full(rows, prompt - 1, np.int32),
+        np.zeros(rows, np.uint32), np.full(rows, NEW, np.int32), begin_id=BEGIN, end_id=END,
+    )  # fmt: skip
+    with jax.set_mesh(trained.mesh):
+        greedy = Sampling(temperature=0)
+        output = generate(trained.model, greedy, NEW, trained.params, None, inputs)
+    return np.asarray(output.tokens_BWT)[:, 0]
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded models and what they became; tests may read their folders."""
+    place = tmp_path_factory.mktemp("decoders")
+    for name, case in golden().items():
+        write_model(place / name, case)
+        import_hf(place / name, place / f"{name} run")
+    return place
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_logits_come_out(imported: Path, name: str) -> None:
+    case = golden()[name]
+    expected = np.array(case["logits"])
+    assert np.ptp(expected, axis=-1).min() > 0.5  # it has opinions
+    logits = logits_of(trained_of(imported / f"{name} run", WHOLE), WHOLE, prompts(case["seed"]))
+    np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_recorded_greedy_texts_come_out(imported: Path, name: str) -> None:
+    case = golden()[name]
+    tokens = prompts(case["seed"])[:, :PROMPT]
+    texts = greedy_texts(trained_of(imported / f"{name} run", WHOLE), tokens)
+    np.testing.assert_array_equal(texts, case["texts"])
+
+
+LAYOUTS = {
+    "fsdp": Layout(
+        mesh="data:2,model:2", rules="batch:data;heads:model", param_rules="d_model:data?"
+    ),
+    "experts, padded": Layout(mesh="x:2", rules="experts:x+;vocab:x+;d_ff:x;batch:x"),
+}
+
+
+@pytest.mark.parametrize(("layout", "name"), [("fsdp", "qwen3"), ("experts, padded", "mixtral")])
+def test_no_layout_changes_the_logits(imported: Path, layout: str, name: str) -> None:
+    case, split = golden()[name], LAYOUTS[layout]
+    trained = trained_of(imported / f"{name} run", split)
+    logits = logits_of(trained, trained.model.layout, prompts(case["seed"]))
+    vocab = BASE["vocab_size"]
+    np.testing.assert_allclose(
+        logits[..., :vocab:EVERY], np.array(case["logits"]), rtol=0, atol=CLOSE
+    )
+
+
+# Round trips
+
+
+def file_bytes(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of every tensor of a folder."""
+    files = [load_file(file) for file in folder.glob("*.safetensors")]
+    return {
+        n: (x.dtype.name, x.shape, x.tobytes()) for tensors in files for n, x in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_trip_keeps_every_bit(imported: Path, tmp_path: Path, name: str) -> None:
+    export_hf(imported / f"{name} run", tmp_path / "out")
+    assert file_bytes(tmp_path / "out") == file_bytes(imported / name)
+    kept = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert kept.keys() == {file.name for file in (imported / name).iterdir()}
+    for file in kept.keys() - {"model.safetensors"}:
+        assert kept[file] == (imported / name / file).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_shards_of_a_half_precision_come_back(
+    imported: Path, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "MAX_FILE_BYTES", 2000)
+    folder = tmp_path / "sharded"
+    shutil.copytree(imported / "mixtral", folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {name: f"model-{1 + i % 3:05}-of-00003.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        part = {n: x.astype(jnp.dtype(dtype)) for n, x in tensors.items() if files[n] == file}
+        save_file(part, folder / file)
+    index = {"weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    import_hf(folder, tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "out")
+    expected = file_bytes(folder)
+    assert file_bytes(tmp_path / "out") == expected
+    assert {kind for kind, _, _ in expected.values()} == {dtype}
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == expected.keys()
+    assert len(set(index["weight_map"].values())) > 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_live_hugging_face_gives_the_same_before_and_after(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    case = record(name, tmp_path / "model", seed=77)
+    import_hf(tmp_path / "model", tmp_path / "run")
+    trained = trained_of(tmp_path / "run", WHOLE)
+    logits = logits_of(trained, WHOLE, prompts(77))
+    np.testing.assert_allclose(logits, case["logits"], rtol=0, atol=CLOSE)
+    np.testing.assert_array_equal(greedy_texts(trained, prompts(77)[:, :PROMPT]), case["texts"])
+    export_hf(tmp_path / "run", tmp_path / "out")
+    logits, texts = computed_by_hugging_face(tmp_path / "out", prompts(77))
+    np.testing.assert_array_equal(logits, case["logits"])
+    np.testing.assert_array_equal(texts, case["texts"])
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for folder in (tmp_path / "model", tmp_path / "out")
+    )
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    cases = {}
+    for number, name in enumerate(CASES):
+        with tempfile.TemporaryDirectory() as folder:
+            case = record(name, Path(folder), seed=number)
+        few = np.round(case["logits"][..., ::EVERY].astype(float), 5)
+        cases[name] = {**case, "logits": few.tolist(), "texts": case["texts"].tolist()}
+        print(name, case["texts"], np.ptp(case["logits"], axis=-1).min())
+    GOLDEN.write_text(json.dumps(cases))

@@ -1,0 +1,324 @@
+"""Converts decoders between Hugging Face's settings and tensors and the Transformer here."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from configs.errors import UserError, did_you_mean, listed
+from configs.write import diff
+from models.api import ModelSpec
+from models.architectures import Transformer
+from models.moe.routing import TopK
+from models.spec import FloatType, Moe, Precision
+from trainer.checkpoints.huggingface import rope
+from trainer.checkpoints.huggingface.families import (
+    ATTENTION,
+    BIASES,
+    DEFAULTS,
+    EMBEDDING,
+    FAMILIES,
+    FINAL_NORM,
+    IGNORED,
+    LAYER,
+    LEGAL,
+    MLP,
+    QK_NORMS,
+    SIZES,
+    SOFTMAX,
+    UNREAD,
+    Family,
+    Settings,
+)
+from trainer.checkpoints.huggingface.weights import FLOATS, ConvertedWeight, TensorInfo
+
+# Settings that are free for an imported model: they change no prediction.
+FREE = (
+    "Transformer.length", "Transformer.dropout", "Transformer.attention_dropout",
+    "Transformer.combined_qkv", "Transformer.scan", "Transformer.remat", "Transformer.attention",
+    "Transformer.attention_chunks", "Transformer.loss_chunks", "Precision.store",
+    "Precision.compute", "Moe.dispatch", "Moe.group_tokens", "TopK.capacity_factor",
+    "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter", "TopK.aux_loss",
+    "TopK.z_loss",
+)  # fmt: skip
+NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
+FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
+COUNTS = (
+    "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
+    "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
+UNSET = ("num_key_value_heads", "head_dim", "sliding_window")
+"""Counts that may be null."""
+
+
+# From Hugging Face
+
+
+def family_of(settings: Settings, source: object) -> Family:
+    """Returns the family that the settings name."""
+    kind = settings.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise UserError(
+            f"{source}: model_type = {kind!r}: Meshloom imports no such model.  Legal: "
+            f"{', '.join(map(repr, FAMILIES))}."
+        )
+    return FAMILIES[kind]
+
+
+def completed(settings: Settings, family: Family) -> Settings:
+    """Returns the settings with the defaults of the family, under their first names."""
+    named = {family.aliases.get(name, name): value for name, value in settings.items()}
+    return {**DEFAULTS, **family.defaults, **named}
+
+
+def legal_values(family: Family) -> Mapping[str, tuple[Any, ...]]:
+    """Returns the settings that have few legal values in a family."""
+    open_names = family.defaults.keys() - family.legal.keys()
+    return {n: v for n, v in {**LEGAL, **family.legal}.items() if n not in open_names}
+
+
+def check_settings(settings: Settings, source: object) -> None:
+    """Refuses the settings that the Transformer here has not, and those that nobody knows."""
+    family = family_of(settings, source)
+    full = completed(settings, family)
+    problems = [*_wrong_settings(full, family), *_unknown_settings(full, family)]
+    if problems:
+        raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
+
+
+def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
+    counts = [name for name in COUNTS if name in full and name not in legal_values(family)]
+    for name in (*SIZES.values(), *counts):
+        size, may_be_null = full.get(name), name in UNSET
+        is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+        if not is_count and not (size is None and may_be_null):
+            legal = "an integer of at least 1" + " or null" * may_be_null
+            yield f"{name} = {size!r}: legal: {legal}."
+    for name in NUMBERS:
+        number = full.get(name, 0.0)
+        if not isinstance(number, int | float) or isinstance(number, bool) or number < 0:
+            yield f"{name} = {number!r}: legal: a number of at least 0."
+    for name in FLAGS:
+        if not isinstance(full.get(name, False), bool):
+            yield f"{name} = {full[name]!r}: legal: true or false."
+    for name, values in legal_values(family).items():
+        if name in full and full[name] not in values:
+            yield f"{name} = {full[name]!r}: legal: {' or '.join(map(repr, values))}."
+    if full["hidden_act"] not in family.activations:
+        legal = ", ".join(map(repr, family.activations))
+        yield f"hidden_act = {full['hidden_act']!r}: legal: {legal}."
+    if len(set(windows(full))) > 1:
+        yield (
+            f"sliding_window = {full['sliding_window']} in some layers and none in others "
+            "(layer_types, max_window_layers): legal: in all layers or in none."
+        )
+    yield from rope.problems(full)
+
+
+def _unknown_settings(full: Settings, family: Family) -> Iterator[str]:
+    known = {*DEFAULTS, *SIZES.values(), *family.defaults, *legal_values(family), *IGNORED}
+    for name in sorted(full.keys() - known):
+        yield (
+            f"{name} = {full[name]!r}: Meshloom does not know whether it changes the model."
+            f"{did_you_mean(name, known)}  Remove it if it does not."
+        )
+
+
+def windows(full: Settings) -> list[int | None]:
+    """Returns the sliding window of each layer."""
+    layers, window = full["num_hidden_layers"], full.get("sliding_window")
+    if not isinstance(layers, int) or not full.get("use_sliding_window", True):
+        return [None]
+    first = full.get("max_window_layers") or 0
+    kinds = full.get("layer_types") or ["full_attention"] * min(first, layers)
+    kinds = [*kinds, *["sliding_attention"] * (layers - len(kinds))]
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer:
+    """Makes the spec of a decoder whose settings are checked."""
+    family = family_of(settings, source)
+    full = completed(settings, family)
+    biases = "all" if full.get("attention_bias") else "none"
+    fields: dict[str, Any] = {
+        **{name: full[there] for name, there in SIZES.items()},
+        "kv_heads": full["num_key_value_heads"] or full["num_attention_heads"],
+        "d_kv": full["head_dim"] or full["hidden_size"] // full["num_attention_heads"],
+        "activation": family.activations[full["hidden_act"]],
+        "norm_epsilon": full["rms_norm_eps"],
+        "attention_biases": biases,
+        "attention_dropout": float(full["attention_dropout"]),
+        "sliding_window": windows(full)[0],
+        "tied": full["tie_word_embeddings"],
+        "embed_scale": 1.0,
+        **family.fields,
+    }
+    try:
+        return Transformer(
+            **fields,
+            gated=True,
+            positions="rotary",
+            rope_theta=float(rope.parameters(full)["rope_theta"]),
+            rope_scaling=rope.scaling_of(full),
+            pattern=("dense",) if family.experts is None else ("moe",),
+            moe=None if family.experts is None else experts_of(full),
+            precision=Precision(store=store),
+        )
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def experts_of(full: Settings) -> Moe:
+    """Makes the settings of experts.  All tokens reach theirs."""
+    return Moe(
+        experts=full["num_experts"] if "num_experts" in full else full["num_local_experts"],
+        d_ff=full.get("moe_intermediate_size"),
+        router=TopK(
+            k=full["num_experts_per_tok"],
+            normalises=full.get("norm_topk_prob", True),
+            aux_loss=full["router_aux_loss_coef"],
+        ),
+        dispatch="dropless",
+    )
+
+
+def weights_of(spec: Transformer, family: Family) -> Iterator[ConvertedWeight]:
+    """Yields all weights of a decoder."""
+    yield ConvertedWeight("embed_VD", (EMBEDDING,), "V D", spec.sizes)
+    if not spec.tied:
+        yield ConvertedWeight("softmax_VD", (SOFTMAX,), "V D", spec.sizes)
+    yield ConvertedWeight("decoder/norm/scale_D", (FINAL_NORM,), "D", spec.sizes)
+    sizes = {**spec.sizes, "F": spec.moe.d_ff or spec.d_ff} if spec.moe else spec.sizes
+    names = {
+        **ATTENTION,
+        **BIASES[spec.attention_biases],
+        **(QK_NORMS if spec.qk_norm else {}),
+        **(MLP if family.experts is None else family.experts),
+    }
+    for path, (name, axes) in names.items():
+        experts = sizes["E"] if "{expert}" in name else 1
+        tensors = tuple(
+            LAYER.format(layer=layer, name=name.format(expert=expert))
+            for layer in range(spec.layers)
+            for expert in range(experts)
+        )
+        yield ConvertedWeight(f"decoder/layers_N/{path}", tensors, axes, sizes)
+
+
+def is_unread(name: str, settings: Settings) -> bool:
+    """Returns whether nothing reads a tensor: constants, and the softmax that is the embedding."""
+    is_copy = name == SOFTMAX and bool(settings.get("tie_word_embeddings"))
+    return is_copy or re.fullmatch(UNREAD, name) is not None
+
+
+def stored_type(tensors: Mapping[str, TensorInfo]) -> FloatType:
+    """Returns the type of all tensors, float32 where they differ."""
+    types = {tensor.dtype for tensor in tensors.values()}
+    store = types.pop() if len(types) == 1 else "float32"
+    return cast(FloatType, store if store in FLOATS else "float32")
+
+
+def check_same(spec: Transformer, chosen: ModelSpec) -> None:
+    """Refuses settings under which the weights would be another model."""
+    changed = changes(spec, chosen)
+    if changed:
+        rows = "".join(
+            f"\n  {name}: {old!r} in the files, {new!r} set" for name, old, new in changed
+        )
+        raise UserError(
+            f"these settings are not the imported model's:{rows}\n"
+            f"  Unset them.  Free to choose: {', '.join(FREE)}."
+        )
+
+
+def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
+    """Returns the settings in which two models predict something else."""
+    return [row for row in diff(a, b) if row[0] not in FREE]
+
+
+# To Hugging Face
+
+
+def settings_of(spec: Transformer, kind: str) -> Settings:
+    """Makes config.json of a model as one of a family, equal or not."""
+    family = FAMILIES[kind]
+    moe, window = spec.moe, spec.sliding_window
+    every: Settings = {
+        **{there: getattr(spec, name) for name, there in SIZES.items()},
+        **rope.settings_of(spec.rope_theta, spec.rope_scaling),
+        "num_key_value_heads": spec.kv_heads or spec.heads,
+        "head_dim": spec.d_kv,
+        "hidden_act": activation_name(spec),
+        "rms_norm_eps": spec.norm_epsilon,
+        "attention_bias": spec.attention_biases == "all",
+        "attention_dropout": spec.attention_dropout,
+        "tie_word_embeddings": spec.tied,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+        "max_window_layers": 0 if window else spec.layers,
+    }
+    if moe is not None:
+        every |= {
+            "num_local_experts": moe.experts,
+            "num_experts": moe.experts,
+            "num_experts_per_tok": moe.router.choices,
+            "moe_intermediate_size": moe.d_ff or spec.d_ff,
+            "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
+            "router_aux_loss_coef": moe.router.aux_loss,
+        }
+    known = {*SIZES.values(), *DEFAULTS, *family.defaults}
+    return {
+        "architectures": [family.architecture],
+        "model_type": kind,
+        "torch_dtype": spec.precision.store,
+        **{name: value for name, value in every.items() if name in known},
+    }
+
+
+def activation_name(spec: Transformer) -> str:
+    """Returns Hugging Face's name of the activation."""
+    return "gelu_pytorch_tanh" if spec.activation == "gelu" else spec.activation
+
+
+def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
+    """Makes config.json of a model; refuses one that no family can express.
+
+    Of an imported model it is the file that was imported, but for what has changed.
+    """
+    if not isinstance(model, Transformer):
+        raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
+    if model.has_encoder:
+        raise UserError(
+            f"Transformer.encoder_layers = {model.encoder_layers}: Hugging Face's decoders have "
+            "none.  Use `meshloom export t5`."
+        )
+    kinds = FAMILIES if original is None else [original["model_type"]]
+    found = {kind: inexpressible(model, kind) for kind in kinds}
+    kind = min(found, key=lambda kind: len(found[kind]))
+    if found[kind]:
+        rows = "".join(f"\n  {row}" for row in found[kind])
+        raise UserError(f"Hugging Face's {kind} cannot express this model:{rows}")
+    settings = settings_of(model, kind)
+    if original is None:
+        return settings
+    if not changes(spec_of(original, model.precision.store, "config.json"), model):
+        settings = dict(original)
+    settings = {name: original[name] for name in IGNORED if name in original} | settings
+    named_types = [name for name in ("torch_dtype", "dtype") if name in settings]
+    return settings | dict.fromkeys(named_types, model.precision.store)
+
+
+def inexpressible(model: Transformer, kind: str) -> list[str]:
+    """Lists the settings that a family has not."""
+    try:
+        same = spec_of(settings_of(model, kind), model.precision.store, kind)
+    except UserError as error:
+        return [str(error)]
+    rows = changes(spelt_out(model), spelt_out(same))
+    return [f"{name} = {value!r}, legal: {legal!r}." for name, value, legal in rows]
+
+
+def spelt_out(spec: Transformer) -> Transformer:
+    """Returns the same model with all its widths given."""
+    moe = spec.moe and dataclasses.replace(spec.moe, d_ff=spec.moe.d_ff or spec.d_ff)
+    return dataclasses.replace(spec, kv_heads=spec.kv_heads or spec.heads, moe=moe)

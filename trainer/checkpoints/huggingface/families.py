@@ -1,0 +1,192 @@
+"""Lists the families of decoders that Hugging Face has and the Transformer here can be.
+
+A family is a row of `FAMILIES`: what its config.json may say, and what its tensors are called.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from models.spec import Activation, AttentionBiases
+
+Settings = dict[str, Any]
+Names = Mapping[str, tuple[str, str]]
+"""By the path of a weight here, the name of its tensor and the tensor's axes: each is spelt with
+the letters here that it merges."""
+
+SIZES = {
+    "vocab": "vocab_size",
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "length": "max_position_embeddings",
+}
+"""Settings that every file has, by their names here."""
+DEFAULTS: Settings = {
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+    "rope_scaling": None,
+    "rope_parameters": None,
+}
+"""Settings of all families, and what each is where a file does not say."""
+LEGAL: Mapping[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "partial_rotary_factor": (None, 1.0),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "sliding_window": (None,),
+}
+"""Settings with few legal values, unless a family says otherwise."""
+IGNORED = (
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
+    "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "do_sample", "dtype",
+    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id",
+    "max_length", "max_sequence_length", "model_type", "output_attentions", "output_hidden_states",
+    "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "return_dict",
+    "task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class", "top_k",
+    "top_p", "torch_dtype", "torchscript", "transformers_version", "unk_token_id",
+    "unsloth_version", "use_bfloat16", "use_cache",
+)  # fmt: skip
+"""Settings that change neither a weight nor a logit."""
+# "gelu" without more is another function than the one with tanh, which is here.
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "relu": "relu",
+}
+
+EMBEDDING, FINAL_NORM, SOFTMAX = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+LAYER = "model.layers.{layer}.{name}"
+# Files of 2023 have this constant of the rotation.
+UNREAD = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+ATTENTION: Names = {
+    "attention_norm/scale_D": ("input_layernorm.weight", "D"),
+    "attention/wq_DJQK": ("self_attn.q_proj.weight", "JQK D"),
+    "attention/wk_DJK": ("self_attn.k_proj.weight", "JK D"),
+    "attention/wv_DJK": ("self_attn.v_proj.weight", "JK D"),
+    "attention/wo_JQKD": ("self_attn.o_proj.weight", "D JQK"),
+    "mlp_norm/scale_D": ("post_attention_layernorm.weight", "D"),
+}
+QKV_BIASES: Names = {
+    "attention/bq_JQK": ("self_attn.q_proj.bias", "JQK"),
+    "attention/bk_JK": ("self_attn.k_proj.bias", "JK"),
+    "attention/bv_JK": ("self_attn.v_proj.bias", "JK"),
+}
+BIASES: Mapping[AttentionBiases, Names] = {
+    "none": {},
+    "qkv": QKV_BIASES,
+    "all": {**QKV_BIASES, "attention/bo_D": ("self_attn.o_proj.bias", "D")},
+}
+QK_NORMS: Names = {
+    "attention/q_norm/scale_K": ("self_attn.q_norm.weight", "K"),
+    "attention/k_norm/scale_K": ("self_attn.k_norm.weight", "K"),
+}
+MLP: Names = {
+    "mlp/wg_DF": ("mlp.gate_proj.weight", "F D"),
+    "mlp/wi_DF": ("mlp.up_proj.weight", "F D"),
+    "mlp/wo_FD": ("mlp.down_proj.weight", "D F"),
+}
+MIXTRAL_EXPERTS: Names = {
+    "mlp/router_DE": ("block_sparse_moe.gate.weight", "E D"),
+    "mlp/wg_EDF": ("block_sparse_moe.experts.{expert}.w1.weight", "F D"),
+    "mlp/wi_EDF": ("block_sparse_moe.experts.{expert}.w3.weight", "F D"),
+    "mlp/wo_EFD": ("block_sparse_moe.experts.{expert}.w2.weight", "D F"),
+}
+QWEN_EXPERTS: Names = {
+    "mlp/router_DE": ("mlp.gate.weight", "E D"),
+    "mlp/wg_EDF": ("mlp.experts.{expert}.gate_proj.weight", "F D"),
+    "mlp/wi_EDF": ("mlp.experts.{expert}.up_proj.weight", "F D"),
+    "mlp/wo_EFD": ("mlp.experts.{expert}.down_proj.weight", "D F"),
+}
+
+
+class Family(NamedTuple):
+    """Describes one family."""
+
+    architecture: str
+    """The class of Hugging Face's."""
+    defaults: Mapping[str, Any] = {}
+    """Settings beside those of all families, or other defaults."""
+    legal: Mapping[str, tuple[Any, ...]] = {}
+    """Settings with few legal values."""
+    fields: Mapping[str, Any] = {}
+    """Fields of the Transformer that no setting says."""
+    experts: Names | None = None
+    """Tensors of the experts that stand in place of the feed-forward layers."""
+    activations: Mapping[str, Activation] = ACTIVATIONS
+    aliases: Mapping[str, str] = {}
+    """Other names of settings."""
+
+
+WINDOWS: Settings = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(
+        "LlamaForCausalLM",
+        defaults={"num_key_value_heads": None, "attention_bias": False},
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        defaults={"num_key_value_heads": 32, **WINDOWS},
+        legal={"use_mrope": (False,)},
+        fields={"attention_biases": "qkv"},
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False, **WINDOWS},
+        fields={"qk_norm": True},
+    ),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        defaults={
+            "num_key_value_heads": 16, "head_dim": 256, "attention_bias": False,
+            "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        },
+        legal={
+            "hidden_activation": (None, "gelu_pytorch_tanh"),
+            "use_bidirectional_attention": (None, False),
+        },
+        fields={"norm_offset": True, "embed_scale": None},
+        activations={**ACTIVATIONS, "gelu": "gelu"},  # its first files mean the one with tanh
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        defaults={
+            "num_key_value_heads": 8, "sliding_window": None, "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "router_aux_loss_coef": 0.001,
+        },
+        legal={"router_jitter_noise": (0.0,)},
+        experts=MIXTRAL_EXPERTS,
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        defaults={
+            "num_key_value_heads": 4, "head_dim": None, "attention_bias": False,
+            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+            "norm_topk_prob": False, "router_aux_loss_coef": 0.001, **WINDOWS,
+        },
+        legal={
+            "decoder_sparse_step": (1,), "mlp_only_layers": ([], None),
+            "use_sliding_window": (False,),
+        },
+        fields={"qk_norm": True},
+        experts=QWEN_EXPERTS,
+        aliases={"num_local_experts": "num_experts"},
+    ),
+}  # fmt: skip

@@ -1,0 +1,177 @@
+"""Reads and writes the folders of Hugging Face's models, a tensor at a time."""
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from configs.errors import UserError, brief
+from data.storage import atomic_path, atomic_write
+from trainer.checkpoints.huggingface.weights import TensorInfo
+
+Settings = dict[str, Any]
+
+SETTINGS, TENSORS = "config.json", "model.safetensors"
+INDEX = f"{TENSORS}.index.json"
+"""Names the file of each tensor, where there are several."""
+DTYPES = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+}
+"""Types of weights by their names in safetensors."""
+
+
+def existing(folder: Path, name: str) -> Path:
+    """Returns the path of a file of a folder."""
+    if not folder.is_dir():
+        raise UserError(f"--input={folder}: there is no such folder.")
+    if not (folder / name).is_file():
+        raise UserError(
+            f"--input={folder}: {name} is missing.  Legal: a folder with {SETTINGS}, {TENSORS} (or "
+            f"{INDEX} and the files that it names) and the tokenizer, as save_pretrained writes "
+            "them."
+        )
+    return folder / name
+
+
+def read_json(folder: Path, name: str) -> Settings:
+    """Reads a file that holds an object."""
+    path = existing(folder, name)
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}.  Legal: an object.")
+    return content
+
+
+class StoredTensor(NamedTuple):
+    """Names the file of a tensor, which is read when it is needed."""
+
+    file: Path
+    name: str
+    info: TensorInfo
+
+    def read(self) -> np.ndarray:
+        """Reads the tensor.  The file is mapped into memory no longer than that takes."""
+        with safe_open(self.file, "numpy") as file:
+            array: np.ndarray = file.get_tensor(self.name)
+            return array
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Describes all tensors of a folder, from one file or from several; reads none."""
+    return {
+        tensor.name: tensor for file in tensor_files(folder) for tensor in tensors_of_file(file)
+    }
+
+
+def tensor_files(folder: Path) -> list[Path]:
+    """Returns the files with tensors."""
+    if (folder / TENSORS).is_file() or not (folder / INDEX).is_file():
+        return [existing(folder, TENSORS)]
+    parts = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(parts, dict):
+        raise UserError(f"{folder / INDEX}: weight_map is missing.  Save the model again.")
+    odd = [name for name in parts.values() if not isinstance(name, str) or Path(name).name != name]
+    if odd:
+        raise UserError(
+            f"{folder / INDEX}: weight_map names {brief(repr(odd[0]))}.  "
+            "Legal: files of this folder."
+        )
+    return [existing(folder, name) for name in sorted(set(parts.values()))]
+
+
+def tensors_of_file(path: Path) -> Iterator[StoredTensor]:
+    """Yields the tensors of a file; a file that was cut is refused."""
+    try:
+        with safe_open(path, "numpy") as file:
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                dtype = DTYPES.get(part.get_dtype())
+                info = TensorInfo(
+                    tuple(part.get_shape()), part.get_dtype() if dtype is None else dtype.name
+                )
+                yield StoredTensor(path, name, info)
+    except (SafetensorError, TypeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors: {error}.") from None
+
+
+class TensorWriter:
+    """Writes the tensors of one file in any order, each to its place.
+
+    A file begins with the length of a JSON header, which names type, shape and place of each
+    tensor.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # as Hugging Face requires
+        end = 0
+        self.places: dict[str, int] = {}
+        for name, info in tensors.items():
+            start, end = end, end + info.bytes
+            kind = next(kind for kind, dtype in DTYPES.items() if dtype.name == info.dtype)
+            header[name] = {"dtype": kind, "shape": info.shape, "data_offsets": [start, end]}
+            self.places[name] = start
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+        self.first = 8 + len(text)
+        self.path = path
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(self.first + end)
+
+    def write(self, name: str, tensor: np.ndarray) -> None:
+        """Writes a tensor to its place."""
+        with open(self.path, "r+b") as file:
+            file.seek(self.first + self.places[name])
+            file.write(tensor.tobytes())
+
+
+@contextlib.contextmanager
+def tensor_writer(
+    folder: Path, tensors: Mapping[str, TensorInfo], max_bytes: int
+) -> Iterator[Callable[[str, np.ndarray], None]]:
+    """Gives what writes a tensor, in any order; the files appear once all are written."""
+    parts = parts_of(tensors, max_bytes)
+    files = {
+        (f"model-{i:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else TENSORS): part
+        for i, part in enumerate(parts, 1)
+    }
+    with contextlib.ExitStack() as stack:
+        writers: dict[str, TensorWriter] = {}
+        for file, part in files.items():
+            path = stack.enter_context(atomic_path(folder / file))
+            writers |= dict.fromkeys(part, TensorWriter(path, part))
+        yield lambda name, tensor: writers[name].write(name, tensor)
+    if len(files) > 1:
+        total = sum(tensor.bytes for tensor in tensors.values())
+        weight_map = {name: file for file, part in files.items() for name in part}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        atomic_write(folder / INDEX, json.dumps(index, indent=2) + "\n")
+
+
+def parts_of(tensors: Mapping[str, TensorInfo], max_bytes: int) -> list[dict[str, TensorInfo]]:
+    """Splits tensors, in order, into files of so many bytes, or of one larger tensor.
+
+    >>> info = TensorInfo((3, 4), "float32")
+    >>> [list(part) for part in parts_of({"a": info, "b": info, "c": info}, 100)]
+    [['a', 'b'], ['c']]
+    """
+    parts: list[dict[str, TensorInfo]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if parts[-1] and size + tensor.bytes > max_bytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.bytes
+    return parts

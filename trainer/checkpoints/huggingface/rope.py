@@ -1,0 +1,95 @@
+"""Converts rotary positions between Hugging Face's settings and those here."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from models.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from trainer.checkpoints.huggingface.families import Settings
+
+LENGTH = "original_max_position_embeddings"
+# By Hugging Face's name of a scaling, the settings of ours and what they are called there.
+SCALINGS: Mapping[str, tuple[type[RopeScaling], Mapping[str, str]]] = {
+    "linear": (LinearScaling, {"factor": "factor"}),
+    "llama3": (
+        Llama3Scaling,
+        {
+            "factor": "factor", "original_length": LENGTH, "low_freq_factor": "low_freq_factor",
+            "high_freq_factor": "high_freq_factor",
+        },
+    ),
+    "yarn": (
+        YarnScaling,
+        {
+            "factor": "factor", "original_length": LENGTH, "beta_fast": "beta_fast",
+            "beta_slow": "beta_slow", "truncate": "truncate",
+            "attention_factor": "attention_factor",
+        },
+    ),
+}  # fmt: skip
+PLAIN = "default"
+COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
+
+def parameters(settings: Settings) -> Settings:
+    """Returns the settings of rotary positions, from where old and new files have them."""
+    given = settings["rope_scaling"] or settings["rope_parameters"] or {}
+    return {"rope_theta": settings["rope_theta"], **given}
+
+
+def kind_of(rope: Settings) -> Any:
+    """Returns the name of the scaling."""
+    return rope.get("rope_type", rope.get("type", PLAIN))
+
+
+def problems(settings: Settings) -> Iterator[str]:
+    """Yields what is wrong with the settings of rotary positions."""
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(settings[name], dict | None):
+            yield f"{name} = {settings[name]!r}: legal: an object or null."
+            return
+    rope = parameters(settings)
+    kind, theta = kind_of(rope), rope["rope_theta"]
+    if not isinstance(theta, int | float) or theta <= 1:
+        yield f"rope_theta = {theta!r}: legal: a number above 1."
+    if kind not in (PLAIN, *SCALINGS):
+        yield f"rope_type = {kind!r}: legal: {', '.join(map(repr, (PLAIN, *SCALINGS)))}."
+        return
+    if rope.get("partial_rotary_factor") not in (None, 1.0):
+        yield f"partial_rotary_factor = {rope['partial_rotary_factor']!r}: legal: 1.0 or null."
+    # Hugging Face leaves this one where a plain rotation is set.
+    known = [*COMMON, LENGTH, *(SCALINGS[kind][1].values() if kind in SCALINGS else ())]
+    for name in rope:
+        if name not in known:
+            yield f"{name} of rope_type {kind!r}: Meshloom does not know it."
+
+
+def scaling_of(settings: Settings) -> RopeScaling | None:
+    """Makes the scaling of rotary positions."""
+    rope = {LENGTH: settings["max_position_embeddings"], **parameters(settings)}
+    kind = kind_of(rope)
+    if kind == PLAIN:
+        return None
+    scaling, names = SCALINGS[kind]
+    given = {name: rope[there] for name, there in names.items() if rope.get(there) is not None}
+    return scaling(**{name: as_number(value) for name, value in given.items()})
+
+
+def as_number(value: Any) -> Any:
+    """Returns an integer where a file has it as a float; all else as it is.
+
+    >>> as_number(8.0), as_number(0.5), as_number(True)
+    (8, 0.5, True)
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def settings_of(theta: float, scaling: RopeScaling | None) -> Settings:
+    """Returns the settings of rotary positions, which old and new versions read."""
+    if scaling is None:
+        return {"rope_theta": theta, "rope_scaling": None}
+    kind, names = next(
+        (kind, names) for kind, (cls, names) in SCALINGS.items() if isinstance(scaling, cls)
+    )
+    values = {there: getattr(scaling, name) for name, there in names.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **given}}

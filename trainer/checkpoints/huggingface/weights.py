@@ -1,0 +1,129 @@
+"""Names the tensors that a weight here is made of, and converts them in both directions."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from configs.errors import UserError
+from layouts.axes import axes_of_path
+
+FLOATS = ("float32", "bfloat16", "float16")
+LISTED = 10
+"""Tensors of a kind that an error names."""
+
+
+class TensorInfo(NamedTuple):
+    """Describes a tensor of a file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+class ConvertedWeight(NamedTuple):
+    """Names one weight here and its tensors: one, or one for each layer and expert, in order."""
+
+    path: str
+    names: tuple[str, ...]
+    axes: str
+    """Of each tensor: each is spelt with the letters here that it merges, "JQK D"."""
+    sizes: Mapping[str, int]
+    """Of the axes, by letter."""
+
+    @property
+    def letters(self) -> str:
+        """Returns the axes that a tensor has here."""
+        merged = self.axes.replace(" ", "")
+        return "".join(letter for letter in axes_of_path(self.path) if letter in merged)
+
+    @property
+    def stack(self) -> str:
+        """Returns the axes of layers and of experts, which come first."""
+        return axes_of_path(self.path).removesuffix(self.letters)
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Returns the shape of each tensor."""
+        return tuple(math.prod(self.sizes[letter] for letter in axis) for axis in self.axes.split())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns the shape here; how many layers there are follows from the tensors."""
+        within = self._sizes(self.stack[1:] + self.letters)
+        return (len(self.names_by_layer), *within) if self.stack else within
+
+    @property
+    def names_by_layer(self) -> list[tuple[str, ...]]:
+        """Returns the names of each layer's tensors; of a weight that is not stacked, its only."""
+        count = math.prod(self._sizes(self.stack[1:]))
+        return [self.names[i : i + count] for i in range(0, len(self.names), count)]
+
+    def from_tensors(self, tensors: Sequence[np.ndarray]) -> np.ndarray:
+        """Converts the tensors of a layer to its part of the weight."""
+        merged = self.axes.replace(" ", "")
+        order = [merged.index(letter) for letter in self.letters]
+        parts = [tensor.reshape(self._sizes(merged)).transpose(order) for tensor in tensors]
+        return np.stack(parts).reshape(self._sizes(self.stack[1:] + self.letters))
+
+    def to_tensors(self, part: np.ndarray) -> list[np.ndarray]:
+        """Converts a layer's part of the weight to its tensors."""
+        order = [self.letters.index(letter) for letter in self.axes.replace(" ", "")]
+        return [
+            np.ascontiguousarray(one.transpose(order).reshape(self.tensor_shape))
+            for one in part.reshape(-1, *self._sizes(self.letters))
+        ]
+
+    def from_tensors_by_name(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Converts all of its tensors, by name, to the weight."""
+        parts = [
+            self.from_tensors([tensors[name] for name in names]) for names in self.names_by_layer
+        ]
+        return np.stack(parts) if self.stack else parts[0]
+
+    def to_tensors_by_name(self, weight: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Converts the weight to all of its tensors, one after another."""
+        parts = weight if self.stack else weight[None]
+        tensors = (tensor for part in parts for tensor in self.to_tensors(part))
+        return zip(self.names, tensors, strict=True)
+
+    def _sizes(self, letters: str) -> tuple[int, ...]:
+        return tuple(self.sizes[letter] for letter in letters)
+
+
+def check_tensors(
+    weights: Iterable[ConvertedWeight],
+    tensors: Mapping[str, TensorInfo],
+    source: object,
+    model: str,
+) -> None:
+    """Refuses tensors that are missing, unexpected, of another shape or no floats."""
+    shapes = {name: weight.tensor_shape for weight in weights for name in weight.names}
+    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
+    problems = {
+        "missing": [name for name in shapes if name not in tensors],
+        "unexpected": [name for name in tensors if name not in shapes],
+        "of another shape": [
+            f"{name}: found {tensor.shape}, legal: {shapes[name]}"
+            for name, tensor in known.items()
+            if tensor.shape != shapes[name]
+        ],
+        "of another type": [
+            f"{name}: found {tensor.dtype}, legal: {', '.join(FLOATS)}"
+            for name, tensor in known.items()
+            if tensor.dtype not in FLOATS
+        ],
+    }
+    if not any(problems.values()):
+        return
+    lines = [f"{source}: its tensors are not those of a {model} with the settings in config.json."]
+    for kind, names in problems.items():
+        if names:
+            lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:LISTED])]
+            lines += [f"    ... and {len(names) - LISTED} more"] * (len(names) > LISTED)
+    raise UserError("\n".join(lines))
