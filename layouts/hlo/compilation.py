@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,9 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 WORDS = {"true": True, "false": False}
 # How XLA says that it knows no such option, or no such value of one.
 REFUSAL = re.compile(r"No such compile option: .*|While setting option .*")
+
+DUMPED = ".after_codegen.txt"
+"""Ends the name of the dumped text in which libtpu has a program as `as_text` would return it."""
 
 
 class CompilerOption(NamedTuple):
@@ -40,9 +44,15 @@ class CompilerOption(NamedTuple):
 
 
 def compile_program(
-    traced: Any, mesh: Mesh | AbstractMesh, compiler_options: Iterable[str] = ()
+    traced: Any,
+    mesh: Mesh | AbstractMesh,
+    compiler_options: Iterable[str] = (),
+    dump: Path | None = None,
 ) -> Any:
-    """Compiles a traced program with those options that are for the platform of the mesh."""
+    """Compiles a traced program with those options that are for the platform of the mesh.
+
+    The compiler writes its texts of the program into the folder `dump`.
+    """
     parsed = map(CompilerOption.parse, compiler_options)
     platform = platform_of(mesh)
     options = {
@@ -50,6 +60,8 @@ def compile_program(
         for option in parsed
         if option.platform.upper() == platform
     }
+    if dump is not None:
+        options |= {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
     try:
         return traced.lower().compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
@@ -62,12 +74,18 @@ def compile_program(
         ) from error
 
 
-def text_of(executable: Any) -> str:
-    """Returns a compiled program's text, which a compiler newer than jaxlib may not let it read."""
+def text_of(executable: Any, dump: Path | None = None) -> str:
+    """Returns a compiled program's text.
+
+    Where the compiler is newer than jaxlib, which then may not understand the program, this is the
+    text that the compiler itself has left in `dump`.
+    """
     try:
         text: str = executable.as_text()
         return text
     except jax.errors.JaxRuntimeError as error:
+        if dump is not None and (dumped := sorted(dump.glob(f"*{DUMPED}"))):
+            return dumped[-1].read_text()
         reason = brief(one_line(error), 200)
         raise RunError(
             f"this jaxlib cannot read the program that the compiler made: {reason}  "

@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 import math
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -26,7 +28,7 @@ from layouts.cost.step_time import (
     coordinates,
     cycles_s,
 )
-from layouts.hlo.compilation import compile_program, platform_of
+from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, uncached, use_mesh
@@ -148,10 +150,20 @@ class Compilation(NamedTuple):
     """Holds a compiled program, or how much memory the compiler would have needed."""
 
     executable: Any
+    text: str | None
+    """Of programs for CPUs and TPUs; None of others."""
     compiled_for: str | None
     compile_s: float
     needed_bytes: int | None = None
     """Memory without the arguments, where a device has no room for the program."""
+
+    @classmethod
+    def read(
+        cls, executable: Any, platform: str | None, compile_s: float, dump: Path | None = None
+    ) -> "Compilation":
+        """Reads the text of a program, which the compiler may have dumped."""
+        text = text_of(executable, dump) if platform in READABLE else None
+        return cls(executable, text, platform, compile_s)
 
     def memory_of_failed(self, estimate: MemoryUse, argument_bytes: int) -> MemoryUse:
         """Returns the estimate from the trace with the memory that the compiler requires."""
@@ -183,17 +195,20 @@ def compile_for(
 ) -> Compilation:
     """Compiles a traced program for the devices of a mesh, which may be absent TPUs."""
     start, platform = time.perf_counter(), platform_of(mesh)
-    try:
-        cache = uncached() if platform == "TPU" else contextlib.nullcontext()
-        with use_mesh(mesh), cache:
-            executable = compile_program(program, mesh, compiler_options)
-    except jax.errors.JaxRuntimeError as error:
-        needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
-        if needed is None:
-            raise RunError(f"the compiler fails on this program: {error}") from error
-        needed_bytes = round(float(needed[1]) * GIB)
-        return Compilation(None, platform, time.perf_counter() - start, needed_bytes)
-    return Compilation(executable, platform, time.perf_counter() - start)
+    is_tpu = platform == "TPU"
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder) if is_tpu else None
+        try:
+            with use_mesh(mesh), uncached() if is_tpu else contextlib.nullcontext():
+                executable = compile_program(program, mesh, compiler_options, dump)
+        except jax.errors.JaxRuntimeError as error:
+            needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
+            if needed is None:
+                raise RunError(f"the compiler fails on this program: {error}") from error
+            needed_bytes = round(float(needed[1]) * GIB)
+            return Compilation(None, None, platform, time.perf_counter() - start, needed_bytes)
+        compile_s = time.perf_counter() - start
+        return Compilation.read(executable, platform, compile_s, dump)
 
 
 def count_compiled(step: TracedProgram, text: CompiledProgram, read_bytes: int = 0) -> WorkCounts:

@@ -17,14 +17,12 @@ from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
-from layouts.hlo.compilation import text_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
 from models.decoding.generate import NEW_TOKENS, Search, generate, initial_cache
 from trainer.decoding.decoder import SHORTEST, abstract_inputs
 from trainer.planning.counts import (
-    READABLE,
     TEMPORARIES,
     MemoryUse,
     ProgramPlan,
@@ -173,8 +171,8 @@ def compile_decode(step: TracedDecode) -> DecodeCounts:
         return DecodeCounts(work, compilation.memory_of_failed(estimate, argument_bytes))
     memory = memory_by_cause(step, compilation.executable.memory_analysis())
     work = step.work
-    if compilation.compiled_for in READABLE:
-        text = CompiledProgram.read(text_of(compilation.executable), NEW_TOKENS)
+    if compilation.text is not None:
+        text = CompiledProgram.read(compilation.text, NEW_TOKENS)
         token = count_compiled(step, text.iteration, work.token.read_bytes)
         both = count_compiled(step, text, work.prefill.read_bytes)
         work = DecodeWork(both.without(token), token)

@@ -68,7 +68,7 @@ def predict(compiled: CompiledStep) -> Prediction:
 def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCounts, str]:
     """Counts what is in the program; from its trace where the text is of a newer compiler."""
     try:
-        return count_step(step, Compilation(program, step.platform, compile_s)), ""
+        return count_step(step, Compilation.read(program, step.platform, compile_s)), ""
     except Exception as error:  # whatever it is, it is no reason not to train
         return estimate_step(
             step

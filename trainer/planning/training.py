@@ -14,14 +14,12 @@ from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Slice
 from layouts.cost.jaxpr_cost import Cost, cost_of
 from layouts.cost.step_time import Timing, add_up, coordinates
-from layouts.hlo.compilation import text_of
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
 from layouts.mesh import topology_mesh, use_mesh
 from trainer.checks import record_loss, step_flops
 from trainer.planning.counts import (
-    READABLE,
     TEMPORARIES,
     Compilation,
     MemoryUse,
@@ -145,11 +143,11 @@ def compile_step(step: TracedStep) -> StepCounts:
 
 def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
     """Counts what a compiled step does; from the trace where its text is not understood."""
-    executable = compilation.executable
-    memory = compilation.memory(memory_by_cause(step, executable.memory_analysis()))
-    if compilation.compiled_for not in READABLE:
+    causes = memory_by_cause(step, compilation.executable.memory_analysis())
+    memory = compilation.memory(causes)
+    if compilation.text is None:
         return StepCounts(estimate_step(step).work, memory)
-    return StepCounts(count_compiled(step, CompiledProgram.read(text_of(executable))), memory)
+    return StepCounts(count_compiled(step, CompiledProgram.read(compilation.text)), memory)
 
 
 def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """Options for the compiler: checked, for one platform, used by training and by plans alike."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import RunError, UserError
 from configs.load import load
-from layouts.hlo.compilation import CompilerOption, compile_program, text_of
+from layouts.hlo.compilation import DUMPED, CompilerOption, compile_program, text_of
 from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from tests.toys import ROOT, WHOLE, optax_promotion
 from tests.trainer.planning.runs import TASK
@@ -83,11 +85,29 @@ def test_a_program_that_jaxlib_cannot_read_is_an_error_in_a_line() -> None:
     assert "\n" not in str(error.value)
 
 
-def compiled(options: Sequence[str], mesh: Mesh | None = None) -> None:
+def test_a_program_that_jaxlib_cannot_read_is_read_as_its_compiler_dumped_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "module_0000.jit_step.after_optimizations.txt").write_text("too early")
+    (tmp_path / "module_0000.jit_step.after_codegen.txt").write_text("HloModule jit_step")
+    assert text_of(Unreadable(), tmp_path) == "HloModule jit_step"
+
+
+@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
+def test_the_tpu_compiler_dumps_the_text_that_it_returns(tmp_path: Path) -> None:
+    with uncached():
+        executable = compiled([], topology_mesh("v5e:2x2", {"data": 4}), tmp_path)
+    (dumped,) = tmp_path.glob(f"*{DUMPED}")
+    operations = [re.findall(r" = \S+ ([\w-]+)\(", text)
+                  for text in (executable.as_text(), dumped.read_text())]  # fmt: skip
+    assert operations[0] and operations[0] == operations[1]
+
+
+def compiled(options: Sequence[str], mesh: Mesh | None = None, dump: Path | None = None) -> Any:
     mesh = make_mesh(WHOLE) if mesh is None else mesh
     array = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=NamedSharding(mesh, jax.P()))
     with jax.set_mesh(mesh):
-        compile_program(jax.jit(jnp.sin).trace(array), mesh, options)
+        return compile_program(jax.jit(jnp.sin).trace(array), mesh, options, dump)
 
 
 def options_of(name: str) -> tuple[str, ...]:
