@@ -26,6 +26,7 @@ from data.packing.rows import (
     read_word_list,
 )
 from data.sources import json_lines as json_lines  # task files name what these define
+from data.sources import lm1b as lm1b
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet
 from data.sources.clean import Clean

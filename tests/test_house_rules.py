@@ -221,10 +221,11 @@ def test_no_tensorflow_at_run_time() -> None:
 
 
 # What turns a file that someone else wrote into running code, or into files anywhere.
-UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "code", "tarfile",
+UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "code",
                   "zipfile"}  # fmt: skip
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load",
                 "yaml.load", "shutil.unpack_archive"}  # fmt: skip
+UNSAFE_METHODS = {"extract", "extractall"}  # of tarfile, whose extractfile only reads
 UNSAFE_FLAGS = {"allow_pickle", "shell"}
 
 
@@ -239,7 +240,9 @@ def unsafe_parts(source: str) -> list[str]:
             names = ({node.module or ""} & UNSAFE_MODULES) | (imports & UNSAFE_CALLS)
         elif isinstance(node, ast.Call):
             flags = {flag.arg or "" for flag in node.keywords if ast.unparse(flag.value) != "False"}
-            names = ({ast.unparse(node.func)} & UNSAFE_CALLS) | (flags & UNSAFE_FLAGS)
+            called = ast.unparse(node.func)
+            method = {node.func.attr} if isinstance(node.func, ast.Attribute) else set()
+            names = ({called} & UNSAFE_CALLS) | (method & UNSAFE_METHODS) | (flags & UNSAFE_FLAGS)
         else:
             continue
         parts += sorted(names)
@@ -254,7 +257,8 @@ def test_no_file_becomes_code(folder: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["import pickle", "from pickle import load", "from os import system", "import x, tarfile",
+    ["import pickle", "from pickle import load", "from os import system", "import x, zipfile",
+     "tarfile.open(x).extractall(y)", "tar.extract(member)",
      "y = eval(x)", "f(exec(x))", "np.load(x, allow_pickle=True)", "run(x, shell=shell)",
      "shutil.unpack_archive(x)", "torch.load(x)"],
 )  # fmt: skip

@@ -62,10 +62,10 @@ def stamps(kind: str, name: str, folder: str | None) -> dict[str, Any] | None:
 
 def prepared(kind: str, name: str, folder: str | None, archives: str | None) -> Any:
     """Returns TFDS's builder of a data set, downloaded and written as ArrayRecord files."""
-    import tensorflow_datasets as tfds  # costs 0.8 s, which other sources need not pay
+    builder = _builder(kind, name, folder)
+    import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
-    builder = _builder(kind, name, folder)
     tfds.disable_progress_bar()  # it redraws over the caller's own
     config = tfds.download.DownloadConfig(manual_dir=archives)
     try:
@@ -77,8 +77,13 @@ def prepared(kind: str, name: str, folder: str | None, archives: str | None) -> 
 
 
 def _builder(kind: str, name: str, folder: str | None) -> Any:
-    import tensorflow_datasets as tfds
-
+    try:
+        import tensorflow_datasets as tfds  # costs 0.8 s, which other sources need not pay
+    except ImportError as error:
+        raise UserError(
+            f"@{kind}(): TFDS is not installed ({error}).  Install the extra: "
+            'pip install -e ".[tfds]"'
+        ) from None
     if folder is not None:
         local_path(folder, f"{kind}.folder")
     if re.match(r"\w+:[a-zA-Z_]", name):

@@ -1,0 +1,98 @@
+"""LM1B: its own archive, and the folder that it unpacks to."""
+
+import io
+import tarfile
+
+import pytest
+
+from configs.errors import UserError
+from data.sources.lm1b import TOP, Lm1b
+
+TRAIN = [f"training-monolingual.tokenized.shuffled/news.en-{i:05d}-of-00100" for i in range(1, 100)]
+HELD_OUT = [
+    f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05d}-of-00050" for i in range(50)
+]
+
+
+def text_of(name):
+    return f"{name} one\n\nnaïve two\n".encode()
+
+
+def written(path, names, texts=text_of):
+    with tarfile.open(path, f"w:{path.suffix[1:]}" if path.suffix != ".tar" else "w") as tar:
+        tar.addfile(tarfile.TarInfo(f"{TOP}/README"))
+        for name in names:
+            member = tarfile.TarInfo(f"./{TOP}/{name}")
+            member.size = len(texts(name))
+            tar.addfile(member, io.BytesIO(texts(name)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lm1b") / f"{TOP}.tar.gz"
+    return written(path, [*HELD_OUT[::-1], *TRAIN])
+
+
+@pytest.fixture(scope="module")
+def folder(archive):
+    with tarfile.open(archive) as tar:
+        tar.extractall(archive.parent, filter="data")
+    return archive.parent / TOP
+
+
+def lines_of(names):
+    return [line for name in names for line in (f"{name} one", "naïve two")]
+
+
+@pytest.mark.parametrize("kind", ["archive", "folder"])
+def test_the_splits_are_the_shards_of_published_numbers(request, kind):
+    source = Lm1b(archive=str(request.getfixturevalue(kind)))
+    assert list(source.lines("train")) == lines_of(TRAIN)
+    assert list(source.lines("validation")) == lines_of([HELD_OUT[1]])
+    assert list(source.lines("test")) == lines_of([HELD_OUT[0]])
+    assert source.splits() == ("train", "validation", "test")
+    assert not source.has_newlines
+    assert source.fingerprint() == source.fingerprint() != Lm1b(archive="x").fingerprint()
+
+
+def test_other_shards_can_be_chosen(folder):
+    source = Lm1b(archive=str(folder), validation=(49, 3), test=())
+    assert list(source.lines("validation")) == lines_of([HELD_OUT[3], HELD_OUT[49]])
+    assert source.splits() == ("train", "validation")
+    with pytest.raises(UserError, match=r"Lm1b\.test.* = .*50.*below 50"):
+        Lm1b(test=(50,))
+
+
+def test_missing_shards_are_counted_and_named(tmp_path):
+    path = written(tmp_path / "a.tar", [*TRAIN[:40], *TRAIN[42:]])
+    with pytest.raises(UserError, match=r"2 of 99 shards are missing, such as .*news.en-00041-of"):
+        list(Lm1b(archive=str(path)).lines("train"))
+    with pytest.raises(UserError, match=r"1 of 1 shards are missing, such as .*heldout-00000-of"):
+        list(Lm1b(archive=str(tmp_path)).lines("test"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda b: b[: len(b) // 2], r"(cannot be read to its end|is not a whole tar archive)"),
+        (lambda b: b"no archive", r"cannot be read to its end"),
+        (lambda b: b"", r"is not a whole tar archive"),
+    ],
+)
+def test_a_damaged_archive_is_named(archive, tmp_path, damage, message):
+    path = tmp_path / archive.name
+    path.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(UserError, match=rf"r13output\.tar\.gz.*{message}"):
+        list(Lm1b(archive=str(path)).lines("train"))
+
+
+def test_an_archive_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"r13output\.tar\.gz': there is no such file"):
+        list(Lm1b(archive=f"{tmp_path}/{TOP}.tar.gz").lines("train"))
+
+
+def test_text_that_is_not_utf8_is_placed(tmp_path):
+    path = written(tmp_path / "a.tar", HELD_OUT[:1], lambda _: b"fine\n\xff\n")
+    with pytest.raises(UserError, match=r"a\.tar, .*heldout-00000-of-00050, line 2: byte 1 is 0xf"):
+        list(Lm1b(archive=str(path)).lines("test"))
