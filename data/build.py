@@ -1,87 +1,254 @@
-"""Builds a cache: trains the vocabs, then encodes and packs each split to disk, chunk by chunk."""
+"""Builds a cache: trains the vocabs, then encodes and packs each split to disk, chunk by chunk.
+
+A chunk is a fixed amount of text, and its rows hold no other text: so they can be computed in any
+number of processes, and again after a kill, and are always the same.
+"""
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.errors import UserError
-from data import manifest, storage
+from data import manifest, storage, workers
+from data.build_log import NAME as BUILD_LOG
+from data.build_log import BuildLog, WrittenChunk, checksums
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
-from data.task import PackedPart, Task
+from data.task import Example, PackChunk, PartOfText, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
 
 logger = logging.getLogger(__name__)
 
+# Of a chunk, whichever comes first: rows of 256 are filled as well as by one chunk, to 0.5 %.
+_CHUNK_CHARACTERS = 1 << 24
+_CHUNK_EXAMPLES = 1 << 18
 _LINES_A_RECORD = 500_000
 
+OnProgress = Callable[[str, Counts], None]
+"""Hears of a split what is packed of it so far."""
+Arrays = dict[str, np.ndarray]
 
-def build(folder: Path, task: Task, given: Mapping[str, Vocab | None]) -> None:
-    """Fills a folder with the vocabs, the rows of each split and the manifest."""
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Holds examples of one part of a split, and the hash of the split's text up to their end."""
+
+    part: int
+    tag: str | None
+    examples: list[Example]
+    text_hash: str
+
+
+def build(
+    folder: Path,
+    task: Task,
+    given: Mapping[str, Vocab | None],
+    worker_count: int = 1,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Fills a folder with the vocabs, the rows of each split and the manifest.
+
+    What a killed build left in the folder is kept.
+    """
     stamps = task.source.fingerprint()
-    vocabs = task.make_vocabs(given.get("vocab"), given.get("source_vocab"))
-    vocabs.save(folder)
-    splits = {s: _build_split(folder, s, task, vocabs) for s in task.source.splits()}
+    key = manifest.CacheKey.of(task, given)
+    log = BuildLog(folder, key.digest(stamps))
+    vocabs = _make_vocabs(folder, task, given, log)
+    builder = SplitBuilder(folder, task, vocabs, log, worker_count, on_progress)
+    names = task.source.splits()
+    splits = {name: log.splits.get(name) or builder.build(name) for name in names}
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")
     made = {
-        **manifest.CacheKey.of(task, given).written(),
+        **key.written(),
         "fingerprint": stamps or task.source.fingerprint(),
-        "content_hash": manifest.combined_hash(
-            {name: split["content_hash"] for name, split in splits.items()}
-        ),
+        **_hashes(splits),
         **vocabs.hashes(),
         "splits": splits,
-        "file_bytes": {p.name: p.stat().st_size for p in sorted(folder.iterdir())},
+        "file_bytes": {path.name: path.stat().st_size for path in _files(folder)},
     }
     logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)
+    log.remove()
 
 
-def _build_split(folder: Path, split: str, task: Task, vocabs: Vocabs) -> dict[str, Any]:
-    digest, counts, dropped, parts = hashlib.sha256(), Counts(), Counter[str](), []
-    columns = task.columns(vocabs)
-    with contextlib.ExitStack() as stack:
-        arrays = {
-            name: stack.enter_context(storage.GrowingArray(folder / f"{split}.{name}.npy", *kind))
-            for name, kind in columns.items()
-        }
-        for part in task.packed_parts(split, vocabs, digest):
-            part_counts = _write_part(part, arrays, split, counts.lines)
+def _files(folder: Path) -> list[Path]:
+    return [p for p in sorted(folder.iterdir()) if p.name not in (BUILD_LOG, manifest.NAME)]
+
+
+def _make_vocabs(
+    folder: Path, task: Task, given: Mapping[str, Vocab | None], log: BuildLog
+) -> Vocabs:
+    if log.vocab_hashes is not None:
+        with contextlib.suppress(UserError):
+            vocabs = Vocabs.load(folder, task.source_vocab_file)
+            if vocabs.hashes() == log.vocab_hashes:
+                logger.info("%s: goes on with what an earlier command built", task.name)
+                return vocabs
+    vocabs = task.make_vocabs(given.get("vocab"), given.get("source_vocab"))
+    vocabs.save(folder)
+    log.add_vocabs(vocabs.hashes())
+    return vocabs
+
+
+def _hashes(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the hash of the text, and of the text as it is packed.
+
+    They differ where a part has several chunks, which earlier versions packed as one.
+    """
+    digests = {name: split["content_hash"] for name, split in splits.items()}
+    text_hash = manifest.combined_hash(digests)
+    if all(split["chunks"] <= 1 for split in splits.values()):
+        return {"content_hash": text_hash, "text_hash": text_hash}
+    size = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
+    return {"content_hash": manifest.combined_hash(digests | size), "text_hash": text_hash}
+
+
+class SplitBuilder:
+    """Encodes and packs the splits of a task into a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        vocabs: Vocabs,
+        log: BuildLog,
+        worker_count: int,
+        on_progress: OnProgress | None,
+    ):
+        self._folder, self._task, self._vocabs, self._log = folder, task, vocabs, log
+        self._worker_count, self._on_progress = worker_count, on_progress
+
+    def build(self, split: str) -> dict[str, Any]:
+        """Writes the rows of a split, and returns its entry in the manifest."""
+        task, columns = self._task, self._task.columns(self._vocabs)
+        digest = hashlib.sha256()
+        parts: list[PartOfText] = []
+        counts_of_chunks: list[list[Counts]] = []
+        with contextlib.ExitStack() as stack:
+            arrays = {
+                name: stack.enter_context(storage.GrowingArray(self._array(split, name), *kind))
+                for name, kind in columns.items()
+            }
+            total = Counts()
+            chunks = _chunks(task.parts_of_text(split, digest), parts, digest)
+            for part, counts in self._written(split, chunks, arrays):
+                counts_of_chunks += [[] for _ in range(part + 1 - len(counts_of_chunks))]
+                counts_of_chunks[part].append(counts)
+                self._report(split, total, total := total + counts)
+            counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
+            entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
+        for name in columns:
+            storage.verify_written(self._array(split, name))
+        self._log.add_split(split, entry)
+        return entry
+
+    def _array(self, split: str, name: str) -> Path:
+        return self._folder / f"{split}.{name}.npy"
+
+    def _written(
+        self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, storage.GrowingArray]
+    ) -> Iterator[tuple[int, Counts]]:
+        """Writes chunks in their order, and yields the part and the counts of each."""
+        rest = chunks
+        for before in self._log.chunks.get(split, []):
+            chunk = next(chunks, None)
+            if chunk is None:
+                return
+            rows = {name: array.next_rows(before.counts["rows"]) for name, array in arrays.items()}
+            kept = {name: array for name, array in rows.items() if array is not None}
+            if before.text_hash != chunk.text_hash or before.checksums != checksums(kept):
+                rest = itertools.chain([chunk], chunks)
+                break
+            for name, array in arrays.items():
+                array.append(kept[name])
+            yield chunk.part, Counts.read(before.counts)
+        sent = list[Chunk]()
+        jobs = (_job(chunk, sent) for chunk in rest)
+        start = functools.partial(
+            _start_packing, self._task, self._folder, self._task.source_vocab_file
+        )
+        for packed, counts in workers.in_order(jobs, start, self._worker_count):
+            chunk = sent.pop(0)
+            for name, array in arrays.items():
+                array.append(packed[name])
+                array.flush()
+            self._log.add_chunk(WrittenChunk.of(split, chunk.text_hash, counts, packed))
+            yield chunk.part, counts
+
+    def _report(self, split: str, before: Counts, now: Counts) -> None:
+        """Logs now and then how many lines of the split are done."""
+        if self._on_progress is not None:
+            self._on_progress(split, now)
+        elif now.lines // _LINES_A_RECORD > before.lines // _LINES_A_RECORD:
+            logger.info("%s: %s lines so far", split, f"{now.lines:,}")
+
+    def _entry(
+        self,
+        split: str,
+        parts: list[PartOfText],
+        counts_of_chunks: list[list[Counts]],
+        content_hash: str,
+    ) -> dict[str, Any]:
+        task, counts, dropped, entries = self._task, Counts(), Counter[str](), []
+        for part, of_chunks in zip(parts, counts_of_chunks, strict=True):
+            part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
-                raise UserError(
-                    _no_lines(task, f"{split!r} of {part.name}", part_counts, part.dropped)
-                )
+                name = f"{split!r} of {part.name}"
+                raise UserError(_no_lines(task, name, part_counts, part.dropped))
             counts += part_counts
             dropped.update(part.dropped)  # + would remove the reasons that drop no pair
-            parts.append({"name": part.name, "dropped": dict(part.dropped)} | part_counts.written())
-    if not counts.lines:
-        raise UserError(_no_lines(task, repr(split), counts, dropped))
-    for name in columns:
-        storage.verify_written(folder / f"{split}.{name}.npy")
-    logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
-    entry = {**counts.written(), **task.fills(counts), "content_hash": digest.hexdigest()}
-    return entry | task.part_entries(dropped, parts)
+            entries.append(
+                {"name": part.name, "dropped": dict(part.dropped)} | part_counts.written()
+            )
+        if not counts.lines:
+            raise UserError(_no_lines(task, repr(split), counts, dropped))
+        logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
+        entry = {**counts.written(), **task.fills(counts), "content_hash": content_hash,
+                 "chunks": max(map(len, counts_of_chunks))}  # fmt: skip
+        return entry | task.part_entries(dropped, entries)
 
 
-def _write_part(
-    part: PackedPart, arrays: dict[str, storage.GrowingArray], split: str, lines_before: int
-) -> Counts:
-    """Writes the rows of a part, and logs now and then how many lines of the split are done."""
-    counts, logged = Counts(), lines_before
-    for packed, more in part.packed:
-        for name, rows in packed.arrays().items():
-            arrays[name].append(rows)
-        counts += more
-        if lines_before + counts.lines >= logged + _LINES_A_RECORD:
-            logged = lines_before + counts.lines
-            logger.info("%s: %s lines so far", split, f"{logged:,}")
-    return counts
+def _chunks(
+    of_split: Iterable[PartOfText], parts: list[PartOfText], digest: "hashlib._Hash"
+) -> Iterator[Chunk]:
+    """Yields the chunks of each part of a split, and notes the parts."""
+    for number, part in enumerate(of_split):
+        parts.append(part)
+        for examples in _grouped(part.examples):
+            yield Chunk(number, part.tag, examples, digest.hexdigest())
+
+
+def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    group, characters = list[Example](), 0
+    for example in examples:
+        group.append(example)
+        characters += len(example) if isinstance(example, str) else sum(map(len, example))
+        if characters >= _CHUNK_CHARACTERS or len(group) >= _CHUNK_EXAMPLES:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def _job(chunk: Chunk, sent: list[Chunk]) -> tuple[list[Example], str | None]:
+    """Notes a chunk without its examples, which can be many, and returns what to pack."""
+    sent.append(dataclasses.replace(chunk, examples=[]))
+    return chunk.examples, chunk.tag
+
+
+def _start_packing(task: Task, folder: Path, source_vocab_file: str | None) -> PackChunk:
+    return task.chunk_packer(Vocabs.load(folder, source_vocab_file))
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data import manifest, storage
-from data.build import build
+from data.build import OnProgress, build
 from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.task import Task
@@ -49,12 +49,15 @@ def prepare(
     source_vocab: Vocab | None = None,
     content_hash: str | None = None,
     rebuild: bool = False,
+    worker_count: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
 
     vocab and source_vocab replace those that the task would train, for a model that was trained
     with them.  content_hash names the text that a run began with: its cache serves although the
-    text has changed since.
+    text has changed since.  More workers than one are processes, which import the main module
+    again.
     """
     while True:
         caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
@@ -68,8 +71,8 @@ def prepare(
                 continue
             if match.reasons:
                 logger.info("%s: builds %s.", task.name, _beside(match))
-            with storage.whole_folder(twin) as building:
-                build(building, task, caches.given)
+            with storage.resumable_folder(twin) as building:
+                build(building, task, caches.given, worker_count, on_progress)
             storage.publish(twin, match.folder, last=manifest.NAME)
         rebuild = False
 
@@ -162,7 +165,7 @@ class TaskCaches:
             return reasons
         if self._stamps in (None, stored["fingerprint"]):
             return []
-        text_hash = stored["content_hash"]
+        text_hash = stored.get("text_hash", stored["content_hash"])  # older caches have one hash
         return [] if text_hash == self._text_hash else [_other_text(stored, self._stamps)]
 
     def open(self, match: Match) -> Prepared:

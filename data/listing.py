@@ -1,11 +1,13 @@
 """Lists the caches of a folder, and removes those of a task that its settings do without."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import UserError
-from configs.paths import path_of
+from configs.paths import is_remote, path_of
 from data import manifest, storage
+from data.build_log import NAME as BUILD_LOG
 from data.cache import TaskCaches, cache_folders, folders_of
 from data.manifest import CacheKey
 
@@ -23,6 +25,8 @@ class CacheEntry:
     """How it differs: from the settings and the text of now, or from the newest of its task."""
     is_compared: bool
     """Whether `reasons` compares with the settings and the text of now."""
+    is_finished: bool
+    """Whether it is whole, and not what a kill left."""
     is_used: bool
     """Whether a process reads or builds it, as far as this machine knows."""
 
@@ -35,17 +39,23 @@ class CacheEntry:
 def entries(data_dir: str | Path, caches: TaskCaches | None = None) -> list[CacheEntry]:
     """Lists the caches of a folder; those of one task are compared with its settings and text."""
     data_dir = path_of(data_dir).expanduser()
-    names = dict.fromkeys(folder.name.partition("@")[0] for folder in cache_folders(data_dir))
+    names = dict.fromkeys(map(_task_name, cache_folders(data_dir)))
     listed = []
     for name in names:
         of_task = caches if caches is not None and caches.task.name == name else None
         listed += _entries_of_task(name, folders_of(name, data_dir), of_task)
+    for target in [] if is_remote(data_dir) else storage.targets_unfinished(data_dir):
+        name = _task_name(target)
+        is_compared = caches is not None and caches.task.name == name
+        listed.append(_entry(name, target, ["it is not finished"], is_compared, is_finished=False))
     return listed
 
 
 def prune(entry: CacheEntry) -> bool:
     """Removes a cache; returns False where a process began to use it meanwhile."""
     assert entry.is_prunable
+    if not entry.is_finished:
+        return storage.remove_unfinished(entry.folder)
     return storage.remove_unused(entry.folder, first=manifest.NAME)
 
 
@@ -60,15 +70,26 @@ def _entries_of_task(name: str, folders: list[Path], caches: TaskCaches | None) 
         else:
             newest = newest or CacheKey.read(stored)
             reasons = (caches or newest).differences(stored)
-        listed.append(
-            CacheEntry(
-                folder=folder,
-                task_name=name,
-                content_bytes=sum(size for _, size in storage.sizes_below(folder)),
-                written_s=storage.written_s(folder / manifest.NAME),
-                reasons=tuple(reasons),
-                is_compared=caches is not None,
-                is_used=storage.is_used(storage.local_twin(folder)),
-            )
-        )
+        listed.append(_entry(name, folder, reasons, caches is not None, is_finished=True))
     return listed
+
+
+def _entry(
+    task_name: str, folder: Path, reasons: Sequence[str], is_compared: bool, *, is_finished: bool
+) -> CacheEntry:
+    content = folder if is_finished else storage.unfinished(folder)
+    last_file = content / (manifest.NAME if is_finished else BUILD_LOG)
+    return CacheEntry(
+        folder=folder,
+        task_name=task_name,
+        content_bytes=sum(size for _, size in storage.sizes_below(content)),
+        written_s=storage.written_s(last_file),
+        reasons=tuple(reasons),
+        is_compared=is_compared,
+        is_finished=is_finished,
+        is_used=storage.is_used(storage.local_twin(folder)),
+    )
+
+
+def _task_name(folder: Path) -> str:
+    return folder.name.partition("@")[0]

@@ -160,6 +160,51 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class Unfinished(RunError):
+    """Says that work has stopped and can go on where it was."""
+
+
+@contextlib.contextmanager
+def resumable_folder(target: Path) -> Iterator[Path]:
+    """Gives a folder beside the target, which takes the target's place at the end.
+
+    After an error nothing is left.  After a kill, Ctrl-C or `Unfinished` the next call gives the
+    same folder again, with what is in it.  The caller holds the lock of the target.
+    """
+    folder = unfinished(target)
+    with write_errors(target):
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+            for path in folder.iterdir():
+                sync(path)
+            _replace(folder, target)
+        except Unfinished:
+            raise
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def unfinished(target: Path) -> Path:
+    """Names the folder in which `resumable_folder` builds."""
+    return target.parent / f".{target.name}.building"
+
+
+def targets_unfinished(parent: Path) -> list[Path]:
+    """Returns the folders that `resumable_folder` builds, or that a kill left."""
+    return [p.with_name(p.stem.removeprefix(".")) for p in sorted(parent.glob(".*.building"))]
+
+
+def remove_unfinished(target: Path) -> bool:
+    """Removes what a kill left of a folder, unless a process builds it; returns whether it did."""
+    if is_used(target):
+        return False
+    with lock(target), write_errors(target):
+        shutil.rmtree(unfinished(target))
+    return True
+
+
 @contextlib.contextmanager
 def lock(target: Path) -> Iterator[None]:
     """Waits until no other process on this file system builds the same folder."""
@@ -319,15 +364,29 @@ class GrowingArray:
     """Writes a .npy file of rows in parts; its header is completed at the end."""
 
     def __init__(self, path: Path, columns: int, dtype: Any):
+        """Opens a new file, or one that a kill left, of which `next_rows` reads what is there."""
         self._dtype = np.dtype(dtype)
         self._columns = columns
         self._rows = 0
         self._sums_path = checksums_path(path)
         self._sums = array.array("I")
         self._rows_a_chunk = _rows_a_chunk(columns, self._dtype)
-        self._file = path.open("xb")
+        self._file = path.open("r+b" if path.exists() else "x+b")
         _write_header(self._file, (0, columns), self._dtype)
         self._start = self._file.tell()
+
+    def next_rows(self, count: int) -> np.ndarray | None:
+        """Returns rows that an earlier process wrote behind the last one; None without so many."""
+        start = self._file.tell()
+        content = self._file.read(count * self._columns * self._dtype.itemsize)
+        self._file.seek(start)
+        if len(content) < count * self._columns * self._dtype.itemsize:
+            return None
+        return np.frombuffer(content, self._dtype).reshape(count, self._columns)
+
+    def flush(self) -> None:
+        """Gives the rows to the system, which keeps them after a kill."""
+        self._file.flush()
 
     def append(self, rows: np.ndarray) -> None:
         assert rows.shape[1:] == (self._columns,) and rows.dtype == self._dtype
@@ -349,10 +408,11 @@ class GrowingArray:
                 self._file.close()
             return
         with self._file:
+            self._file.truncate()
             self._file.seek(0)
             _write_header(self._file, (self._rows, self._columns), self._dtype)
             assert self._file.tell() == self._start, "numpy leaves room in the header for the rows"
-        with self._sums_path.open("xb") as file:
+        with self._sums_path.open("wb") as file:
             np.save(file, np.array(self._sums, np.uint32))
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pack import Packed
+from data.packing.pack import Packed, joined
 from data.packing.pair_rows import LONG, PairRows, packed_pairs
 from data.packing.rows import (
     Counts,
@@ -44,12 +44,18 @@ logger = logging.getLogger(__name__)
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
-class PackedPart(NamedTuple):
-    """Packs one part of a split as it is read; `dropped` is complete after the last rows."""
+Example = str | Pair
+PackChunk = Callable[[Sequence[Any], str | None], tuple[dict[str, np.ndarray], Counts]]
+"""Encodes and packs some examples, whose tag may be given, into the arrays of the cache."""
+
+
+class PartOfText(NamedTuple):
+    """Reads one part of a split; `dropped` is complete after the last example."""
 
     name: str
-    packed: Iterator[tuple[Packed, Counts]]
+    examples: Iterator[Example]
     dropped: Counter[str]
+    tag: str | None = None
 
 
 class PairsOfPart(NamedTuple):
@@ -172,15 +178,19 @@ class Task:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {"targets": (self.length, vocabs.target.dtype), "segments": (self.length, np.uint16)}
 
-    def packed_parts(
-        self, split: str, vocabs: Vocabs, digest: "hashlib._Hash"
-    ) -> Iterator[PackedPart]:
+    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the raw text."""
-        lines, words = self.source.lines(split), read_word_list(self.word_list)
-        packed: Iterator[tuple[Packed, Counts]] = packed_lines(
-            lines, vocabs.target, self.length, words, packs=self.packs, digest=digest
-        )
-        yield PackedPart(type(self.source).__name__, packed, Counter())
+        examples = _hashed_lines(self.source.lines(split), digest)
+        yield PartOfText(type(self.source).__name__, examples, Counter())
+
+    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
+        """Returns what packs the examples of a chunk, each chunk by itself."""
+        words = read_word_list(self.word_list)
+
+        def pack(lines: Sequence[str], tag: str | None) -> tuple[dict[str, np.ndarray], Counts]:
+            return _joined(packed_lines(lines, vocabs.target, self.length, words, packs=self.packs))
+
+        return pack
 
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
@@ -329,18 +339,25 @@ class Translation(Task):
             "source_segments": (self.source_length, np.uint16),
         }
 
-    def packed_parts(
-        self, split: str, vocabs: Vocabs, digest: "hashlib._Hash"
-    ) -> Iterator[PackedPart]:
+    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the raw text."""
         for name, source in self.source.parts_of(split).items():
             dropped = Counter[str]()
             pairs = _hashed(source.untagged(split, self.clean.errors), digest)
-            packed = packed_pairs(
-                self.clean.kept(pairs, split, dropped), vocabs.of_source, vocabs.target,
-                self.source_length, self.length, packs=self.packs, tag=source.tag,
+            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, source.tag)
+
+    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
+        """Returns what packs the examples of a chunk, each chunk by itself."""
+
+        def pack(pairs: Sequence[Pair], tag: str | None) -> tuple[dict[str, np.ndarray], Counts]:
+            return _joined(
+                packed_pairs(
+                    pairs, vocabs.of_source, vocabs.target, self.source_length, self.length,
+                    packs=self.packs, tag=tag,
+                )
             )  # fmt: skip
-            yield PackedPart(name, packed, dropped)
+
+        return pack
 
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
@@ -392,6 +409,19 @@ def _pair_of(number: int, line: str, tag: str | None) -> Pair:
             f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its target."
         )
     return Pair(tagged(halves[0], tag), halves[1])
+
+
+def _joined(
+    packed: Iterable[tuple[Packed, Counts]],
+) -> tuple[dict[str, np.ndarray], Counts]:
+    parts, counts = zip(*packed, strict=True)
+    return joined(parts).arrays(), sum(counts, Counts())
+
+
+def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
+    for line in lines:
+        digest.update(hashed_bytes(line))
+        yield line
 
 
 def _hashed(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:

@@ -19,6 +19,21 @@ UNK = 2
 UNK_WORD = "<UNK>"  # what LM1B's rule writes for a word outside the word list
 
 
+_thread_limit = 16
+
+
+def limit_threads(threads: int) -> None:
+    """Limits the threads of `Vocab.encode` in this process."""
+    global _thread_limit
+    _thread_limit = threads
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # of tokenizers
+
+
+def thread_count() -> int:
+    """Returns how many threads tokenize."""
+    return min(os.cpu_count() or 1, _thread_limit)
+
+
 class Vocab(abc.ABC):
     """Maps text to ids and back, and knows the ids that begin and end a text.
 

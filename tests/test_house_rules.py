@@ -95,7 +95,7 @@ def test_an_import_cycle_is_found() -> None:
 # Modules without a test file of their name: folders and patterns, and what tests them.
 TESTED_ELSEWHERE = {
     "configs/read.py": "configs/test_load.py",
-    "data/build.py": "data/test_cache.py",
+    "data/build_log.py": "data/test_build.py",
     "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",

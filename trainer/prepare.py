@@ -4,7 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from data import cache
+from data import cache, workers
+from data.build import OnProgress
 from data.cache import Prepared
 from data.task import Task
 from data.vocabs import Vocabs
@@ -20,17 +21,23 @@ def prepare(
     vocabs: Vocabs | None = None,
     content_hash: str | None = None,
     rebuild: bool = False,
+    worker_count: int | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Returns the rows of a task: process 0 prepares them while the others wait.
 
     A process that does not find them in data_dir then has a disk of its own and prepares them
-    there.  Raises in every process unless all have the same rows.
+    there.  Raises in every process unless all have the same rows.  Without a worker_count there
+    are as many workers as cores.
     """
+    build: dict[str, Any] = {
+        "worker_count": worker_count or workers.cores(), "on_progress": on_progress
+    }  # fmt: skip
     given: dict[str, Any] = {"content_hash": content_hash}
     if vocabs is not None:
         given |= {"vocab": vocabs.target, "source_vocab": vocabs.source}
     if is_first_process():
-        prepared = cache.prepare(task, data_dir, rebuild=rebuild, **given)
+        prepared = cache.prepare(task, data_dir, rebuild=rebuild, **given, **build)
         gather(prepared.manifest)
     else:
         if rebuild or cache.find_manifest(task, data_dir, **given) is None:
@@ -38,7 +45,7 @@ def prepare(
         no_manifest: dict[str, Any] = {}
         first = gather(no_manifest)[0]
         is_stale = rebuild and first != cache.find_manifest(task, data_dir, **given)
-        prepared = cache.prepare(task, data_dir, rebuild=is_stale, **given)
+        prepared = cache.prepare(task, data_dir, rebuild=is_stale, **given, **build)
     check_same(
         {f"{name} of {task.name}": prepared.manifest[name] for name in
          ("content_hash", *prepared.vocabs.hashes())},

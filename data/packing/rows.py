@@ -1,7 +1,6 @@
 """Reads batches by row number from packed rows, in memory or on disk."""
 
 import dataclasses
-import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,13 +182,10 @@ def packed_lines(
     word_list: frozenset[str] | None,
     *,
     packs: bool,
-    digest: "hashlib._Hash | None" = None,
 ) -> Iterator[tuple[pack.Packed, Counts]]:
-    """Encodes and packs raw lines chunk by chunk; digest is fed them as they are."""
+    """Encodes and packs raw lines some thousands at a time."""
     packer = pack.Packer(length, packs=packs, dtype=vocab.dtype, end_id=vocab.end_id)
     for chunk in chunks(lines):
-        if digest is not None:
-            digest.update(hashed_bytes(*chunk))
         texts = [without_carriage_return(line) for line in chunk]
         examples = vocab.encode(texts if word_list is None else with_unk(texts, word_list))
         packed = packer.add(examples)

@@ -2,7 +2,6 @@
 
 import io
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, spec
-from data.vocab import EOS, PAD, UNK, Tokenizer, Vocab, read_model
+from data.vocab import EOS, PAD, UNK, Tokenizer, Vocab, read_model, thread_count
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class SentencePieceVocab(Vocab):
         self._processor = processor
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
-        threads = min(os.cpu_count() or 1, 16)
+        threads = thread_count()
         ids = self._processor.encode(list(lines), num_threads=threads)
         return [np.asarray(i, self.dtype) for i in ids]
 

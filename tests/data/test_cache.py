@@ -3,9 +3,6 @@
 import importlib.metadata
 import json
 import os
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -295,30 +292,6 @@ def test_a_full_disk_leaves_the_old_cache_or_nothing(text, data_dir, monkeypatch
     assert _left(data_dir) == (["mine"] if old else [])
     if old:
         assert _contents(data_dir / "mine") == before
-
-
-KILLED = """
-import os, signal, sys
-from data import build
-from data.cache import prepare
-from tests.data.test_cache import task_of
-write = build.manifest.write
-build.manifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-prepare(task_of(sys.argv[1]), sys.argv[2])
-"""
-
-
-def test_a_kill_leaves_nothing_that_looks_like_a_cache(text, data_dir):
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(text), str(data_dir)], env=environment, cwd=root
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert not (data_dir / "mine").exists()
-    assert any(".building-" in name for name in _left(data_dir))
-    prepare(task_of(text), data_dir)
-    assert _left(data_dir) == ["mine"]
 
 
 SOURCES = [f"die Zeile {i} dieses Textes hat {'viele ' * (i % 5)}Worte" for i in range(400)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data import storage
+from data import manifest, storage
 from data.cache import TaskCaches, prepare
 from data.listing import entries, prune
 from data.sources.text import TextFiles
@@ -60,3 +60,19 @@ def test_without_settings_caches_are_compared_with_the_newest(text: Path, tmp_pa
     first, second = (prepare(task_of(text, n), tmp_path / "data").folder for n in (24, 48))
     listed = {entry.folder: entry.reasons for entry in entries(tmp_path / "data")}
     assert listed == {second: (), first: ("Task.length was 24 and is 48",)}
+
+
+def test_what_a_kill_left_is_listed_and_removed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(manifest, "write", interrupt)
+        prepare(task_of(text), tmp_path / "data")
+    [entry] = entries(tmp_path / "data", TaskCaches(task_of(text), tmp_path / "data"))
+    assert entry.reasons == ("it is not finished",) and entry.written_s > 0
+    assert entry.content_bytes > 1000 and entry.is_prunable and prune(entry)
+    assert entries(tmp_path / "data") == []
+    assert not list((tmp_path / "data").glob("*building"))

@@ -44,6 +44,15 @@ class PrepareFlags:
     )
     data_dir: DataDir = None
     rebuild: Annotated[bool, Flag("Builds again and replaces the cache, which is damaged.")] = False
+    workers: Annotated[
+        int | None,
+        Flag(
+            "Number of processes that tokenize and pack. They do not change the result. Default: "
+            "the number of cores.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
     lists: Annotated[
         bool,
         Flag(

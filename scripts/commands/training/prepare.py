@@ -11,6 +11,7 @@ from data.vocabs import Vocabs
 from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
 from scripts.commands.training.caches import manage_caches
 from scripts.commands.training.flags import PrepareFlags
+from scripts.commands.training.progress import BuildBar
 from scripts.terminal import print_note, print_table
 from trainer.model_dir import starting_vocabs
 from trainer.prepare import prepare
@@ -32,7 +33,11 @@ def prepare_task(flags: PrepareFlags) -> None:
         target, source = (None, None) if vocabs is None else vocabs
         manage_caches(flags, data_dir, TaskCaches(task, data_dir, target, source))
         return
-    prepared = prepare(task, data_dir, vocabs=vocabs, rebuild=flags.rebuild)
+    with BuildBar() as bar:
+        prepared = prepare(
+            task, data_dir, vocabs=vocabs, rebuild=flags.rebuild, worker_count=flags.workers,
+            on_progress=bar.on_progress,
+        )  # fmt: skip
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)

@@ -1,4 +1,7 @@
-"""Shows the progress of a training run."""
+"""Shows the progress of a training run, and of preparing its data."""
+
+import time
+from typing import Self
 
 from rich.progress import (
     BarColumn,
@@ -7,9 +10,12 @@ from rich.progress import (
     SpinnerColumn,
     TaskProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from data.build import OnProgress
+from data.packing.rows import Counts
 from scripts.terminal import console, print_note
 from trainer.observers import Observer, StepResult
 from trainer.processes.peers import is_first_process
@@ -53,4 +59,40 @@ class ProgressBar(Observer):
             print_note(f"step {step}/{steps}  {numbers}  {(steps - step) * step_s:.0f} s left")
 
     def close(self) -> None:
+        self._progress.stop()
+
+
+class BuildBar:
+    """Shows how much text is packed, on a terminal; elsewhere the log says it now and then."""
+
+    def __init__(self) -> None:
+        is_shown = console.is_terminal and is_first_process()
+        self.on_progress: OnProgress | None = self._update if is_shown else None
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not is_shown,
+            transient=True,
+        )
+
+    def _update(self, split: str, counts: Counts) -> None:
+        """Shows the text of a split so far; the rate is of what this process packed."""
+        megabytes = (counts.bytes + counts.source_bytes) / 1e6
+        if not self._progress.tasks or self._progress.tasks[-1].description != split:
+            self._progress.start()
+            self._task = self._progress.add_task(split, total=None, numbers="")
+            self._first, self._start = megabytes, time.monotonic()
+        minutes = (time.monotonic() - self._start) / 60
+        rate = (megabytes - self._first) / minutes if minutes > 0.1 else 0.0
+        numbers = f"{counts.lines:,} lines  {megabytes:,.0f} MB"
+        numbers += f"  {rate:,.0f} MB/min" if rate else ""
+        self._progress.update(self._task, numbers=numbers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()

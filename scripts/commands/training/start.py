@@ -10,6 +10,7 @@ from data.cache import Prepared
 from layouts.layout import Layout
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
+from scripts.commands.training.progress import BuildBar
 from scripts.terminal import print_note
 from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
@@ -66,7 +67,11 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     elif run.start_from is not None:
         vocabs = starting_vocabs(run.start_from, run.task)
     data_dir = data_dir_of(flags.data_dir, flags.model_dir)
-    prepared = prepare(run.task, data_dir, vocabs=vocabs, content_hash=content_hash)
+    with BuildBar() as bar:
+        prepared = prepare(
+            run.task, data_dir, vocabs=vocabs, content_hash=content_hash,
+            on_progress=bar.on_progress,
+        )  # fmt: skip
     check_vocabs(run, prepared.vocabs)
     if is_continued:
         directory.check_text(prepared, run.task)

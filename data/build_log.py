@@ -1,0 +1,89 @@
+"""Remembers what of a cache is built, so that a killed build goes on where it was."""
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.packing.rows import Counts
+
+NAME = "building.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenChunk:
+    """Describes a chunk whose rows are written: of which text, how many, with which checksums."""
+
+    split: str
+    text_hash: str
+    """Hash of the text of the split up to the end of the chunk."""
+    counts: dict[str, int]
+    checksums: dict[str, int]
+
+    @classmethod
+    def of(
+        cls, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
+    ) -> "WrittenChunk":
+        return cls(split, text_hash, counts.written(), checksums(arrays))
+
+
+class BuildLog:
+    """Keeps a file with a line for the key of a cache, its vocabs, and each chunk and split."""
+
+    def __init__(self, folder: Path, key: str):
+        """Reads the log of a folder; begins a new one where the key is another."""
+        self._path = folder / NAME
+        lines = _read(self._path)
+        if not lines or lines[0] != {"key": key}:
+            for path in folder.iterdir():
+                path.unlink()
+            lines = [{"key": key}]
+        self.vocab_hashes: dict[str, str] | None = None
+        self.chunks: dict[str, list[WrittenChunk]] = {}
+        self.splits: dict[str, dict[str, Any]] = {}
+        for line in lines[1:]:
+            if "vocabs" in line:
+                self.vocab_hashes = line["vocabs"]
+            elif "chunk" in line:
+                chunk = WrittenChunk(**line["chunk"])
+                self.chunks.setdefault(chunk.split, []).append(chunk)
+            else:
+                self.splits[line["split"]] = line["entry"]
+        # Without the line that a kill may have cut.
+        self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def add_vocabs(self, hashes: Mapping[str, str]) -> None:
+        self._append({"vocabs": dict(hashes)})
+
+    def add_chunk(self, chunk: WrittenChunk) -> None:
+        self._append({"chunk": dataclasses.asdict(chunk)})
+
+    def add_split(self, split: str, entry: Mapping[str, Any]) -> None:
+        self._append({"split": split, "entry": dict(entry)})
+
+    def remove(self) -> None:
+        """Removes the file: the cache is complete."""
+        self._path.unlink()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Returns a checksum of each array."""
+    return {name: zlib.crc32(np.ascontiguousarray(a).data) for name, a in arrays.items()}
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    try:
+        for line in path.read_text().splitlines():
+            lines.append(json.loads(line))
+    except (OSError, ValueError):
+        pass
+    return lines

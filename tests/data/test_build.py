@@ -1,0 +1,180 @@
+"""Building: the same bytes by any number of processes and after any kill."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data import build
+from data.build_log import NAME
+from data.cache import prepare
+from data.sources.pair_kinds import Mixture, Tsv
+from data.sources.text import TextFiles
+from data.task import Task, Translation
+from data.tokenizers.sentence_piece import SentencePiece
+
+LINES = 900
+CHUNK = 70
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    words = random.Random(0)
+    path.write_text(
+        "".join(f"row {i} has {'words ' * words.randrange(9)}here\n" for i in range(LINES))
+    )
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_CHUNK_EXAMPLES", CHUNK)
+
+
+def task_of(text: Path | str) -> Task:
+    source = TextFiles(train=str(text), validation_fraction=0.1)
+    return Task(name="mine", source=source, vocab=SentencePiece(size=290), length=24)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def expected(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_CHUNK_EXAMPLES", CHUNK)
+        return contents(prepare(task_of(text), tmp_path_factory.mktemp("data")).folder)
+
+
+def test_any_number_of_workers_gives_the_same_bytes(
+    text: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    assert contents(prepare(task_of(text), tmp_path, worker_count=3).folder) == expected
+
+
+def test_the_parts_of_a_mixture_are_chunked_apart(tmp_path: Path) -> None:
+    for name, lines in (("a", 200), ("b", 30)):
+        pairs = (f"{name} source {i}\t{name} target {i}\n" for i in range(lines))
+        (tmp_path / name).write_text("".join(pairs))
+    parts = [Tsv(train=str(tmp_path / name), validation_fraction=0.1) for name in "ab"]
+    task = Translation(
+        name="pair", source=Mixture(parts=parts), vocab=SentencePiece(size=300), length=48,
+        source_length=40,
+    )  # fmt: skip
+    one, two = (prepare(task, tmp_path / str(n), worker_count=n) for n in (1, 2))
+    assert contents(one.folder) == contents(two.folder)
+    train = one.splits["train"]
+    assert [part.name for part in train.parts] == ["Tsv_1", "Tsv_2"]
+    assert sum(part.counts.lines for part in train.parts) == train.counts.lines > 180
+    assert one.manifest["splits"]["train"]["chunks"] == 3
+
+
+def test_a_text_of_several_chunks_has_a_hash_of_its_own(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions packed it as one chunk: their runs must not go on with these rows."""
+    text = tmp_path / shutil.copy(text, tmp_path)
+    several = prepare(task_of(text), tmp_path / "several").manifest
+    monkeypatch.setattr(build, "_CHUNK_EXAMPLES", LINES)
+    one = prepare(task_of(text), tmp_path / "one").manifest
+    assert one["content_hash"] == one["text_hash"] == several["text_hash"]
+    assert several["content_hash"] != several["text_hash"]
+    os.utime(text, (1, 1))
+    assert (
+        prepare(task_of(text), tmp_path / "several").manifest["content_hash"]
+        == (several["content_hash"])
+    )
+
+
+KILLED = """
+import sys
+from data import build
+from data.cache import prepare
+from tests.data.test_build import CHUNK, task_of
+build._CHUNK_EXAMPLES = CHUNK
+if __name__ == "__main__":
+    import time
+    pack = build.SplitBuilder._report
+    def slow(*arguments):
+        time.sleep(0.05)
+        pack(*arguments)
+    build.SplitBuilder._report = slow
+    prepare(task_of(sys.argv[1]), sys.argv[2], worker_count=2)
+"""
+
+
+def test_a_killed_build_goes_on_where_it_was(
+    text: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, script = Path(__file__).parents[2], tmp_path / "script.py"
+    script.write_text(KILLED)
+    log = tmp_path / f"data/.mine.building/{NAME}"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(text), str(tmp_path / "data")], env=environment
+    )
+    until = time.monotonic() + 60
+    while not log.exists() or log.read_text().count('"chunk"') < 5:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "data/mine").exists()
+    done = log.read_text().count('"chunk"')
+    with log.open("a") as file:
+        file.write('{"chunk": {"spl')  # as a kill may leave it
+
+    packed = []
+    start = build._start_packing
+
+    def counting(*arguments):  # type: ignore[no-untyped-def]
+        pack = start(*arguments)
+        return lambda *job: packed.append(len(job[0])) or pack(*job)
+
+    monkeypatch.setattr(build, "_start_packing", counting)
+    folder = prepare(task_of(text), tmp_path / "data").folder
+    assert contents(folder) == expected and not log.parent.exists()
+    assert 0 < len(packed) <= -(-LINES // CHUNK) + 2 - done
+
+
+@pytest.mark.parametrize("damage", ["rows", "missing", "text"])
+def test_what_is_damaged_of_a_killed_build_is_built_again(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str,
+    expected: dict[str, bytes],
+) -> None:  # fmt: skip
+    own = tmp_path / "text.txt"
+    own.write_bytes(text.read_bytes())
+    write = build.manifest.write
+    monkeypatch.setattr(build.manifest, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(task_of(own), tmp_path)
+    monkeypatch.setattr(build.manifest, "write", write)
+    folder = tmp_path / ".mine.building"
+    log = (folder / NAME).read_text().splitlines(keepends=True)
+    (folder / NAME).write_text("".join(line for line in log if '"entry"' not in line))
+    if damage == "rows":
+        rows = bytearray((folder / "train.targets.npy").read_bytes())
+        rows[len(rows) // 2] ^= 1
+        (folder / "train.targets.npy").write_bytes(rows)
+    elif damage == "missing":
+        (folder / "train.segments.npy").unlink()
+    else:
+        own.write_text(own.read_text().replace("here", "there"))
+    rebuilt = contents(prepare(task_of(own), tmp_path).folder)
+    same = {name for name in expected if rebuilt[name] == expected[name]}
+    if damage == "text":
+        assert "train.targets.npy" not in same
+    else:
+        assert same == {*expected} - {"manifest.json"}  # which names the file
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,52 @@
+"""Jobs in processes: results in order, errors passed on, lost processes noticed."""
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from configs.errors import UserError
+from data import workers
+from data.storage import Unfinished
+
+
+def start(power: int) -> Callable[[int], tuple[int, int]]:
+    def compute(number: int) -> tuple[int, int]:
+        if number == 90:
+            raise UserError("ninety is not legal")
+        if number == 91:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number**power, os.getpid()
+
+    return compute
+
+
+def computed(numbers: list[int], worker_count: int) -> list[tuple[int, int]]:
+    jobs = ((number,) for number in numbers)
+    return list(workers.in_order(jobs, functools.partial(start, 3), worker_count))
+
+
+def test_results_come_in_order_and_jobs_are_read_when_there_is_room() -> None:
+    read: list[int] = []
+    jobs = ((number,) for number in range(20) if read.append(number) is None)
+    results = workers.in_order(jobs, functools.partial(start, 3), 2)
+    first = next(results)
+    assert len(read) <= 6
+    both = [first, *results]
+    assert [cube for cube, _ in both] == [n**3 for n in range(20)]
+    processes = {process for _, process in both}
+    assert len(processes) == 2 and os.getpid() not in processes
+
+
+@pytest.mark.parametrize(("numbers", "worker_count"), [([], 3), ([5], 3), ([5, 6, 7], 1)])
+def test_a_single_job_or_worker_needs_no_process(numbers: list[int], worker_count: int) -> None:
+    assert computed(numbers, worker_count) == [(n**3, os.getpid()) for n in numbers]
+
+
+def test_errors_and_lost_processes_end_the_work() -> None:
+    with pytest.raises(UserError, match="ninety is not legal"):
+        computed([1, 90, 2, 3, 4, 5], 2)
+    with pytest.raises(Unfinished, match=r"exit code -9.*fewer --workers"):
+        computed([1, 91, 2, 3, 4, 5], 2)
