@@ -40,7 +40,16 @@ class Vocab(abc.ABC):
     Rows of a batch are filled with zeros whatever pad_id is: their segments say what is text.
     """
 
-    def __init__(self, model: bytes, size: int, *, begin_id: int, end_id: int, pad_id: int | None):
+    def __init__(
+        self,
+        model: bytes,
+        size: int,
+        *,
+        begin_id: int,
+        end_id: int,
+        pad_id: int | None,
+        reads_begin: bool = True,
+    ):
         self.model = model
         """What `save` writes."""
         self.size = size
@@ -51,6 +60,8 @@ class Vocab(abc.ABC):
         """What stands behind the last token of a text."""
         self.pad_id = pad_id
         """What has no text; None where the vocab has no such id."""
+        self.reads_begin = reads_begin
+        """Whether a decoder reads begin_id before a prompt, too."""
 
     @functools.cached_property
     def hash(self) -> str:

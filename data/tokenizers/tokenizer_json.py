@@ -82,7 +82,11 @@ class TokenizerJsonVocab(Vocab):
             )
         begin = end if ids["begin"] is None else ids["begin"]
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        super().__init__(model, size, begin_id=begin, end_id=end, pad_id=ids["pad"])
+        settings = _object(self.files.get(CONFIG, "{}"), CONFIG)
+        reads_begin = ids["begin"] is not None and settings.get("add_bos_token") is not False
+        super().__init__(
+            model, size, begin_id=begin, end_id=end, pad_id=ids["pad"], reads_begin=reads_begin
+        )
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)

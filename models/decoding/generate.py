@@ -25,6 +25,7 @@ NEW_TOKENS = "new_tokens"  # the scope of the loop over them, for who reads the 
         "seeds_B",
         "max_new_tokens_B",
         "min_new_tokens_B",
+        "begins_B",
     ],
     meta_fields=["begin_id", "end_id"],
 )
@@ -42,6 +43,8 @@ class DecodeInputs:
     """New tokens after which a text is cut, END counted."""
     min_new_tokens_B: Array | None = None
     """New tokens before which no text ends, END counted."""
+    begins_B: Array | None = None
+    """The token before each prompt, where they differ."""
     begin_id: int = BEGIN
     """What the model reads before each text."""
     end_id: int = END
@@ -159,7 +162,10 @@ def prefill(
     Also returned are the cache and which of its slots hold a token of the sentence.
     """
     rows, prompt = inputs.prompts_BL.shape
-    begin_Bl = layout.reshard(jnp.full((rows, 1), inputs.begin_id, jnp.int32), "Bl")
+    begins_B = inputs.begins_B
+    if begins_B is None:
+        begins_B = jnp.full((rows,), inputs.begin_id, jnp.int32)
+    begin_Bl = layout.reshard(begins_B[:, None], "Bl")
     tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(inputs.prompts_BL, "Bl")], axis=1)
     last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == inputs.prompt_lengths_B[:, None]
     last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1)

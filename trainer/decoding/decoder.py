@@ -72,6 +72,9 @@ class Decoder:
     begin_id: int = PAD
     """What the model reads before a text."""
     end_id: int = EOS
+    reads_begin: bool = True
+    """Whether it does so before a prompt, too; otherwise the first token of a prompt is the first
+    that it reads."""
 
     def decode(
         self, requests: Sequence[Request]
@@ -106,7 +109,11 @@ class Decoder:
         """Decodes one batch of this shape; requests for a single token fill it up."""
         rows, source, prompt, new_tokens = shape
         filled = [*batch, *[Request([], 1)] * (rows - len(batch))]
-        prompts = [request.prompt for request in filled]
+        prompts, begins_B = [request.prompt for request in filled], None
+        if not self.reads_begin:
+            begins = [[*prompt[:1], self.begin_id][0] for prompt in prompts]
+            begins_B = self._put(np.array(begins, np.int32), "B")
+            prompts = [prompt[1:] for prompt in prompts]
         min_new_tokens = max(request.min_new_tokens for request in filled)
         min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
         inputs = DecodeInputs(
@@ -115,6 +122,7 @@ class Decoder:
             seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
             max_new_tokens_B=self._put(np.array([r.max_new_tokens for r in filled], np.int32), "B"),
             min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
+            begins_B=begins_B,
             begin_id=self.begin_id,
             end_id=self.end_id,
         )

@@ -73,7 +73,8 @@ def decoder_of(
     model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
     vocab = trained.vocabs.target
-    return Decoder(model, params, trained.mesh, search, rows, vocab.begin_id, vocab.end_id)
+    special = (vocab.begin_id, vocab.end_id, vocab.reads_begin)
+    return Decoder(model, params, trained.mesh, search, rows, *special)
 
 
 def programs_of(flags: SearchFlags) -> Callable[[Run], list[Program]]:

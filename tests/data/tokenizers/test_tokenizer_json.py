@@ -93,7 +93,14 @@ def test_settings_choose_other_special_tokens(folder):
 def test_a_text_without_a_beginning_begins_with_an_end(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "bos_token": None}))
     vocab = given(folder)
-    assert vocab.begin_id == vocab.end_id == 257
+    assert vocab.begin_id == vocab.end_id == 257 and not vocab.reads_begin
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_files_say_whether_prompts_stand_behind_a_beginning(folder, adds):
+    assert given(folder).reads_begin
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "add_bos_token": adds}))
+    assert given(folder).reads_begin == adds
 
 
 def test_a_saved_vocab_is_the_same_and_keeps_the_files(folder, tmp_path):
