@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 _BLOCK = 4096  # places; a rate is kept to half of one part in this many
+TABLE_ROWS = 1 << 23
+"""The most rows that a table orders, of 8 bytes a row: smaller sets keep the order of the first
+versions, larger ones need no memory."""
+_ROUNDS = 8
 
 
 def shuffled(seed: int, places: np.ndarray, rows: int, stream: int = 0) -> np.ndarray:
@@ -18,8 +22,41 @@ def shuffled(seed: int, places: np.ndarray, rows: int, stream: int = 0) -> np.nd
     ids = np.empty(len(places), np.int64)
     for epoch in np.unique(epochs).tolist():
         now = epochs == epoch
-        ids[now] = _permutations(seed, stream, rows)(epoch)[places[now] % rows]
+        if rows <= TABLE_ROWS:
+            ids[now] = _permutations(seed, stream, rows)(epoch)[places[now] % rows]
+        else:
+            ids[now] = permuted(places[now] % rows, rows, _numbers(_ROUNDS, seed, epoch, stream))
     return ids
+
+
+def permuted(places: np.ndarray, rows: int, keys: np.ndarray) -> np.ndarray:
+    """Returns the rows at some places of a permutation, computed for these places alone.
+
+    A Feistel network with a key a round permutes the numbers of twice `half` bits, of which at
+    most four times as many as rows there are; a number that is no row is permuted again (Black
+    and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: cycle walking).
+    """
+    half = max(1, ((rows - 1).bit_length() + 1) // 2)
+    ids = _network(places.astype(np.uint64), half, keys)
+    while (outside := ids >= rows).any():
+        ids[outside] = _network(ids[outside], half, keys)
+    return ids.astype(np.int64)
+
+
+def _network(numbers: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = numbers >> bits, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right + key) & mask)
+    return (left << bits) | right
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Spreads each bit over all, as the last step of MurmurHash3 does."""
+    shift = np.uint64(33)
+    numbers = (numbers ^ (numbers >> shift)) * np.uint64(0xFF51AFD7ED558CCD)
+    numbers = (numbers ^ (numbers >> shift)) * np.uint64(0xC4CEB9FE1A85EC53)
+    return numbers ^ (numbers >> shift)
 
 
 @functools.lru_cache(maxsize=1024)

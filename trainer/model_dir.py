@@ -18,7 +18,9 @@ from configs.errors import UserError
 from configs.load import Config, load
 from configs.paths import path_of
 from configs.write import dump
+from data import order
 from data.cache import Prepared
+from data.mixture import TABLE_ROWS
 from data.storage import atomic_write
 from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
@@ -62,13 +64,21 @@ class ModelDir:
         return (self.model_dir / SOURCE_FILE).exists()
 
     def check_text(self, prepared: Prepared, task: Task) -> None:
-        """Refuses to continue a run on other text."""
+        """Refuses to continue a run on other text, or on its rows in another order."""
         before, content_hash = self.content_hash, prepared.manifest["content_hash"]
         if before not in (None, content_hash):
             raise UserError(
                 f"{self.model_dir} was trained on other text of task {task.name} (content hash "
                 f"{before}, now {content_hash}).  Give the --data_dir of "
                 "that text, or choose another --model_dir."
+            )
+        version = order.VERSION if self.last_start is None else self.last_start.order
+        if not order.has_order_of(version, prepared.splits["train"]):
+            raise UserError(
+                f"{self.model_dir} was trained on the rows in the order of an earlier version "
+                f"(order {version}, now {order.VERSION}), which is another one for more than "
+                f"{TABLE_ROWS:,} rows.  Continue with that version of Meshloom, or give "
+                "another --model_dir and the Run.start_from of this one."
             )
 
     @property

@@ -1,11 +1,13 @@
 """Mixing: rates kept, no row lost, and each place the same whoever asks."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.mixture import MixtureOrder, shuffled
+from data.mixture import MixtureOrder, permuted, shuffled
 
 ROWS = (700, 30, 5, 90)
 RATES = (5, 3, 1.5, 0.5)
@@ -83,3 +85,35 @@ def test_quotas_fill_a_block_and_lie_within_one_place_of_their_rates(rates):
 def test_the_order_never_changes_between_versions(mix):
     assert list(shuffled(7, np.arange(10, 15), 11)) == [1, 1, 3, 2, 10]
     assert list(mix.row_ids(7, np.arange(4094, 4102))) == [712, 62, 47, 722, 592, 304, 731, 727]
+
+
+KEYS = np.arange(1, 9, dtype=np.uint64) << np.uint64(40)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 11, 64, 65, 1000, 4097])
+def test_a_computed_permutation_has_each_row_once(rows):
+    orders = [permuted(np.arange(rows), rows, KEYS + np.uint64(n)) for n in range(6)]
+    assert all(sorted(order) == list(range(rows)) for order in orders)
+    assert len(set(map(tuple, orders))) == 6 or rows < 6
+
+
+def test_a_computed_permutation_leaves_nothing_of_the_order():
+    """Neighbours, places and their lowest bits are as independent as in a random permutation."""
+    rows = 9_000
+    order = permuted(np.arange(rows), rows, KEYS).astype(float)
+    for other in (np.arange(rows), np.roll(order, 1), np.roll(order, 64), order % 2):
+        assert abs(np.corrcoef(order, other)[0, 1]) < 4 / rows**0.5
+    counts = np.histogram2d(order, np.arange(rows), bins=15)[0]
+    chi_square = ((counts - rows / 225) ** 2 / (rows / 225)).sum()
+    assert abs(chi_square - 14**2) < 5 * (2 * 14**2) ** 0.5
+
+
+def test_a_billion_rows_are_ordered_without_a_table():
+    rows, places = 10**9, np.arange(10**9 - 3000, 10**9 + 3000)
+    tracemalloc.start()
+    ids = shuffled(7, places, rows)
+    assert tracemalloc.get_traced_memory()[1] < 2e6
+    tracemalloc.stop()
+    assert len(set(ids[:3000])) == len(set(ids[3000:])) == 3000
+    assert 0 <= ids.min() < 10**6 and 10**9 - 10**6 < ids.max() < 10**9
+    assert list(ids[:3]) == [257712943, 939848169, 426647641]  # never changes between versions

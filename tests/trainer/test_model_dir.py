@@ -4,17 +4,22 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.errors import UserError
+from data.mixture import TABLE_ROWS
+from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from tests.trainer.planning.runs import TASK
 from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.resume.history import record_start
 
 
-def prepared(content_hash: str) -> Any:
-    return types.SimpleNamespace(manifest={"content_hash": content_hash})
+def prepared(content_hash: str, rows: int = 5) -> Any:
+    none = np.broadcast_to(np.zeros((1, 4), np.uint16), (rows, 4))
+    splits = {"train": Rows(none, none, Counts(rows=rows))}
+    return types.SimpleNamespace(manifest={"content_hash": content_hash}, splits=splits)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -41,3 +46,15 @@ def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
     directory.check_text(prepared("abc"), TASK)
     with pytest.raises(UserError, match=r"other text of task toy \(content hash abc, now abd\)"):
         directory.check_text(prepared("abd"), TASK)
+
+
+def test_a_run_continues_only_in_its_order(tmp_path: Path) -> None:
+    """Earlier versions ordered many rows otherwise, and wrote down no version."""
+    record_start(tmp_path, 0, tmp_path, "abc", [])
+    directory, many = ModelDir(tmp_path), TABLE_ROWS + 1
+    directory.check_text(prepared("abc", many), TASK)
+    history = tmp_path / "history.jsonl"
+    history.write_text(history.read_text().replace('"order": 2, ', ""))
+    directory.check_text(prepared("abc", TABLE_ROWS), TASK)
+    with pytest.raises(UserError, match=r"\(order 1, now 2\).* more than 8,388,608 rows"):
+        directory.check_text(prepared("abc", many), TASK)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data import order
 from data.storage import atomic_write
 from trainer.metrics.jsonl import Line, read_lines
 
@@ -32,6 +33,8 @@ class Start:
     time: str
     data_dir: str | None = None
     content_hash: str | None = None
+    order: int = 1
+    """Version of the order of the rows; the first one was not written down."""
     changes: Sequence[Line] = ()
     """Name, old and new value of each setting that changed, values as Python writes them."""
 
@@ -60,6 +63,7 @@ def record_start(
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         data_dir=str(data_dir),
         content_hash=content_hash,
+        order=order.VERSION,
         changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
     )
     model_dir.mkdir(parents=True, exist_ok=True)

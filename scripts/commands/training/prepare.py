@@ -1,6 +1,6 @@
 """Runs `meshloom prepare`: tokenizes and packs a task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from configs.errors import UserError
 from configs.load import Config
@@ -41,6 +41,8 @@ def prepare_task(flags: PrepareFlags) -> None:
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
+    for line in mixture_lines(prepared.splits["train"], rows_of_run(config)):
+        print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
 
@@ -52,6 +54,32 @@ def vocabs_to_start_from(config: Config, task: Task) -> Vocabs | None:
     bound = {binding.name: binding.value for binding in config.bindings()}
     folder = bound.get("Run.start_from")
     return starting_vocabs(folder, task) if isinstance(folder, str) else None
+
+
+def rows_of_run(config: Config) -> int | None:
+    """Returns how many rows a run reads; None where the settings name no run."""
+    bound = {binding.name: binding.value for binding in config.bindings()}
+    steps, batch_sequences = bound.get("Run.steps"), bound.get("Run.batch_sequences")
+    if isinstance(steps, int) and isinstance(batch_sequences, int):
+        return steps * batch_sequences
+    return None
+
+
+def mixture_lines(rows: Rows, sequences: int | None) -> Iterator[str]:
+    """Describes each part of a mixture: its rate, its share, and how often a run reads a row.
+
+    `sequences` is how many rows the run reads; None where no run is known.
+    """
+    if rows.mix is None:
+        return
+    for part, rate in zip(rows.parts, rows.mix.rates, strict=True):
+        count = len(part.rows)
+        line = f"{part.name}: {rate:.1%} of the rows of training, {count / len(rows):.1%} of all"
+        if sequences is not None:
+            line += (
+                f"; the run reads each of its {count:,} rows {sequences * rate / count:,.2f} times"
+            )
+        yield line + "."
 
 
 def print_parts(splits: Mapping[str, Rows]) -> None:

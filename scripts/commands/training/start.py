@@ -10,6 +10,7 @@ from data.cache import Prepared
 from layouts.layout import Layout
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
+from scripts.commands.training.prepare import mixture_lines
 from scripts.commands.training.progress import BuildBar
 from scripts.terminal import print_note
 from trainer.checks import check_vocabs
@@ -72,6 +73,8 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
             run.task, data_dir, vocabs=vocabs, content_hash=content_hash,
             on_progress=bar.on_progress,
         )  # fmt: skip
+    for line in mixture_lines(prepared.splits["train"], run.steps * run.batch_sequences):
+        print_note(line)
     check_vocabs(run, prepared.vocabs)
     if is_continued:
         directory.check_text(prepared, run.task)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
-from scripts.commands.training.prepare import print_parts
+from scripts.commands.training.prepare import mixture_lines, print_parts
 
 
 def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +24,20 @@ def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]
     ]
     print_parts({"train": Rows(none, none, Counts())})  # of a text, which has no pairs
     assert capsys.readouterr().out == ""
+
+
+def test_rates_shares_and_repetitions_of_a_mixture_are_described() -> None:
+    none = np.zeros((40, 6), np.uint16)
+    parts = [
+        RowsOfPart(name, rows, Counts(rows=len(rows)), {})
+        for name, rows in (("de", range(30)), ("fr", range(30, 40)))
+    ]
+    rows = Rows(none, none, Counts(), parts=parts, mix=MixtureOrder.of((30, 10), (1, 1)))
+    assert list(mixture_lines(rows, 120)) == [
+        "de: 50.0% of the rows of training, 75.0% of all; the run reads each of its 30 rows 2.00 "
+        "times.",
+        "fr: 50.0% of the rows of training, 25.0% of all; the run reads each of its 10 rows 6.00 "
+        "times.",
+    ]
+    assert list(mixture_lines(rows, None))[1] == "fr: 50.0% of the rows of training, 25.0% of all."
+    assert list(mixture_lines(Rows(none, none, Counts()), 120)) == []
