@@ -21,7 +21,9 @@ FORMAT = 1
 NAME = "manifest.json"
 CHECKSUM = "crc32"
 _FILES = ("Task.word_list", "SentencePiece.model_file", "TokenizerJson.path")
-_OF_THE_ORDER = ("Mixture.rates", "Mixture.temperature")  # the rows do not depend on these
+_OF_THE_ORDER = (  # the rows do not depend on these
+    "Mixture.rates", "Mixture.temperature", "TextMixture.rates", "TextMixture.temperature",
+)  # fmt: skip
 _GIVEN = "given_vocabs"
 
 

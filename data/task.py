@@ -29,6 +29,7 @@ from data.sources import json_lines as json_lines  # task files name what these 
 from data.sources import lm1b as lm1b
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet
+from data.sources import text_mixture as text_mixture
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
@@ -180,8 +181,8 @@ class Task:
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the raw text."""
-        examples = _hashed_lines(self.source.lines(split), digest)
-        yield PartOfText(type(self.source).__name__, examples, Counter())
+        for name, source in self.source.parts_of(split).items():
+            yield PartOfText(name, _hashed_lines(source.lines(split), digest), Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
@@ -195,8 +196,8 @@ class Task:
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split."""
-        return {}
+        """Returns what a manifest keeps of the parts of a split; nothing of a single one."""
+        return {"parts": list(parts)} if len(parts) > 1 else {}
 
     def cached_rows(
         self,
@@ -206,10 +207,14 @@ class Task:
         vocabs: Vocabs,
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
+        parts = list(_rows_of_parts(entry.get("parts", [])))
+        sizes = [part.counts.rows for part in parts]
         return Rows(
             array("targets"),
             array("segments"),
             Counts.read(entry),
+            mix=self.source.mix(sizes) if parts and split == "train" else None,
+            parts=parts,
             begin_id=vocabs.target.begin_id,
         )
 
@@ -373,7 +378,7 @@ class Translation(Task):
         vocabs: Vocabs,
     ) -> PairRows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(_rows_of_parts(entry["parts"]))
+        parts = list(_rows_of_parts(entry["parts"], LONG))
         sizes = [part.counts.rows for part in parts]
         return PairRows(
             array("targets"),
@@ -430,10 +435,11 @@ def _hashed(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
         yield pair
 
 
-def _rows_of_parts(entries: list[dict[str, Any]]) -> Iterator[RowsOfPart]:
+def _rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:
+    """Yields the rows of each part; left_out names the reason for which some are in no row."""
     first = 0
     for entry in entries:
         counts = Counts.read(entry)
-        dropped = {**entry["dropped"], LONG: counts.left_out}
+        dropped = entry["dropped"] | dict.fromkeys(left_out, counts.left_out)
         rows = range(first, first := first + counts.rows)
         yield RowsOfPart(entry["name"], rows, counts, dropped)

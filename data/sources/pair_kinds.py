@@ -11,7 +11,7 @@ from pydantic import Field
 from configs.errors import UserError, listed
 from configs.spec import Count, CountOrZero, Positive, Seed, abstract_spec, spec
 from data.mixture import MixtureOrder
-from data.sources import pair_files, text_files, tfds
+from data.sources import mixing, pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
 from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
 
@@ -235,10 +235,7 @@ class Mixture(Pairs):
         are numbered."""
         parts = self.all_parts
         kinds = [tag_name(part.tag or "") or type(part).__name__ for part in parts]
-        names = [
-            part.name or (f"{kind}_{kinds[:i].count(kind) + 1}" if kinds.count(kind) > 1 else kind)
-            for i, (part, kind) in enumerate(zip(parts, kinds, strict=True))
-        ]
+        names = mixing.part_names([part.name for part in parts], kinds)
         named = zip(names, parts, strict=True)
         return {name: part for name, part in named if split in part.splits()}
 
@@ -253,9 +250,7 @@ class Mixture(Pairs):
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder:
         """Returns the rates of the parts in training, given the number of rows of each."""
-        return MixtureOrder.of(
-            rows, self.rates or [size ** (1 / self.temperature) for size in rows]
-        )
+        return mixing.order_of(rows, self.rates, self.temperature)
 
     def _problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):
@@ -269,20 +264,9 @@ class Mixture(Pairs):
             yield from self._language_problems()
         for split in SPLITS:
             parts = [part for part in self.all_parts if split in part.splits()]
-            names = [part.name for part in parts if part.name is not None]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                yield f"Mixture.parts: several of {split!r} have the name {', '.join(twice)}."
-            if split == "train" and self.rates is not None and len(self.rates) != len(parts):
-                yield (
-                    f"Mixture.rates: {len(self.rates)} rates for {len(parts)} parts.  "
-                    "Give one number for each part, in their order."
-                )
-        if self.rates is not None and self.temperature != 1:
-            yield (
-                f"Mixture.temperature = {self.temperature}: it counts only by size, and "
-                "Mixture.rates is set.  Unset one of them."
-            )
+            yield from mixing.name_problems("Mixture", split, [part.name for part in parts])
+        training = [part for part in self.all_parts if "train" in part.splits()]
+        yield from mixing.rate_problems("Mixture", self.rates, self.temperature, len(training))
 
     def _language_problems(self) -> Iterator[str]:
         for part in self.parts:

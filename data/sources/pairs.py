@@ -1,14 +1,13 @@
 """Defines sources of pairs: each yields the sentences of a split beside their translations."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from configs.errors import UserError, did_you_mean
 from configs.spec import abstract_spec
-from data.mixture import MixtureOrder
 from data.sources.text import Source
 
 LANGUAGE = "{language}"  # what a mixture of languages puts a language for
@@ -113,7 +112,3 @@ class Pairs(Source):
     def tags(self) -> tuple[str, ...]:
         """Names the tags that source lines may have."""
         return () if self.tag is None else (self.tag,)
-
-    def mix(self, rows: Sequence[int]) -> MixtureOrder | None:
-        """Returns the rates of the parts in training, given the number of rows of each."""
-        return None

@@ -1,7 +1,7 @@
 """Defines sources of text: each yields the examples of a split."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,6 +9,7 @@ from pydantic import Field
 from configs.errors import UserError
 from configs.spec import abstract_spec, spec
 from data.corpora import docstrings
+from data.mixture import MixtureOrder
 from data.sources import text_files, tfds
 
 SPLITS = ("train", "validation", "test")
@@ -44,6 +45,19 @@ class Source:
         """Returns whether an example may hold newlines; otherwise each is a line."""
         return False
 
+    @property
+    def part_name(self) -> str | None:
+        """Returns the name that the settings give to this part of a mixture."""
+        return None
+
+    def parts_of(self, split: str) -> Mapping[str, "Source"]:
+        """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
+        return {type(self).__name__: self}
+
+    def mix(self, rows: Sequence[int]) -> MixtureOrder | None:
+        """Returns the rates of the parts in training, given the number of rows of each."""
+        return None
+
 
 @spec
 class Docstrings(Source):
@@ -72,6 +86,12 @@ class FileText(Source):
     validation_fraction: HeldOutFraction = 0.02
     """Approximate share of the training text that is held out if there are no validation files. A
     hash of the example selects it, so that equal examples are never in both splits."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    """Name of a part of a mixture in results. None: its kind."""
+
+    @property
+    def part_name(self) -> str | None:
+        return self.name
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.test is not None else SPLITS[:2]
