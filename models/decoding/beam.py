@@ -115,6 +115,9 @@ class Beam:
     def output(self, layout: Layout, state: Beams) -> DecodeOutput:
         return state.ended
 
+    def cached(self, state: Beams) -> None:
+        """Returns nothing: the cache goes on with other hypotheses than those that have ended."""
+
 
 def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> DecodeOutput:
     """Merges two lists of texts; keeps as many as the first has, the best, in order."""

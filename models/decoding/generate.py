@@ -2,19 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from layouts.axes import letters_of
 from layouts.layout import Layout
 from models.api import Batch, Cache, Decodable, Step, step_layout
+from models.decoding.caches import SeparateCaches, SharedCache, hypothesis_cache, repeat
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
-NEW_TOKENS = "new_tokens"  # the scope of the loop over them, for who reads the program
+# The scopes of the loop over new tokens and of the suffix, for who reads the program.
+NEW_TOKENS, SUFFIX = "new_tokens", "suffix"
 
 
 @functools.partial(
@@ -26,6 +26,7 @@ NEW_TOKENS = "new_tokens"  # the scope of the loop over them, for who reads the 
         "max_new_tokens_B",
         "min_new_tokens_B",
         "begins_B",
+        "suffix_L",
     ],
     meta_fields=["begin_id", "end_id"],
 )
@@ -45,6 +46,8 @@ class DecodeInputs:
     """New tokens before which no text ends, END counted."""
     begins_B: Array | None = None
     """The token before each prompt, where they differ."""
+    suffix_L: Array | None = None
+    """What the texts are ranked by: the likelihood of these tokens behind each."""
     begin_id: int = BEGIN
     """What the model reads before each text."""
     end_id: int = END
@@ -85,6 +88,9 @@ class Search(Protocol):
 
     def output(self, layout: Layout, state: Any) -> DecodeOutput: ...
 
+    def cached(self, state: Any) -> DecodeOutput | None:
+        """Returns the texts in the order of the cache; None where the cache has lost some."""
+
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def generate(
@@ -97,6 +103,8 @@ def generate(
 ) -> DecodeOutput:
     """Continues each prompt, or translates each source, with at most so many new tokens.
 
+    With a suffix, samples are ranked by its mean log-probability behind each (Efficient Giant
+    Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
     layout = step_layout(model.layout)
@@ -123,8 +131,19 @@ def generate(
 
     start = (jnp.zeros((), jnp.int32), state, cache, mask_BWM, last_BW)
     with jax.named_scope(NEW_TOKENS):
-        _, state, *_ = jax.lax.while_loop(unfinished, extend, start)
-    return search.output(layout, state)
+        _, state, cache, mask_BWM, _ = jax.lax.while_loop(unfinished, extend, start)
+    if inputs.suffix_L is None:
+        return search.output(layout, state)
+    texts = search.cached(state)
+    assert texts is not None, "only samples are ranked by a suffix"
+    with jax.named_scope(SUFFIX):
+        lengths_BW, last_BW = text_ends(layout, texts.tokens_BWT, inputs, last_B)
+        tokens_BWL, positions_BWL, targets_BWL = suffix_tokens(layout, inputs, lengths_BW, last_BW)
+        logits_BWLV = hypotheses.feed_suffix(
+            model_step, cache, mask_BWM, lengths_BW, tokens_BWL, positions_BWL
+        )
+        log_p_BWL = log_probabilities(layout, logits_BWLV, targets_BWL)
+    return ranked(layout, texts, jnp.mean(log_p_BWL, axis=2))
 
 
 def initial_cache(
@@ -147,10 +166,13 @@ def start_model(
     params: Any,
     source: Batch | None,
     inputs: DecodeInputs,
-) -> tuple["SharedCache | SeparateCaches", Step, Cache]:
+) -> tuple[SharedCache | SeparateCaches, Step, Cache]:
     """Returns the kind of cache for the hypotheses, the model's step and its empty cache."""
     rows, prompt = inputs.prompts_BL.shape
-    hypotheses = hypothesis_cache(step_layout(model.layout), search, rows, prompt, new_tokens)
+    hypotheses = hypothesis_cache(
+        step_layout(model.layout), flat=search.flat, rows=rows, width=search.width, prompt=prompt,
+        new_tokens=new_tokens, suffix=0 if inputs.suffix_L is None else inputs.suffix_L.shape[0],
+    )  # fmt: skip
     return hypotheses, *model.start(params, source, rows, hypotheses.cache_length)
 
 
@@ -180,108 +202,44 @@ def prefill(
     return last_B, cache, mask_Bm
 
 
-def repeat(layout: Layout, x: Array, width: int, axes: str) -> Array:
-    """Repeats x for each hypothesis; they become the second axis."""
-    shape = (x.shape[0], width, *x.shape[1:])
-    return layout.broadcast_in_dim(x, shape, (0, *range(2, len(shape))), axes)
+def text_ends(
+    layout: Layout, tokens_BWT: Array, inputs: DecodeInputs, last_B: Array
+) -> tuple[Array, Array]:
+    """Returns the length of each text without its END, and its last token or the prompt's."""
+    width, new_tokens = tokens_BWT.shape[1:]
+    place_BWT = layout.iota("BWT", tokens_BWT.shape, "T")
+    ends_BWT = (tokens_BWT == inputs.end_id) | (place_BWT >= inputs.max_new_tokens_B[:, None, None])
+    lengths_BW = jnp.min(jnp.where(ends_BWT, place_BWT, new_tokens), axis=2)
+    here_BWT = place_BWT == lengths_BW[:, :, None] - 1
+    last_BW = jnp.sum(jnp.where(here_BWT, tokens_BWT, 0), axis=2)
+    return lengths_BW, jnp.where(lengths_BW == 0, repeat(layout, last_B, width, "BW"), last_BW)
 
 
-class SharedCache:
-    """Keeps one cache for all hypotheses of a sentence, with a slot for each at each step.
-
-    Each sees its own ancestors; when they change, the mask is rearranged and not the cache.  GShard
-    (Lepikhin et al. 2020), appendix A.1.
-    """
-
-    def __init__(self, layout: Layout, rows: int, width: int, prompt: int, new_tokens: int):
-        self.layout, self.rows, self.width, self.prompt = layout, rows, width, prompt
-        self.cache_length = prompt + width * new_tokens
-
-    def expand(self, cache: Cache) -> Cache:
-        return cache
-
-    def step(
-        self, model_step: Step, cache: Cache, mask_BWM: Array, last_BW: Array, position_BW: Array,
-        step: Array,
-    ) -> tuple[Cache, Array, Array]:  # fmt: skip
-        cache_index = self.prompt + step * self.width
-        shape = (self.rows, self.width, self.cache_length)
-        slot_BWM, hypothesis_BWM = (self.layout.iota("BWM", shape, letter) for letter in "MW")
-        mask_BWM = mask_BWM | (slot_BWM == cache_index + hypothesis_BWM)
-        cache, logits_BWV = model_step(cache, last_BW, position_BW, mask_BWM, cache_index)
-        return cache, mask_BWM, logits_BWV
-
-    def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
-        return cache, self.layout.take_along_axis(mask_BWM, parents_BW, "BWM")
+def suffix_tokens(
+    layout: Layout, inputs: DecodeInputs, lengths_BW: Array, last_BW: Array
+) -> tuple[Array, Array, Array]:
+    """Returns what is fed behind each text, its positions, and the suffix that it predicts."""
+    assert inputs.suffix_L is not None
+    shape = (*lengths_BW.shape, inputs.suffix_L.shape[0])
+    targets_BWL = layout.broadcast_in_dim(inputs.suffix_L, shape, (2,), "BWL")
+    tokens_BWL = jnp.concatenate([last_BW[:, :, None], targets_BWL[:, :, :-1]], axis=2)
+    first_BW = inputs.prompt_lengths_B[:, None] + lengths_BW
+    positions_BWL = first_BW[:, :, None] + layout.iota("BWL", shape, "L")
+    return tokens_BWL, positions_BWL, targets_BWL
 
 
-class SeparateCaches:
-    """Keeps a cache for each hypothesis, which moves when a hypothesis continues another."""
-
-    def __init__(self, layout: Layout, rows: int, width: int, prompt: int, new_tokens: int):
-        self.layout, self.rows, self.width, self.prompt = layout, rows, width, prompt
-        self.cache_length = prompt + new_tokens
-
-    def expand(self, cache: Cache) -> Cache:
-        def repeated(x: Array, axes: str) -> Array:
-            axes = "BW" + axes[1:]
-            return self._merge(repeat(self.layout, x, self.width, axes), axes)
-
-        return self._by_name(cache, repeated)
-
-    def step(
-        self, model_step: Step, cache: Cache, mask_BWM: Array, last_BW: Array, position_BW: Array,
-        step: Array,
-    ) -> tuple[Cache, Array, Array]:  # fmt: skip
-        cache_index = self.prompt + step
-        shape = (self.rows, self.width, self.cache_length)
-        mask_BWM = mask_BWM | (self.layout.iota("BWM", shape, "M") == cache_index)
-        last, position, mask = (
-            jnp.expand_dims(self._merge(x, axes), 1)
-            for x, axes in ((last_BW, "BW"), (position_BW, "BW"), (mask_BWM, "BWM"))
-        )
-        cache, logits_BLV = model_step(cache, last, position, mask, cache_index)
-        return cache, mask_BWM, self._split(logits_BLV[:, 0], "BWV")
-
-    def reorder(self, cache: Cache, mask_BWM: Array, parents_BW: Array) -> tuple[Cache, Array]:
-        def moved(x: Array, axes: str) -> Array:
-            axes = "BW" + axes[1:]
-            x = self.layout.take_along_axis(self._split(x, axes), parents_BW, axes)
-            return self._merge(x, axes)
-
-        return self._by_name(cache, moved, but="source"), mask_BWM
-
-    def _by_name(
-        self, cache: Cache, change: Callable[[Array, str], Array], but: str = "-"
-    ) -> Cache:
-        """Changes the arrays of a cache, given their letters; stacked layers one after another."""
-
-        def changed(path: tuple[jax.tree_util.DictKey, ...], x: Array) -> Array:
-            name = path[-1].key
-            axes = letters_of(name)
-            if name.startswith(but):
-                return x
-            if x.ndim > len(axes):
-                return jax.lax.map(lambda layer: change(layer, axes), x)
-            return change(x, axes)
-
-        return jax.tree.map_with_path(changed, cache)
-
-    def _merge(self, x: Array, axes: str) -> Array:
-        """Merges hypotheses, the second of these axes, into rows."""
-        shape = (x.shape[0] * x.shape[1], *x.shape[2:])
-        return self.layout.reshape(x, shape, axes[0] + axes[2:])
-
-    def _split(self, x: Array, axes: str) -> Array:
-        """Splits rows into the hypotheses of their sentences."""
-        shape = (self.rows, self.width, *x.shape[1:])
-        return self.layout.reshape(x, shape, axes)
+def log_probabilities(layout: Layout, logits_BWLV: Array, targets_BWL: Array) -> Array:
+    """Returns the log-probability of each target."""
+    log_z_BWL = layout.reshard(jax.nn.logsumexp(logits_BWLV, axis=-1), "BWL")
+    logit_BWL1 = layout.take_last(logits_BWLV, targets_BWL[:, :, :, None], "BWLV")
+    return layout.reshard(logit_BWL1[:, :, :, 0], "BWL") - log_z_BWL
 
 
-def hypothesis_cache(
-    layout: Layout, search: Search, rows: int, prompt: int, new_tokens: int
-) -> SharedCache | SeparateCaches:
-    """Returns the arrangement of caches for a search."""
-    return (SharedCache if search.flat else SeparateCaches)(
-        layout, rows, search.width, prompt, new_tokens
+def ranked(layout: Layout, texts: DecodeOutput, score_BW: Array) -> DecodeOutput:
+    """Sorts texts by a score, the highest first."""
+    score_BW, order_BW = layout.top_k(score_BW, score_BW.shape[1], "BW")
+    return DecodeOutput(
+        layout.take_along_axis(texts.tokens_BWT, order_BW, "BWT"),
+        score_BW,
+        layout.take_along_axis(texts.log_probability_BW, order_BW, "BW"),
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import DecodeInputs, DecodeOutput
+from models.decoding.generate import DecodeInputs, DecodeOutput, ranked
 from models.decoding.nucleus import nucleus, nucleus_of_sorted
 
 Array = jax.Array
@@ -66,10 +66,10 @@ class Sampling:
 
     def output(self, layout: Layout, state: Samples) -> DecodeOutput:
         """Sorts the texts, the likeliest first."""
-        score_BW, order_BW = layout.top_k(state.score_BW, self.width, "BW")
-        return DecodeOutput(
-            layout.take_along_axis(state.tokens_BWT, order_BW, "BWT"), score_BW, score_BW
-        )
+        return ranked(layout, self.cached(state), state.score_BW)
+
+    def cached(self, state: Samples) -> DecodeOutput:
+        return DecodeOutput(state.tokens_BWT, state.score_BW, state.score_BW)
 
     def choose(
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array

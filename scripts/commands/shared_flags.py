@@ -156,6 +156,14 @@ class SearchFlags(BeamFlags):
         bool,
         Flag("Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."),
     ] = False
+    rescore_suffix: Annotated[
+        str | None,
+        Flag(
+            "Ranks the samples by the likelihood of TEXT behind each; their score is its mean "
+            "log-probability per token.",
+            metavar="TEXT",
+        ),
+    ] = None
     seed: Annotated[int, Flag("Seed of the random choices.", min=0)] = 0
     min_tokens: Annotated[int, Flag("Minimum number of new tokens.", metavar="N", min=0)] = 0
     length_factor: Annotated[

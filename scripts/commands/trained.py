@@ -49,9 +49,10 @@ def trained_models(
         yield models
 
 
-def decode_program(run: Run, search: Search) -> Program:
+def decode_program(run: Run, search: Search, *, with_suffix: bool = False) -> Program:
     """Returns what traces the decoding of one batch."""
-    return functools.partial(trace_decode, shape=shortest_shape(run, search, run.batch_sequences))
+    shape = shortest_shape(run, search, run.batch_sequences, with_suffix=with_suffix)
+    return functools.partial(trace_decode, shape=shape)
 
 
 def only(steps: list[int | None]) -> int | None:

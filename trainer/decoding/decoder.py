@@ -75,6 +75,8 @@ class Decoder:
     reads_begin: bool = True
     """Whether it does so before a prompt, too; otherwise the first token of a prompt is the first
     that it reads."""
+    suffix: tuple[int, ...] = ()
+    """Ranks samples by its likelihood behind each; where it is empty, by their own."""
 
     def decode(
         self, requests: Sequence[Request]
@@ -95,8 +97,10 @@ class Decoder:
         """Raises where the cache of the largest batch does not fit."""
         largest = max(shapes, key=lambda shape: shape.rows * sum(shape[1:]), default=None)
         if largest is not None:
-            *sizes, new_tokens = largest
-            inputs = abstract_inputs(self.model.layout, self.mesh, *sizes)
+            rows, source, prompt, new_tokens = largest
+            inputs = abstract_inputs(
+                self.model.layout, self.mesh, rows, source, prompt, len(self.suffix)
+            )
             with jax.set_mesh(self.mesh):
                 cache = trace_cache.eval_shape(
                     self.model, self.search, new_tokens, self.params, *inputs
@@ -123,6 +127,7 @@ class Decoder:
             max_new_tokens_B=self._put(np.array([r.max_new_tokens for r in filled], np.int32), "B"),
             min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
             begins_B=begins_B,
+            suffix_L=self._put(np.array(self.suffix, np.int32), "l") if self.suffix else None,
             begin_id=self.begin_id,
             end_id=self.end_id,
         )
@@ -166,7 +171,7 @@ class Decoder:
 
 
 def abstract_inputs(
-    layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int
+    layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int, suffix: int = 0
 ) -> tuple[dict[str, Any] | None, DecodeInputs]:
     """Returns the shapes of sources, where they have a length, and of what is decoded from them."""
 
@@ -179,6 +184,7 @@ def abstract_inputs(
         prompt_lengths_B=array("B", rows),
         seeds_B=array("B", rows, dtype=np.uint32),
         max_new_tokens_B=array("B", rows),
+        suffix_L=array("l", suffix) if suffix else None,
     )
     return {name: array("BM", rows, source) for name in names} if source else None, inputs
 

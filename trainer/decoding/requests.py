@@ -36,6 +36,8 @@ class DecodeOptions:
     tag: str | None = None
     consensus: bool = False
     """Of the samples of a line, take the one that is most like all of them (chrF)."""
+    rescore_suffix: str | None = None
+    """Rank the samples of a line by the likelihood of this text behind each."""
 
 
 class Hypothesis(NamedTuple):
@@ -55,13 +57,14 @@ def continuation_requests(
 ) -> list[Request]:
     """Makes requests to continue each prompt."""
     max_new_tokens = options.max_tokens or max_new_tokens
-    requests = []
+    requests, suffix = [], len(suffix_of(options, vocabs))
     for line, prompt in enumerate(vocabs.target.encode(prompts)):
-        if max_length is not None and len(prompt) + 1 + max_new_tokens > max_length:
+        if max_length is not None and len(prompt) + 1 + max_new_tokens + suffix > max_length:
+            of_suffix = f" and {suffix} of --rescore_suffix" if suffix else ""
             raise UserError(
-                f"line {line + 1}: {len(prompt)} prompt tokens and {max_new_tokens} new ones do "
-                f"not fit in the model's {max_length} learned positions.  Shorten it, or lower "
-                "--max_tokens."
+                f"line {line + 1}: {len(prompt)} prompt tokens and {max_new_tokens} new ones"
+                f"{of_suffix} do not fit in the model's {max_length} learned positions.  Shorten "
+                "it, or lower --max_tokens."
             )
         requests.append(
             Request(prompt, max_new_tokens, line_seed(options, line), options.min_tokens + 1)
@@ -84,6 +87,13 @@ def translation_requests(
     tag = chosen_tag(options.tag, task.tags)
     source_length = task.row_lengths["source_length"]
     [prefix] = vocabs.target.encode([options.prefix or ""])
+    given = len(prefix) + len(suffix_of(options, vocabs))
+    room = None if max_length is None else max_length - 1 - given
+    if room is not None and room < 1:
+        raise UserError(
+            f"--prefix and --rescore_suffix have {given} tokens, which leave no room for a "
+            f"translation in the model's {max_length} learned positions.  Shorten them."
+        )
     requests, cut = [], 0
     for line, ids in enumerate(vocabs.of_source.encode([tagged(text, tag) for text in sources])):
         if len(ids) + 1 > source_length:
@@ -92,8 +102,8 @@ def translation_requests(
         max_new_tokens = (
             options.max_tokens or int(len(source) * options.length_factor) + options.length_extra
         )
-        if max_length is not None:
-            max_new_tokens = min(max_new_tokens, max_length - 1 - len(prefix))
+        if room is not None:
+            max_new_tokens = min(max_new_tokens, room)
         min_new_tokens = min(options.min_tokens + 1, max_new_tokens)
         requests.append(
             Request(prefix, max_new_tokens, line_seed(options, line), min_new_tokens, source)
@@ -174,8 +184,25 @@ def best_texts(
 
 def check_search(options: DecodeOptions, search: object) -> None:
     """Refuses options that need samples where there are none."""
-    if options.consensus and not (isinstance(search, Sampling) and search.width > 1):
-        raise UserError("--consensus chooses among samples.  Add --samples=16, for example.")
+    ranks = {
+        "--consensus": options.consensus,
+        "--rescore_suffix": options.rescore_suffix is not None,
+    }
+    names = [name for name, is_given in ranks.items() if is_given]
+    if len(names) > 1:
+        raise UserError(f"{' and '.join(names)} both rank samples.  Remove one.")
+    if names and not (isinstance(search, Sampling) and search.width > 1):
+        raise UserError(f"{names[0]} chooses among samples.  Add --samples=16, for example.")
+
+
+def suffix_of(options: DecodeOptions, vocabs: Vocabs) -> tuple[int, ...]:
+    """Returns the tokens by which samples are ranked; none where they are not."""
+    if options.rescore_suffix is None:
+        return ()
+    [ids] = vocabs.target.encode([options.rescore_suffix])
+    if not len(ids):
+        raise UserError("--rescore_suffix: the text has no tokens.  Give one or more words.")
+    return tuple(map(int, ids))
 
 
 def check_tag(tag: str | None, task: Task) -> None:

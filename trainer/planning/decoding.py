@@ -49,11 +49,16 @@ class DecodeShape(NamedTuple):
     """Tokens of each prompt."""
     new_tokens: int
     """Steps of decoding, where no text ends sooner."""
+    suffix_tokens: int = 0
+    """Tokens of the suffix that ranks samples; 0 without one."""
 
 
-def shortest_shape(run: Run, search: Search, rows: int) -> DecodeShape:
+def shortest_shape(
+    run: Run, search: Search, rows: int, *, with_suffix: bool = False
+) -> DecodeShape:
     """Returns the smallest sizes that have all parts of a decoding program."""
-    return DecodeShape(search, rows, SHORTEST * run.task.has_source, SHORTEST, SHORTEST)
+    source, suffix = SHORTEST * run.task.has_source, SHORTEST * with_suffix
+    return DecodeShape(search, rows, source, SHORTEST, SHORTEST, suffix)
 
 
 class DecodeWork(NamedTuple):
@@ -144,7 +149,8 @@ def trace_decode(
     """Traces the decoding that `decode` runs; allocates nothing."""
     model, rows = run.model.model(layout), shape.rows
 
-    source, requests = abstract_inputs(layout, mesh, rows, shape.source_tokens, shape.prompt_tokens)
+    tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
+    source, requests = abstract_inputs(layout, mesh, rows, *tokens)
     params = abstract_params(model, mesh)
     static = (model, shape.search, shape.new_tokens)
     with use_mesh(mesh):

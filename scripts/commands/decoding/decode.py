@@ -32,6 +32,7 @@ from trainer.decoding.requests import (
     check_search,
     decode_lines,
     make_requests,
+    suffix_of,
 )
 from trainer.multihost import from_first_process, is_first_process
 from trainer.run import Run
@@ -68,18 +69,20 @@ def decoder_of(
 ) -> Decoder:
     """Makes the decoder of one model, or of several that decode together."""
     trained = members[0]
-    search = search_of(flags, trained.run.task)
-    check_search(options_of(flags), search)
+    search, options = search_of(flags, trained.run.task), options_of(flags)
+    check_search(options, search)
     model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
     vocab = trained.vocabs.target
     special = (vocab.begin_id, vocab.end_id, vocab.reads_begin)
-    return Decoder(model, params, trained.mesh, search, rows, *special)
+    suffix = suffix_of(options, trained.vocabs)
+    return Decoder(model, params, trained.mesh, search, rows, *special, suffix)
 
 
 def programs_of(flags: SearchFlags) -> Callable[[Run], list[Program]]:
     """Returns what decoding with these flags traces, given a run."""
-    return lambda run: [decode_program(run, search_of(flags, run.task))]
+    ranks = flags.rescore_suffix is not None
+    return lambda run: [decode_program(run, search_of(flags, run.task), with_suffix=ranks)]
 
 
 def continuations(

@@ -33,6 +33,8 @@ class DecodeFlags:
         "echo 'Return the' | meshloom decode --model_dir=runs/mine --input=- --temperature=0.7",
         "meshloom decode --model_dir=runs/mine --input=test.en --output=test.de",
         "meshloom decode --model_dir=runs/mine --input=test.en --nbest=4 --format=jsonl",
+        "meshloom decode --model_dir=runs/mine --input=prompts.txt --samples=16 "
+        "--rescore_suffix=' That is right.'",
     )
     input: Input
     output: Output = "-"

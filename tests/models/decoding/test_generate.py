@@ -42,6 +42,7 @@ GREEDY = Sampling(temperature=0)
 SAMPLED = Sampling(temperature=1.5, top_k=20, top_p=0.9, width=2)
 BEAM = Beam(width=3)
 APART = Beam(width=3, flat=False)
+SUFFIX = (7, 40, 12)  # another length than of any prompt or text
 SEARCHES = {"greedy": GREEDY, "sampled": SAMPLED, "flat beam": BEAM, "beam": APART}
 SEARCHED = [
     ("decoder", "greedy"), ("decoder", "sampled"), ("pair", "flat beam"),
@@ -60,6 +61,7 @@ def decoded(
     min_new_tokens: int | None = None,
     max_new_tokens: tuple[int, ...] = (NEW,) * 8,
     ids: tuple[int, int] = (BEGIN, END),
+    suffix: tuple[int, ...] = (),
 ) -> DecodeOutput:
     """What some of the rows get; with other ids, of a model whose vocabulary is in that order."""
     model = TransformerModel(spec, layout)
@@ -68,8 +70,8 @@ def decoded(
     prompts = PROMPTS[:, :0] if spec is NO_PROMPT else swapped(PROMPTS, ids)
     lengths = np.minimum(np.array(LENGTHS, np.int32), prompts.shape[1])
 
-    def put(array: np.ndarray, axes: str) -> jax.Array:
-        array = array[chosen]
+    def put(array: np.ndarray, axes: str, *, rows: bool = True) -> jax.Array:
+        array = array[chosen] if rows else array
         return jax.device_put(array, NamedSharding(mesh, layout.place(axes)))
 
     with jax.set_mesh(mesh):
@@ -87,6 +89,7 @@ def decoded(
             min_new_tokens_B=None
             if min_new_tokens is None
             else put(np.full(8, min_new_tokens, np.int32), "B"),
+            suffix_L=put(np.array(suffix, np.int32), "l", rows=False) if suffix else None,
             begin_id=ids[0],
             end_id=ids[1],
         )
@@ -137,14 +140,14 @@ def gains(spec: Transformer, row: int, texts: list[list[int]]) -> np.ndarray:
     """Log-probabilities of every token after the row's prompt and each of some texts."""
     model = TransformerModel(spec, WHOLE)
     prompt = [] if spec is NO_PROMPT else [*PROMPTS[row, : LENGTHS[row]]]
-    padded = np.zeros((len(texts), 12), np.int32)
+    padded = np.zeros((len(texts), 16), np.int32)
     for place, text in enumerate(texts):
         inputs = [0, *prompt, *text]
         padded[place, : len(inputs)] = inputs
     batch = {name: np.repeat(array[[row]], len(texts), 0) for name, array in sources().items()}
     batch |= {
         "inputs_BL": padded,
-        "positions_BL": np.tile(np.arange(12, dtype=np.int32), (len(texts), 1)),
+        "positions_BL": np.tile(np.arange(16, dtype=np.int32), (len(texts), 1)),
         "segments_BL": np.ones_like(padded),
     }
     with jax.set_mesh(make_mesh(WHOLE)):
@@ -253,6 +256,50 @@ def test_a_flat_beam_finds_what_a_plain_one_finds(kind: str) -> None:
     assert len({tuple(text) for text in flat.tokens_BWT[0]}) == 3
 
 
+CUT = (NEW, NEW, 3, NEW, 1, NEW, NEW, 2)
+FIVE = dataclasses.replace(SAMPLED, width=5)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "pair"])
+def test_samples_are_ranked_by_a_suffix_behind_each(kind: str) -> None:
+    """Texts that end at once, sooner or not at all, after prompts of several lengths."""
+    output, lengths = decoded(MODELS[kind], FIVE, suffix=SUFFIX, max_new_tokens=CUT), set()
+    for row in range(8):
+        texts = [
+            (text[: text.index(END)] if END in text else text)[: CUT[row]]
+            for text in output.tokens_BWT[row].tolist()
+        ]
+        lengths |= set(map(len, texts))
+        scores = gains(MODELS[kind], row, [[*text, *SUFFIX] for text in texts])
+        for text, gain, score in zip(texts, scores, output.score_BW[row], strict=True):
+            behind = gain[np.arange(len(text), len(text) + len(SUFFIX)), SUFFIX]
+            np.testing.assert_allclose(score, behind.mean(), rtol=1e-5)
+        assert sorted(output.score_BW[row], reverse=True) == [*output.score_BW[row]]
+    assert lengths >= {1, 3, NEW} and (0 in lengths or kind == "pair")
+
+
+def test_a_suffix_changes_the_order_of_samples_alone() -> None:
+    output = decoded(DECODER, FIVE, suffix=SUFFIX, max_new_tokens=CUT)
+    without = decoded(DECODER, FIVE, max_new_tokens=CUT)
+    order = np.argsort(-output.log_probability_BW, axis=1, kind="stable")
+    np.testing.assert_array_equal(
+        np.take_along_axis(output.tokens_BWT, order[:, :, None], 1), without.tokens_BWT
+    )
+    np.testing.assert_allclose(
+        np.take_along_axis(output.log_probability_BW, order, 1), without.score_BW, rtol=1e-5
+    )
+    assert (order != np.arange(5)).any()
+
+
+def test_a_suffix_ranks_samples_in_one_cache_as_in_separate_ones() -> None:
+    flat, apart = (
+        decoded(DECODER, dataclasses.replace(FIVE, flat=flat), suffix=SUFFIX, max_new_tokens=CUT)
+        for flat in (True, False)
+    )
+    np.testing.assert_array_equal(flat.tokens_BWT, apart.tokens_BWT)
+    np.testing.assert_allclose(flat.score_BW, apart.score_BW, rtol=1e-5)
+
+
 def test_samples_are_the_same_in_one_cache_and_in_separate_ones() -> None:
     flat, apart = (
         decoded(DECODER, dataclasses.replace(SAMPLED, flat=flat)) for flat in (True, False)
@@ -321,10 +368,12 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
 def test_no_layout_changes_what_is_decoded(name: str, kind: str, search: str) -> None:
     layout = load([f"layouts/{name}.gin"]).make(Layout)
     spec = EXPERTS if kind == "experts" else MODELS[kind]
-    output = decoded(spec, SEARCHES[search], layout)
-    expected = decoded(spec, SEARCHES[search])
+    suffix = SUFFIX if search == "sampled" else ()
+    output = decoded(spec, SEARCHES[search], layout, suffix=suffix)
+    expected = decoded(spec, SEARCHES[search], suffix=suffix)
     np.testing.assert_array_equal(output.tokens_BWT, expected.tokens_BWT)
     np.testing.assert_allclose(output.score_BW, expected.score_BW, rtol=1e-4)
+    np.testing.assert_allclose(output.log_probability_BW, expected.log_probability_BW, rtol=1e-4)
 
 
 @pytest.mark.parametrize("search", SEARCHES)

@@ -17,6 +17,7 @@ from trainer.decoding.requests import (
     continuation_requests,
     line_seed,
     rank,
+    suffix_of,
     translation_requests,
 )
 
@@ -66,8 +67,34 @@ def test_consensus_moves_one_text_to_the_front() -> None:
     assert [one.text for one in ranked] == ["a cat sat", "a dog", "a cat"]
 
 
-def test_consensus_needs_samples() -> None:
-    check_search(DecodeOptions(consensus=True), Sampling(width=4))
+@pytest.mark.parametrize(
+    "options", [DecodeOptions(consensus=True), DecodeOptions(rescore_suffix="good")]
+)
+def test_what_ranks_samples_needs_them(options: DecodeOptions) -> None:
+    check_search(options, Sampling(width=4))
     for search in (Sampling(), Beam()):
         with pytest.raises(UserError, match="--samples=16"):
-            check_search(DecodeOptions(consensus=True), search)
+            check_search(options, search)
+
+
+def test_samples_are_ranked_in_one_way() -> None:
+    options = DecodeOptions(consensus=True, rescore_suffix="good")
+    with pytest.raises(UserError, match="--consensus and --rescore_suffix"):
+        check_search(options, Sampling(width=4))
+
+
+def test_a_suffix_has_tokens_and_needs_room() -> None:
+    options, vocabs = DecodeOptions(rescore_suffix="lost nevo"), VOCABS
+    suffix = suffix_of(options, vocabs)
+    assert suffix == tuple(VOCAB.encode(["lost nevo"])[0].tolist())
+    assert suffix_of(DecodeOptions(), vocabs) == ()
+    with pytest.raises(UserError, match="no tokens"):
+        suffix_of(DecodeOptions(rescore_suffix=""), vocabs)
+    room = 1 + 1 + 5 + len(suffix)
+    continuation_requests(["kara"], vocabs, options, room, 5)
+    with pytest.raises(UserError, match=f"and {len(suffix)} of --rescore_suffix"):
+        continuation_requests(["kara"], vocabs, options, room - 1, 5)
+    [request] = translation_requests(["kara"], TASK, vocabs, options, 1 + 2 + len(suffix))
+    assert request.max_new_tokens == 2
+    with pytest.raises(UserError, match="no room"):
+        translation_requests(["kara"], TASK, vocabs, options, 1 + len(suffix))
