@@ -32,6 +32,11 @@ class Instruction:
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else None
 
+    def is_in(self, scope: str) -> bool:
+        """Returns whether it was traced in this named scope."""
+        op_name = re.search(r'op_name="([^"]*)"', self.rest)
+        return op_name is not None and scope in op_name[1].split("/")
+
     def number(self, name: str) -> int | None:
         """Returns the value of an attribute such as `index`."""
         match = re.search(rf"\b{name}=(\d+)", self.rest)

@@ -52,6 +52,8 @@ class CompiledProgram:
     sources: Mapping[int, str]
     open_loop: str | None = None
     """The named scope of a loop without a known trip count; one iteration of it is counted."""
+    scope: str | None = None
+    """The named scope to which the instructions of the entries are limited."""
 
     @classmethod
     def read(cls, text: str, open_loop: str | None = None) -> "CompiledProgram":
@@ -75,6 +77,10 @@ class CompiledProgram:
         names = (loop.attribute("condition"), loop.attribute("body"))
         return dataclasses.replace(self, entries=tuple(name for name in names if name is not None))
 
+    def within(self, scope: str) -> "CompiledProgram":
+        """Returns the part that was traced in a named scope, with all that it calls."""
+        return dataclasses.replace(self, scope=scope)
+
     def is_open(self, instruction: Instruction) -> bool:
         return instruction.opcode == "while" and f'{self.open_loop}/while"' in instruction.rest
 
@@ -82,12 +88,20 @@ class CompiledProgram:
     def executed(self) -> list[ExecutedInstruction]:
         """Lists all that a step executes, trip counts of loops multiplied."""
         entries = (self.computations[name] for name in self.entries)
-        return [executed for entry in entries for executed in self._walk(entry, 1, None)]
+        return [
+            executed for entry in entries for executed in self._walk(entry, 1, None, self.scope)
+        ]
 
     def _walk(
-        self, computation: Computation, times: int, fused_in: Instruction | None
+        self,
+        computation: Computation,
+        times: int,
+        fused_in: Instruction | None,
+        scope: str | None = None,
     ) -> Iterator[ExecutedInstruction]:
         for instruction in computation.values():
+            if scope is not None and not instruction.is_in(scope):
+                continue
             yield ExecutedInstruction(instruction, times, computation, fused_in)
             inner_times, fusion = times, fused_in
             if instruction.opcode == "while":

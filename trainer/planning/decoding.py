@@ -20,7 +20,7 @@ from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
-from models.decoding.generate import NEW_TOKENS, Search, generate, initial_cache
+from models.decoding.generate import NEW_TOKENS, SUFFIX, Search, generate, initial_cache
 from trainer.decoding.decoder import SHORTEST, abstract_inputs
 from trainer.planning.counts import (
     TEMPORARIES,
@@ -62,11 +62,13 @@ def shortest_shape(
 
 
 class DecodeWork(NamedTuple):
-    """Counts what one device does before the first token, and for each token."""
+    """Counts what one device does before the first token, for each token, and for a suffix."""
 
     prefill: WorkCounts
     """Of sources and prompts."""
     token: WorkCounts
+    suffix: WorkCounts | None = None
+    """Of the suffix behind all samples, where one ranks them."""
 
 
 class DecodeCounts(NamedTuple):
@@ -77,10 +79,11 @@ class DecodeCounts(NamedTuple):
 
 
 class DecodeTimings(NamedTuple):
-    """Holds the predicted times of the prefill and of a token."""
+    """Holds the predicted times of the prefill, of a token and of a suffix."""
 
     prefill: Timing
     token: Timing
+    suffix: Timing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +140,25 @@ class TracedDecode(TracedProgram):
             read_bytes=loop_bytes,
         )
         both = WorkCounts(whole.flops, whole.collectives, read_bytes=weight_bytes)
-        return DecodeWork(both.without(token), token)
+        suffix = self._suffix_on(sizes, loop_bytes) if self.shape.suffix_tokens else None
+        return work_of_parts(both, token, suffix)
+
+    def _suffix_on(self, sizes: Mapping[str, int], read_bytes: int) -> WorkCounts:
+        """Counts the work of the suffix, which reads weights and cache once."""
+        scopes = (str(eqn.source_info.name_stack).split("/") for eqn in self.jaxpr.eqns)
+        eqns = [eqn for eqn, scope in zip(self.jaxpr.eqns, scopes, strict=True) if SUFFIX in scope]
+        suffix = cost_of(self.jaxpr.replace(eqns=eqns), sizes, self.traits)
+        return WorkCounts(suffix.flops, suffix.collectives, read_bytes=read_bytes)
 
     def output_flops(self, work: DecodeWork) -> int:
-        return work.prefill.flops + self.shape.new_tokens * work.token.flops
+        suffix_flops = 0 if work.suffix is None else work.suffix.flops
+        return work.prefill.flops + self.shape.new_tokens * work.token.flops + suffix_flops
+
+
+def work_of_parts(whole: WorkCounts, token: WorkCounts, suffix: WorkCounts | None) -> DecodeWork:
+    """Splits the work of a program, of which the loop counts once."""
+    prefill = whole.without(token)
+    return DecodeWork(prefill if suffix is None else prefill.without(suffix), token, suffix)
 
 
 def trace_decode(
@@ -180,8 +198,10 @@ def compile_decode(step: TracedDecode) -> DecodeCounts:
     if compilation.text is not None:
         text = CompiledProgram.read(compilation.text, NEW_TOKENS)
         token = count_compiled(step, text.iteration, work.token.read_bytes)
-        both = count_compiled(step, text, work.prefill.read_bytes)
-        work = DecodeWork(both.without(token), token)
+        both, suffix = count_compiled(step, text, work.prefill.read_bytes), None
+        if work.suffix is not None:
+            suffix = count_compiled(step, text.within(SUFFIX), work.suffix.read_bytes)
+        work = work_of_parts(both, token, suffix)
     return DecodeCounts(work, compilation.memory(memory))
 
 
@@ -237,10 +257,12 @@ class DecodePlan(ProgramPlan):
 
     @property
     def output_s(self) -> float | None:
-        """Predicts the seconds from the prompts to the last token, where no text ends sooner."""
+        """Predicts the seconds from the prompts to the ranked texts, where none ends sooner."""
         if self.timings is None:
             return None
-        return self.timings.prefill.step_s + self.step.shape.new_tokens * self.timings.token.step_s
+        prefill, token, suffix = self.timings
+        suffix_s = 0.0 if suffix is None else suffix.step_s
+        return prefill.step_s + self.step.shape.new_tokens * token.step_s + suffix_s
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -260,10 +282,13 @@ def plan_decode(step: TracedDecode, slice: Slice | None, counts: DecodeCounts) -
     """Makes a plan; predicts times on a slice."""
     device_coords, timings = step.device_coords(slice), None
     if slice is not None and device_coords is not None:
-        prefill, token = (
-            time_on_slice(slice, device_coords, step.sizes, part) for part in counts.work
+        timings = DecodeTimings(
+            *(
+                time_on_slice(slice, device_coords, step.sizes, part)
+                for part in counts.work
+                if part is not None
+            )
         )
-        timings = DecodeTimings(prefill, token)
     return DecodePlan(
         mesh=step.sizes,
         slice=slice,

@@ -54,7 +54,13 @@ FIGURES = {
     "start_parts_s": Figure("parts of that time", "s", "by what takes them"),
     "token_latency_s": Figure("time of a token", "s", "one step of decoding, for the whole batch"),
     "token_parts_s": Figure("parts of the time of a token", "s", "by what takes them"),
-    "output_latency_s": Figure("time of an output", "s", "the start and all new tokens of a batch"),
+    "suffix_latency_s": Figure(
+        "time of the suffix", "s", "read behind all samples of a batch at once", "no suffix"
+    ),
+    "suffix_parts_s": Figure("parts of the time of the suffix", "s", "by what takes them"),
+    "output_latency_s": Figure(
+        "time of an output", "s", "the start, all new tokens of a batch and the suffix"
+    ),
     "tokens_per_step": Figure("tokens per step", "", "target tokens, padding included"),
     "tokens_per_s": Figure("tokens per second", "tokens/s", "on all devices"),
     "utilisation": Figure(
@@ -67,6 +73,7 @@ FIGURES = {
     "source_tokens": Figure("source tokens", "", "of a row, as padded"),
     "prompt_tokens": Figure("prompt tokens", "", "of a row, as padded"),
     "new_tokens": Figure("new tokens", "", "of a row, at most"),
+    "suffix_tokens": Figure("suffix tokens", "", "that rank the samples; 0: none do"),
     "hypotheses": Figure("hypotheses", "", "or samples of a row"),
     "flat": Figure("one cache for them", "", "true: one flat cache; false: one for each"),
     "draws": Figure("samples", "", "true: tokens are drawn; false: searched"),

@@ -42,19 +42,26 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
     """Lists every figure of a decoding plan; None where it is not known."""
     shape, timings = plan.step.shape, plan.timings
     search, work = shape.search, plan.work
+    suffix = None if timings is None else timings.suffix
     return {
         **common_figures(plan),
         "batch_sequences": shape.rows,
         "source_tokens": shape.source_tokens,
         "prompt_tokens": shape.prompt_tokens,
         "new_tokens": shape.new_tokens,
+        "suffix_tokens": shape.suffix_tokens,
         "hypotheses": search.width,
         "flat": search.flat,
         "draws": isinstance(search, Sampling) and search.temperature > 0,
         "cache_bytes": plan.cache_bytes,
         "collectives": [
             {"part": name, **row}
-            for name, part in (("token", work.token), ("start", work.prefill))
+            for name, part in (
+                ("token", work.token),
+                ("start", work.prefill),
+                ("suffix", work.suffix),
+            )
+            if part is not None
             for row in collectives(plan, part.collectives)
         ],
         "read_bytes_per_token": work.token.read_bytes,
@@ -62,6 +69,8 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
         "start_parts_s": None if timings is None else timings.prefill.parts,
         "token_latency_s": plan.token_s,
         "token_parts_s": None if timings is None else timings.token.parts,
+        "suffix_latency_s": None if suffix is None else suffix.step_s,
+        "suffix_parts_s": None if suffix is None else suffix.parts,
         "output_latency_s": plan.output_s,
         "tokens_per_s": plan.tokens_per_s,
     }

@@ -48,6 +48,10 @@ class DecodePlanFlags:
             min=0,
         ),
     ] = None
+    suffix_tokens: Annotated[
+        int | None,
+        Flag("Tokens of --rescore_suffix, which ranks samples.", metavar="N", min=1),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

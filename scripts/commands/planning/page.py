@@ -22,12 +22,14 @@ STYLE = (
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
         "model_flops", "executed_flops", "step_time_s", "step_time_range_s", "start_latency_s",
-        "token_latency_s", "output_latency_s", "tokens_per_s", "utilisation", "run_steps",
-        "run_hours", "chip_hours", "compiled_for", "compile_s")  # fmt: skip
+        "token_latency_s", "suffix_latency_s", "output_latency_s", "tokens_per_s",
+        "utilisation", "run_steps", "run_hours", "chip_hours", "compiled_for",
+        "compile_s")  # fmt: skip
 TIMES = {
     "step_time_parts_s": ("Time of a step", "step_time_s"),
     "start_parts_s": ("Time to the first token", "start_latency_s"),
     "token_parts_s": ("Time of a token", "token_latency_s"),
+    "suffix_parts_s": ("Time of the suffix", "suffix_latency_s"),
 }
 OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute beside it."
 

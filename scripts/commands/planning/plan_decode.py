@@ -9,6 +9,7 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.warnings import size_text
 from layouts.mesh import batch_shards, make_mesh
+from models.decoding.sampling import Sampling
 from scripts.commands.common import (
     rounded,
     rows_of_group,
@@ -89,9 +90,13 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     rows = rounded(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     tokens = padded_lengths(
-        run, decoding.source_tokens, decoding.prompt_tokens, decoding.max_tokens
-    )
-    shape = DecodeShape(search_of(search_flags(decoding), run.task), rows, *tokens)
+        run, decoding.source_tokens, decoding.prompt_tokens, decoding.max_tokens,
+        decoding.suffix_tokens or 0,
+    )  # fmt: skip
+    search, suffix_tokens = search_of(search_flags(decoding), run.task), decoding.suffix_tokens or 0
+    if suffix_tokens and not (isinstance(search, Sampling) and search.width > 1):
+        raise UserError(f"--suffix_tokens={suffix_tokens}: a suffix ranks samples.  Add --samples.")
+    shape = DecodeShape(search, rows, *tokens, suffix_tokens)
     return best_decode_plan(inputs, shape, flags.analytic)
 
 
@@ -122,7 +127,11 @@ def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> 
 
 
 def padded_lengths(
-    run: Run, source_tokens: int | None, prompt_tokens: int | None, max_tokens: int | None
+    run: Run,
+    source_tokens: int | None,
+    prompt_tokens: int | None,
+    max_tokens: int | None,
+    suffix_tokens: int = 0,
 ) -> tuple[int, int, int]:
     """Returns the tokens of a source, of a prompt and new ones, padded as `decode` pads them."""
     task, options = run.task, DecodeOptions()
@@ -139,11 +148,12 @@ def padded_lengths(
         new = max_tokens or task.length // 2
     positions = run.model.max_length
     if positions is not None and max_tokens is None:
-        new = max(1, min(new, positions - 1 - prompt))
-    if positions is not None and prompt + 1 + new > positions:
+        new = max(1, min(new, positions - 1 - prompt - suffix_tokens))
+    if positions is not None and prompt + 1 + new + suffix_tokens > positions:
+        of_suffix = f" and {suffix_tokens} of the suffix" if suffix_tokens else ""
         raise UserError(
-            f"{prompt} prompt tokens and {new} new ones do not fit in the model's {positions} "
-            "learned positions.  Lower --prompt_tokens or --max_tokens."
+            f"{prompt} prompt tokens and {new} new ones{of_suffix} do not fit in the model's "
+            f"{positions} learned positions.  Lower --prompt_tokens or --max_tokens."
         )
     return padded(source) if source else 0, padded(prompt) if prompt else 0, padded(new)
 
@@ -156,6 +166,8 @@ def print_plan(plan: DecodePlan, figures: dict[str, Any], title: str) -> None:
     if plan.timings is not None:
         print_times("start", plan.timings.prefill)
         print_times("token", plan.timings.token)
+        if plan.timings.suffix is not None:
+            print_times("suffix", plan.timings.suffix)
     print_unexpected(figures)
     print(summary(figures))
 
@@ -171,6 +183,8 @@ def batch_text(figures: dict[str, Any]) -> str:
         kind = "samples" if figures["draws"] else "hypotheses"
         caches = "one cache" if figures["flat"] else "separate caches"
         parts.append(f"{width} {kind} a row in {caches}")
+    if figures["suffix_tokens"]:
+        parts.append(f"a suffix of {figures['suffix_tokens']:,} tokens")
     return ", ".join(parts)
 
 
@@ -182,10 +196,12 @@ def summary(figures: dict[str, Any]) -> str:
         f"{figures['model_flops']:.3g} FLOPs for all outputs ({executed:.3g} executed)",
     ]
     if figures["token_latency_s"] is not None:
+        suffix_s = figures["suffix_latency_s"]
+        of_suffix = "" if suffix_s is None else f" and {suffix_s:.3g} s for the suffix"
         parts += [
             f"{1e3 * figures['token_latency_s']:.3g} ms a token",
             f"{figures['output_latency_s']:.3g} s an output, of which "
-            f"{figures['start_latency_s']:.3g} s before its first token",
+            f"{figures['start_latency_s']:.3g} s before its first token{of_suffix}",
             f"{figures['tokens_per_s']:,.1f} tokens/s, one text a row",
         ]
     return summary_line(figures, parts)

@@ -50,6 +50,11 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
         (["--decode", "--source_tokens=9"], "the model has no encoder"),
         (["--decode", "--beam=2", "--samples=2"], "choose either search or sampling"),
         (["--decode", "--top_k=3"], "Add --temperature"),
+        (["--decode", "--suffix_tokens=3", "--beam=2"], "Add --samples"),
+        (
+            ["--decode", "--suffix_tokens=9", "--samples=2", "--max_tokens=4"],
+            "4 new ones and 9 of the suffix",
+        ),
         (["--decode", "--prompt_tokens=20", "--max_tokens=9"], "24 learned positions"),
     ],
 )
