@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from configs.errors import UserError
+from configs.errors import UserError, brief
 from configs.load import Config, load
 from configs.write import dump
 from layouts.layout import Layout
@@ -13,6 +13,11 @@ from scripts.terminal import print_note
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 
+KEPT = "huggingface"
+"""Folder of a model directory with the files that an export gives back."""
+LEFT_BY_IMPORTS = {"checkpoints", KEPT}
+"""What an import that was interrupted leaves in a model directory."""
+
 
 def check_new_run(model_dir: Path) -> None:
     """Refuses a model directory that holds a run already."""
@@ -20,6 +25,13 @@ def check_new_run(model_dir: Path) -> None:
         raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
     if ModelDir(model_dir).has_run():
         raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
+    names = {file.name for file in model_dir.iterdir()} if model_dir.exists() else set()
+    other = sorted(names - LEFT_BY_IMPORTS)
+    if other:
+        raise UserError(
+            f"--model_dir={model_dir}: holds {brief(', '.join(other))}.  Choose a new folder, or "
+            "an empty one."
+        )
 
 
 def check_new_folder(folder: Path, names: Iterable[str]) -> None:

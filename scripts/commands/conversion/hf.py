@@ -22,7 +22,12 @@ from data.vocab import Tokenizer, make
 from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
-from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
+from scripts.commands.conversion.folders import (
+    KEPT,
+    check_new_folder,
+    check_new_run,
+    config_of,
+)
 from scripts.commands.trained import only
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder
@@ -45,8 +50,6 @@ from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 
-KEPT = "huggingface"
-"""Folder of a model directory with the files that an export gives back."""
 SENTENCE_PIECE = "tokenizer.model"
 FILES = (
     SETTINGS, "generation_config.json", TOKENIZER, "tokenizer_config.json",

@@ -4,9 +4,12 @@ To record anew, with torch and transformers:
 `python -m tests.trainer.checkpoints.huggingface.test_decoder`
 """
 
+import dataclasses
 import functools
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ from jax.sharding import NamedSharding
 from safetensors.numpy import load_file, save_file
 from tokenizers import models, pre_tokenizers
 
+from configs.errors import UserError
 from layouts.axes import letters_of
 from layouts.layout import Layout
+from layouts.mesh import make_mesh
 from models.api import Batch, Params
 from models.decoding.sampling import Sampling
 from models.transformer import TransformerModel
@@ -28,10 +33,13 @@ from scripts.commands.conversion import hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
 from tests.toys import ROOT, WHOLE
+from trainer.checkpoints.huggingface.decoder import exported_settings, spec_of
+from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.decoding.decoder import Decoder, Request
 from trainer.model_dir import ModelDir
 from trainer.run import Run
+from trainer.step import abstract_state, train_step_spec
 
 GOLDEN = ROOT / "tests" / "golden" / "decoders.json"
 CLOSE = 1e-4
@@ -325,6 +333,154 @@ def test_live_hugging_face_gives_the_same_before_and_after(name: str, tmp_path: 
     )
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+# What is refused
+
+
+def change(**settings: Any) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | settings))
+
+    return apply
+
+
+def remove(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def miss_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "expected"),
+    [
+        ("llama", shutil.rmtree, ["no such folder"]),
+        ("llama", remove("tokenizer.json"), ["tokenizer.json is missing"]),
+        ("llama", miss_a_shard, ["model-00002-of-00002.safetensors is missing"]),
+        ("llama", cut, ["model.safetensors: cannot be read as safetensors"]),
+        ("llama", change(model_type="gpt2"), ["model_type = 'gpt2'", "Legal: 'llama', 'mistral'"]),
+        ("llama", change(hidden_size="12"), ["hidden_size = '12': legal: an integer"]),
+        ("llama", change(hidden_act="gelu"), ["hidden_act = 'gelu'", "'gelu_pytorch_tanh'"]),
+        (
+            "llama",
+            change(mlp_bias=True, quantization_config={}, use_cash=True),
+            ["3 problems", "mlp_bias = True: legal: False", "quantization_config", "use_cache?"],
+        ),
+        (
+            "llama",
+            change(rope_scaling={"rope_type": "dynamic"}),
+            ["rope_type = 'dynamic': legal: 'default', 'linear', 'llama3', 'yarn'"],
+        ),
+        (
+            "llama",
+            change(rope_scaling={"type": "linear", "factor": 2.0, "mscale": 1.0}),
+            ["mscale of rope_type 'linear'"],
+        ),
+        ("llama", change(rope_scaling={"type": "linear"}), ["LinearScaling.factor is missing"]),
+        ("llama", change(rope_scaling=3), ["rope_scaling = 3: legal: an object or null"]),
+        ("llama", change(head_dim=3), ["config.json: Transformer.d_kv = 3", "even"]),
+        ("llama", change(intermediate_size=18), ["found (16, 12), legal: (18, 12)"]),
+        ("llama", change(num_hidden_layers=1), ["13 unexpected", "model.layers.1"]),
+        ("llama", change(attention_bias=False), ["8 unexpected", "q_proj.bias"]),
+        ("llama", change(vocab_size=12), ["another shape", "embed_tokens"]),
+        ("qwen3", change(max_window_layers=1, layer_types=None), ["in all layers or in none"]),
+        ("mixtral", change(num_local_experts=6), ["experts.5.w1.weight", "of another shape"]),
+        ("mixtral", change(num_experts_per_tok=6), ["Moe.experts = 5: the router chooses 6"]),
+    ],
+)
+def test_an_import_is_refused_and_leaves_nothing(
+    imported: Path,
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[Path], object],
+    expected: list[str],
+) -> None:
+    folder = shutil.copytree(imported / name, tmp_path / "model")
+    damage(folder)
+    with pytest.raises(UserError) as error:
+        import_hf(folder, tmp_path / "run")
+    for words in expected:
+        assert words in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("Transformer.d_ff = 15", "Transformer.d_ff: 16 in the files, 15 set"),
+        ("Transformer.norm_epsilon = 0.5", "Transformer.norm_epsilon"),
+        ("Task.vocab = @SentencePiece()", "its own vocabulary"),
+    ],
+)
+def test_settings_of_another_model_are_refused(
+    imported: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        import_hf(imported / "llama", tmp_path / "run", gin_param=(setting,))
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_change_no_prediction_are_free(imported: Path, tmp_path: Path) -> None:
+    chosen = ("Transformer.remat = 'full'", "Precision.store = 'bfloat16'", "Run.seed = 3")
+    import_hf(imported / "mistral", tmp_path / "run", gin_param=chosen)
+    export_hf(tmp_path / "run", tmp_path / "out")
+    assert {kind for kind, _, _ in file_bytes(tmp_path / "out").values()} == {"bfloat16"}
+    before, after = (
+        json.loads((folder / "config.json").read_text())
+        for folder in (imported / "mistral", tmp_path / "out")
+    )
+    assert {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} == {"dtype"}
+    assert after["dtype"] == "bfloat16"
+
+
+def test_nothing_is_overwritten(imported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds a run already"):
+        import_hf(imported / "llama", imported / "qwen2 run")
+    with pytest.raises(UserError, match=r"holds model\.safetensors, config\.json, tokenizer\.json"):
+        export_hf(imported / "llama run", imported / "llama")
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(UserError, match=r"holds notes\.  Choose a new folder, or an empty one"):
+        import_hf(imported / "llama", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes"]
+
+
+def test_weights_alone_do_not_train_on(imported: Path) -> None:
+    run = ModelDir(imported / "llama run").load((), ()).make(Run)
+    mesh = make_mesh(WHOLE)
+    abstract = abstract_state(train_step_spec(run, WHOLE), mesh)
+    message = r"weights alone.*Run\.start_from = '.*llama run'"
+    with (
+        Checkpoints(imported / "llama run") as checkpoints,
+        pytest.raises(UserError, match=message),
+    ):
+        checkpoints.restore(abstract, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": "learned"}, "positions = 'learned', legal: 'rotary'"),
+        ({"gated": False}, "gated = False, legal: True"),
+        ({"embed_scale": 3.0}, "embed_scale = 3.0, legal: 1.0"),
+        ({"encoder_layers": 1, "sliding_window": None}, "encoder_layers = 1"),
+    ],
+)
+def test_a_model_that_no_family_expresses_is_refused(changes: dict[str, Any], words: str) -> None:
+    case = golden()["mistral"]
+    spec = spec_of(case["config"], "float32", "config.json")
+    assert exported_settings(spec, None)["model_type"] == "mistral"
+    with pytest.raises(UserError, match=re.escape(words)):
+        exported_settings(dataclasses.replace(spec, **changes), None)
 
 
 if __name__ == "__main__":
