@@ -9,6 +9,7 @@ import sentencepiece
 
 from configs.errors import UserError
 from data.packing.rows import with_unk
+from data.tokenizers import sentence_piece
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, PAD, UNK, UNK_WORD, make
 from data.vocabs import load_vocab
@@ -143,3 +144,16 @@ def test_a_newline_is_one_subword_anywhere(lines):
     assert vocab.pieces(ids).count("\n") == 3
     assert not any("\n" in piece for piece in vocab.pieces(range(vocab.size)) if piece != "\n")
     assert vocab.decode(ids) == text
+
+
+def test_a_sample_of_the_lines_is_always_the_same():
+    """SentencePiece's own differs from one process to the next."""
+    lines = [f"line {i} of {i * i} words" for i in range(3000)]
+    sample = list(sentence_piece._sampled(iter(lines), 400))
+    assert len(set(sample)) == 400 and set(sample) < set(lines)
+    numbers = [int(line.split()[1]) for line in sample]
+    assert abs(np.mean(numbers) - 1500) < 150
+    assert numbers[:4] == [802, 1393, 2373, 2573]  # never changes between versions
+    assert list(sentence_piece._sampled(iter(lines), 3000)) == lines
+    settings = SentencePiece(size=290, train_lines=400)
+    assert make(settings, iter(lines)).hash == make(settings, iter(sample)).hash
