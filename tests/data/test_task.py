@@ -1,5 +1,6 @@
 """Tasks: what a name and a length may be, and what a batch of each kind holds."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,13 @@ from configs.errors import UserError
 from configs.load import load
 from data.cache import prepare
 from data.sources.pair_kinds import Mixture, Phrases
-from data.sources.text import Docstrings
+from data.sources.text import Docstrings, TextFiles
 from data.task import Task, Translation
 from data.tokenizers.sentence_piece import SentencePiece
+from data.tokenizers.tokenizer_json import TokenizerJson
+from data.vocab import make
 from scripts.commands.common import task_of
+from tests.data.tokenizers.test_tokenizer_json import byte_level
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks"
 NEEDED = {
@@ -78,3 +82,54 @@ def test_every_task_file_makes_a_task_of_its_name(file):
     assert config.unused(type(task_of(config))) == tuple(
         binding for binding in config.bindings() if binding.name == "Run.task"
     )
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """Texts of two lines, and a tokenizer of bytes with ids of its own."""
+    (tmp_path / "a.txt").write_text("".join(f"number {i}\nof many\n\n" for i in range(40)))
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    return TextFiles(train=f"{tmp_path}/a.txt", example="paragraph", validation_fraction=0.2)
+
+
+def test_a_vocab_from_elsewhere_begins_and_ends_each_example(documents, tmp_path):
+    vocab = TokenizerJson(path=str(tmp_path), begin="<s>", end="</s>")
+    task = Task(name="x", source=documents, vocab=vocab, length=30)
+    for _ in range(2):  # built, then opened
+        prepared = prepare(task, tmp_path / "data")
+        row = prepared.splits["train"].batch(np.array([0]))
+        inputs, targets = (
+            row[name][row["segments_BL"] == 1] for name in ("inputs_BL", "targets_BL")
+        )
+        assert (
+            (inputs[0], targets[-1])
+            == (prepared.vocab.begin_id, prepared.vocab.end_id)
+            == (256, 257)
+        )
+        assert prepared.vocab.decode(targets) == "number 0\nof many"
+
+
+def test_another_tokenizer_file_is_another_cache(documents, tmp_path, log_lines):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    task = Task(name="x", source=documents, vocab=TokenizerJson(path=str(tmp_path)), length=30)
+    prepare(task, tmp_path / "data")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|user|>"}))
+    assert prepare(task, tmp_path / "data").vocab.end_id == 258
+    assert any("the text of TokenizerJson.path" in line for line in log_lines)
+
+
+def test_a_trained_vocab_keeps_newlines_and_one_that_does_not_is_named(documents, tmp_path, caplog):
+    def vocab_of(source, name):
+        task = Task(name=name, source=source, vocab=SentencePiece(size=300), length=30)
+        return prepare(task, tmp_path / "data").vocab
+
+    vocab = vocab_of(documents, "paragraphs")
+    [ids] = vocab.encode(["many\nnumber"])
+    assert vocab.pieces(ids).count("\n") == 1
+    assert "newlines" not in caplog.text
+    lossy = make(SentencePiece(size=30, byte_fallback=False), iter(["number of many"] * 9))
+    prepare(
+        Task(name="lossy", source=documents, vocab=SentencePiece(), length=30),
+        tmp_path / "data", vocab=lossy,
+    )  # fmt: skip
+    assert "lossy: its examples have newlines, which its vocab does not keep" in caplog.text

@@ -83,7 +83,7 @@ def mixture_lines(rows: Rows, sequences: int | None) -> Iterator[str]:
 
 
 def print_parts(splits: Mapping[str, Rows]) -> None:
-    """Prints what each part of a translation gave to a split, and why pairs are in no row.
+    """Prints what each part of a mixture gave to a split, and why examples are in no row.
 
     A rule of Clean that drops no pair shows 0; one that does not apply to a split shows nothing.
     """
@@ -101,4 +101,4 @@ def print_parts(splits: Mapping[str, Rows]) -> None:
         for split, part in parts
     ]
     if rows:
-        print_table(["split", "part", "pairs", "rows", *reasons, "not in the rows"], rows)
+        print_table(["split", "part", "examples", "rows", *reasons, "not in the rows"], rows)

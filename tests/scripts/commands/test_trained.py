@@ -1,14 +1,20 @@
 """What no check of the layout sees, the trace does: one message, exit code 2, no traceback."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs.errors import UserError
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
+from data.vocabs import Vocabs
 from layouts.lint.errors import Problem
 from models.loss import Criterion, LossSums
 from models.transformer import TransformerModel
 from tests.scripts.conftest import Meshloom, Place
+from tests.trainer.planning.runs import DENSE, toy_run
 from trainer import checks
 
 # 40 columns of d_ff do not divide over 3 devices, which only the blinded lint lets pass.
@@ -33,6 +39,18 @@ def assert_explained(error: str) -> None:
     assert "1 problem" in error and "models/feed_forward.py:" in error
     assert "wi_DF has d_ff over x" in error
     assert 'Layout.rules = ""' in error or "d_ff:x?" in error
+
+
+def test_rows_that_no_text_has_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    vocab = make(SentencePiece(size=270), iter(["some words"]))
+    for size, warnings in ((270, 0), (288, 1)):
+        caplog.clear()
+        run = toy_run(dataclasses.replace(DENSE, vocab=size))
+        checks.check_vocabs(run, Vocabs(vocab, None))
+        assert len(caplog.records) == warnings
+    assert "Transformer.vocab = 288: the vocabulary of task toy has 270 tokens" in caplog.text
+    with pytest.raises(UserError, match=r"Transformer.vocab = 256: .* has 270 tokens"):
+        checks.check_vocabs(toy_run(dataclasses.replace(DENSE, vocab=256)), Vocabs(vocab, None))
 
 
 @pytest.mark.usefixtures("blinded_lint")
