@@ -47,7 +47,7 @@ def test_dropout_is_of_hidden_units() -> None:
     assert np.mean(~np.isclose(dropped_BLD, whole_BLD)) > 0.9
 
 
-def test_gradients_of_gated_products_are_computed_once_and_stored() -> None:
+def test_gated_products_and_their_gradients_are_computed_once_and_stored() -> None:
     spec, (h_BLF, gate_BLF) = toy(activation="silu", gated=True), jnp.stack([X_BLD, 2 - X_BLD])
 
     def gated(h_BLF: jax.Array, gate_BLF: jax.Array) -> jax.Array:
@@ -66,4 +66,5 @@ def test_gradients_of_gated_products_are_computed_once_and_stored() -> None:
         for eqn, _ in executed_equations(traced.jaxpr.jaxpr)
         if eqn.primitive.name == "optimization_barrier"
     ]
-    assert stored == [[h_BLF.shape, gate_BLF.shape]]
+    both, product = [h_BLF.shape, gate_BLF.shape], [h_BLF.shape]
+    assert stored == [both, product, product, both]

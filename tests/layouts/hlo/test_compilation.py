@@ -58,16 +58,22 @@ def test_the_options_for_gpus_are_known_to_this_compiler() -> None:
         compiled([options_of("gpu")[0].replace("gpu:", "cpu:").replace("true", "perhaps")])
 
 
-@pytest.mark.parametrize(("name", "platform"), [("gpu", "gpu"), ("v5e", "tpu")])
+@pytest.mark.parametrize(
+    ("name", "platform"), [("gpu", "gpu"), ("v5e", "tpu"), ("v5e_tensor_parallel", "tpu")]
+)
 def test_a_set_of_options_is_for_one_platform(name: str, platform: str) -> None:
     assert {CompilerOption.parse(option).platform for option in options_of(name)} == {platform}
+
+
+def test_one_set_for_v5e_extends_the_other() -> None:
+    assert set(options_of("v5e")) < set(options_of("v5e_tensor_parallel"))
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_the_options_for_v5e_are_known_to_their_compiler() -> None:
     mesh = topology_mesh("v5e:2x2", {"data": 4})
     with uncached():
-        compiled(options_of("v5e"), mesh)
+        compiled(options_of("v5e_tensor_parallel"), mesh)
         with pytest.raises(UserError, match="No such compile option"):
             compiled([UNKNOWN.replace("cpu", "tpu")], mesh)
 
