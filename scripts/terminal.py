@@ -10,8 +10,8 @@ from rich.table import Table
 
 from trainer.processes.peers import is_first_process
 
-# No emoji, or ":x" in a layout becomes one.
-console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+# No emoji, or ":x" in a layout becomes one; text also in a notebook, as in a pipe.
+console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, force_jupyter=False)
 
 
 # Of one process: its connections, and what it prepares on its disk.
@@ -53,7 +53,10 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
     width = None if sys.stdout.isatty() else 240  # files and pipes have no edge to wrap at
-    out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+    out = Console(
+        file=sys.stdout, highlight=False, markup=False, emoji=False, width=width,
+        force_jupyter=False,
+    )  # fmt: skip
     out.print(table)
 
 

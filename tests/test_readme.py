@@ -19,7 +19,7 @@ NAME = re.compile(
 )
 MODULE = re.compile(r"python -m ((?:scripts|tests)\.[\w.]*\w)")
 NAMES = ("README.md", "CONTRIBUTING.md")
-PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands() -> str:
