@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError, brief, did_you_mean
-from configs.paths import is_remote, path_of
+from configs.paths import path_of
 from configs.spec import spec
 from data.sources import text_files
 from data.sources.pair_kinds import FilePairs
@@ -79,8 +79,10 @@ def _rows_of_file(
     from pyarrow import parquet
 
     file, number = path_of(path).expanduser(), 0
-    opened = file.open("rb") if is_remote(file) else file
-    with parquet.ParquetFile(opened, buffer_size=_BYTES_A_READ, pre_buffer=False) as table:
+    with (
+        file.open("rb") as opened,
+        parquet.ParquetFile(opened, buffer_size=_BYTES_A_READ, pre_buffer=False) as table,
+    ):
         fields = [_field(table.schema_arrow, column, path, setting) for column in columns]
         for batch in table.iter_batches(_ROWS_A_READ, columns=list(columns)):
             arrays = [_raw_texts(batch, field) for field in fields]

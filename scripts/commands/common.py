@@ -101,7 +101,7 @@ def rounded(rows: int, shards: int) -> int:
 
 
 def read_input(path: str) -> Iterator[str]:
-    """Reads the lines of a file, plain, .gz or .xz, or of the standard input."""
+    """Reads the lines of a file, plain, .gz, .xz or .zst, or of the standard input."""
     if path != "-":
         return read_lines(path)
     return map(without_carriage_return, decoded_lines(sys.stdin.buffer, "standard input"))

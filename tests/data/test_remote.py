@@ -1,19 +1,29 @@
 """What takes the place of a file system's tricks on Google Cloud Storage, where requests fail."""
 
+import gzip
+import io
 from pathlib import Path
 
+import pyarrow
 import pytest
 import requests
+import zstandard
+from pyarrow import parquet
 
 from configs.errors import UserError
 from data import remote, storage
 from data.cache import TaskCaches, prepare
 from data.listing import entries, prune
 from data.remote import ConditionalObject
+from data.sources.json_lines import JsonlText
+from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
 from data.sources.text_files import expand, read_lines, stamps
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
+from data.tokenizers.tokenizer_json import TokenizerJson
+from data.vocab import make
+from tests.data.tokenizers.test_tokenizer_json import byte_level
 from tests.gcs import BUCKET, Cloud
 
 
@@ -128,3 +138,16 @@ def test_a_request_that_fails_is_no_damaged_data() -> None:
     assert remote.failure(ValueError("UNAVAILABLE: HTTP 503")) is not None
     assert remote.failure(ValueError("DATA_LOSS: Digest mismatch")) is None
     assert remote.failure(FileNotFoundError("gone")) is None
+
+
+def test_compressed_text_tables_and_tokenizers_are_read_from_a_bucket(there: Path) -> None:
+    for name, packed in (("a.gz", gzip.compress), ("b.zst", zstandard.compress)):
+        (there / name).write_bytes(packed(b'{"text": "one"}\n'))
+    assert list(JsonlText(train=f"{there}/?.*", validation="-").lines("train")) == ["one"] * 2
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["x"]}), buffer)
+    (there / "x.parquet").write_bytes(buffer.getvalue())
+    source = ParquetText(train=f"{there}/x.parquet", validation="-")
+    assert list(source.lines("train")) == ["x"] and source.fingerprint() is None
+    (there / "tokenizer.json").write_text(byte_level().to_str())
+    assert make(TokenizerJson(path=str(there), end="</s>"), iter(())).end_id == 257
