@@ -260,6 +260,6 @@ def _losses(counts: Counts, dropped: Counter[str]) -> str:
 
 def _no_lines(task: Task, split: str, counts: Counts, dropped: Counter[str]) -> str:
     lost = _losses(counts, +dropped)  # without the rules that drop no pair
-    own = "a larger validation_fraction, files of its own" if "validation" in split else "files"
-    remedy = "longer rows, a milder Clean" if lost else own
+    files = "a larger validation_fraction, files of its own" if "validation" in split else "files"
+    remedy = "longer rows, a milder Clean" if lost else files
     return f"{task.name}: the split {split} has no lines{lost}.  Give it {remedy}, or more text."

@@ -89,11 +89,11 @@ class _Workers:
             return None
         # A forked process would inherit the locks of this one's threads.
         context = multiprocessing.get_context("spawn")
-        connection, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._start), daemon=True)
+        connection, child_end = context.Pipe()
+        process = context.Process(target=_work, args=(child_end, self._start), daemon=True)
         with _without_interrupts():
             process.start()
-        theirs.close()
+        child_end.close()
         self._processes[connection] = process
         return connection
 

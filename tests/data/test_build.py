@@ -77,7 +77,7 @@ def test_the_parts_of_a_mixture_are_chunked_apart(tmp_path: Path) -> None:
     assert one.manifest["splits"]["train"]["chunks"] == 3
 
 
-def test_a_text_of_several_chunks_has_a_hash_of_its_own(
+def test_a_text_of_several_chunks_has_another_hash(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier versions packed it as one chunk: their runs must not go on with these rows."""
@@ -111,7 +111,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_build_goes_on_where_it_was(
+def test_a_killed_build_goes_on(
     text: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, script = Path(__file__).parents[2], tmp_path / "script.py"
@@ -150,12 +150,12 @@ def test_what_is_damaged_of_a_killed_build_is_built_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str,
     expected: dict[str, bytes],
 ) -> None:  # fmt: skip
-    own = tmp_path / "text.txt"
-    own.write_bytes(text.read_bytes())
+    copy = tmp_path / "text.txt"
+    copy.write_bytes(text.read_bytes())
     write = build.manifest.write
     monkeypatch.setattr(build.manifest, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        prepare(task_of(own), tmp_path)
+        prepare(task_of(copy), tmp_path)
     monkeypatch.setattr(build.manifest, "write", write)
     folder = tmp_path / ".mine.building"
     log = (folder / NAME).read_text().splitlines(keepends=True)
@@ -167,8 +167,8 @@ def test_what_is_damaged_of_a_killed_build_is_built_again(
     elif damage == "missing":
         (folder / "train.segments.npy").unlink()
     else:
-        own.write_text(own.read_text().replace("here", "there"))
-    rebuilt = contents(prepare(task_of(own), tmp_path).folder)
+        copy.write_text(copy.read_text().replace("here", "there"))
+    rebuilt = contents(prepare(task_of(copy), tmp_path).folder)
     same = {name for name in expected if rebuilt[name] == expected[name]}
     if damage == "text":
         assert "train.targets.npy" not in same
