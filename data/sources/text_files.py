@@ -25,7 +25,7 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
         for path in matches:
             if path_of(path).is_dir():
                 files_in = sorted(p for p in path_of(path).iterdir() if p.is_file())
-                ending = "".join(files_in[0].suffixes) if files_in else ".txt"
+                ending = files_in[0].suffix if files_in else ".txt"
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {f'{path}/*{ending}'!r}."
