@@ -8,7 +8,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -84,6 +84,9 @@ class Task:
     word_list: str | None = None
     """A file of words, one a line; other words are read as <UNK>, which is LM1B's rule."""
 
+    takes_pairs: ClassVar[bool] = False
+    """Whether the source yields pairs."""
+
     def __post_init__(self) -> None:
         kind = type(self).__name__
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
@@ -91,10 +94,10 @@ class Task:
                 f"{kind}.name = {self.name!r}: it names a folder of data_dir.  "
                 "Legal: letters, digits, '_', '-' and '.', with no '.' or '-' in front."
             )
-        if isinstance(self.source, Pairs) and not isinstance(self, Translation):
+        if isinstance(self.source, Pairs) and not self.takes_pairs:
             raise UserError(
                 f"{kind}.source = @{type(self.source).__name__}(): it yields pairs.  "
-                "Use @Translation() instead of @Task()."
+                "Use @Translation() or @PromptTask() instead of @Task()."
             )
         if "train" not in self.source.splits():
             raise UserError(
@@ -122,6 +125,10 @@ class Task:
     def tags(self) -> tuple[str, ...]:
         """Names the tags that a source line may have."""
         return ()
+
+    def prompt(self, line: str) -> str:
+        """Returns what a model reads of a line that it is to continue."""
+        return line
 
     def lines(self, split: str) -> Iterator[str]:
         """Yields the raw text of a split."""
@@ -207,7 +214,7 @@ class Task:
         vocabs: Vocabs,
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(_rows_of_parts(entry.get("parts", [])))
+        parts = list(rows_of_parts(entry.get("parts", [])))
         sizes = [part.counts.rows for part in parts]
         return Rows(
             array("targets"),
@@ -250,6 +257,8 @@ class Translation(Task):
     """Which training pairs are dropped."""
     word_list: None = None
     """A translation reads every word."""
+
+    takes_pairs = True
 
     @property
     def row_lengths(self) -> dict[str, int]:
@@ -329,7 +338,7 @@ class Translation(Task):
     ) -> tuple[Rows, Sequence[str]]:
         """Packs lines in memory, each a source, a tab and its target, which a model predicts."""
         tag = chosen_tag(tag, self.tags)
-        pairs = [_pair_of(number, line, tag) for number, line in enumerate(lines, 1)]
+        pairs = [pair_of_line(number, line, tag) for number, line in enumerate(lines, 1)]
         rows = PairRows.from_pairs(
             pairs, vocabs.of_source, vocabs.target, self.source_length, self.length,
             packs=self.packs,
@@ -348,7 +357,7 @@ class Translation(Task):
         """Yields the parts of a split, one after another; digest is fed the raw text."""
         for name, source in self.source.parts_of(split).items():
             dropped = Counter[str]()
-            pairs = _hashed(source.untagged(split, self.clean.errors), digest)
+            pairs = hashed_pairs(source.untagged(split, self.clean.errors), digest)
             yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, source.tag)
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
@@ -378,7 +387,7 @@ class Translation(Task):
         vocabs: Vocabs,
     ) -> PairRows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(_rows_of_parts(entry["parts"], LONG))
+        parts = list(rows_of_parts(entry["parts"], LONG))
         sizes = [part.counts.rows for part in parts]
         return PairRows(
             array("targets"),
@@ -407,7 +416,7 @@ class Translation(Task):
         )
 
 
-def _pair_of(number: int, line: str, tag: str | None) -> Pair:
+def pair_of_line(number: int, line: str, tag: str | None) -> Pair:
     halves = line.split("\t")
     if len(halves) != 2:
         raise UserError(
@@ -429,13 +438,13 @@ def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str
         yield line
 
 
-def _hashed(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
+def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
     for pair in pairs:
         digest.update(hashed_bytes("\t".join(pair)))
         yield pair
 
 
-def _rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:
+def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:
     """Yields the rows of each part; left_out names the reason for which some are in no row."""
     first = 0
     for entry in entries:

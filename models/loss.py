@@ -50,6 +50,12 @@ def source_token_weight(batch: Mapping[str, Array]) -> Array:
     return targets / jnp.maximum(sources, 1)
 
 
+def counted_targets(batch: Mapping[str, Array]) -> Array:
+    """Returns which targets the loss counts: all but padding, or those that a mask names."""
+    counted_BL = batch["segments_BL"] > 0
+    return counted_BL & (batch["loss_mask_BL"] > 0) if "loss_mask_BL" in batch else counted_BL
+
+
 @dataclasses.dataclass(frozen=True)
 class Criterion:
     """Holds the settings of the loss.  Hashable: part of the jit key."""

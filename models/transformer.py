@@ -13,7 +13,7 @@ from models.attention.context import cached_context, cross_context, packed_conte
 from models.attention.flash import Call, Kernel, choose
 from models.dropout import dropout
 from models.initializers import Weights
-from models.loss import Criterion, LossSums, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
 from models.moe.routing import Load, Router
 from models.positions import sinusoids
 from models.spec import TransformerSpec
@@ -181,7 +181,7 @@ class TransformerModel:
             x_BLD * self.spec.logit_scale,
             network.output_weights(),
             batch["targets_BL"],
-            batch["segments_BL"] > 0,
+            counted_targets(batch),
         )
         if self.spec.moe is None:
             return sums
@@ -196,7 +196,7 @@ class TransformerModel:
         rows = batch["targets_BL"].shape[0]
         network, batch = self.pad_rows(params, batch)
         layout, x_BLD = network.layout, network(batch, drop_tokens=False)[0]
-        targets_BL, counted_BL = batch["targets_BL"], batch["segments_BL"] > 0
+        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
         losses_BL = token_losses(
             layout,
             x_BLD * self.spec.logit_scale,

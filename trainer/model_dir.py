@@ -6,6 +6,8 @@ history.jsonl      a line for each start of training: from which step, on which 
 vocab.model        the vocabulary
 source_vocab.model that of the source, where it has its own
 train.lock         the process that trains there, while it does
+model.gin          of an imported model: its settings alone, for runs that start from it
+huggingface/       of an imported model: its settings and tokenizer, which an export gives back
 checkpoints/       weights, opt_state and step
 metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 wandb.id, mlflow.id the run's ids at these services, where Run.trackers names them
@@ -27,6 +29,8 @@ from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
 from trainer.resume.history import Start, starts
 from trainer.run import Run
+
+HUGGINGFACE = "huggingface"
 
 
 class ModelDir:
@@ -55,6 +59,13 @@ class ModelDir:
         atomic_write(self.config_file, config.dump([run]))
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
+
+    def keep_imported(self, start_from: str) -> None:
+        """Copies what an import kept, from the run that this one starts from."""
+        source, target = path_of(start_from) / HUGGINGFACE, self.model_dir / HUGGINGFACE
+        for file in source.iterdir() if source.exists() else ():
+            target.mkdir(exist_ok=True)
+            atomic_write(target / file.name, file.read_bytes())
 
     def vocabs(self, task: Task) -> Vocabs:
         return Vocabs.load(self.model_dir, task.source_vocab_file)

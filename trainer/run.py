@@ -6,6 +6,7 @@ from typing import Literal
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
 from data.task import Task
+from data.tasks import prompts as prompts  # task files name what it defines
 from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
 from models.loss import Criterion

@@ -232,6 +232,21 @@ def test_dropout_changes_the_loss_and_only_with_a_key() -> None:
     np.testing.assert_array_equal(losses(toy(dropout=0.2), ROWS), losses(toy(), ROWS))
 
 
+def test_a_mask_leaves_targets_out_of_the_loss_and_changes_no_other() -> None:
+    mask_BL = np.zeros_like(ROWS["segments_BL"])
+    mask_BL[:, 1::2] = 1
+    masked = {**ROWS, "loss_mask_BL": mask_BL}
+    counted = (mask_BL > 0) & (ROWS["segments_BL"] > 0)
+    sums, gradients = sums_and_gradients(toy(), masked)
+    expected = np.where(counted, losses(toy(), ROWS), 0)
+    np.testing.assert_allclose(losses(toy(), masked), expected, rtol=1e-6)
+    np.testing.assert_allclose(float(sums.loss), expected.sum(), rtol=1e-5)
+    assert float(sums.tokens) == counted.sum()
+    other = np.where(counted, ROWS["targets_BL"], 1)
+    _, same = sums_and_gradients(toy(), {**masked, "targets_BL": other})
+    assert_close(same, gradients, 0)
+
+
 def test_sums_count_each_target_once() -> None:
     sums, _ = sums_and_gradients(toy(), ROWS)
     assert float(sums.tokens) == (ROWS["segments_BL"] > 0).sum()

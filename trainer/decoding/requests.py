@@ -229,4 +229,6 @@ def make_requests(
     check_tag(options.tag, task)
     if options.prefix is not None:
         raise UserError(f"--prefix: {task.name} has no translations.  Begin the prompts with it.")
-    return continuation_requests(lines, vocabs, options, max_length, task.length // 2)
+    return continuation_requests(
+        list(map(task.prompt, lines)), vocabs, options, max_length, task.length // 2
+    )

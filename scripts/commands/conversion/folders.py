@@ -10,12 +10,10 @@ from configs.write import dump
 from layouts.layout import Layout
 from scripts.commands.shared_flags import SettingsFlags
 from scripts.terminal import print_note
-from trainer.model_dir import ModelDir
+from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run
 
-KEPT = "huggingface"
-"""Folder of a model directory with the files that an export gives back."""
-LEFT_BY_IMPORTS = {"checkpoints", KEPT}
+LEFT_BY_IMPORTS = {"checkpoints", "model.gin", HUGGINGFACE}
 """What an import that was interrupted leaves in a model directory."""
 
 

@@ -13,6 +13,7 @@ from flax import traverse_util
 
 from configs.errors import UserError
 from configs.paths import absolute, local_path
+from configs.write import dump
 from data.sources.text import Docstrings
 from data.storage import atomic_write
 from data.task import Task
@@ -23,7 +24,6 @@ from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.conversion.folders import (
-    KEPT,
     check_new_folder,
     check_new_run,
     config_of,
@@ -47,10 +47,12 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import averaged_steps, chosen_steps
 from trainer.checkpoints.streamed import StreamedArray
 from trainer.checks import check_sides, check_vocabs
-from trainer.model_dir import ModelDir
+from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run
 
 SENTENCE_PIECE = "tokenizer.model"
+MODEL_FILE = "model.gin"
+"""Settings of the model and of its vocabulary alone, for the runs that start from it."""
 FILES = (
     SETTINGS, "generation_config.json", TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
@@ -89,8 +91,10 @@ def import_hf(flags: ImportHfFlags) -> None:
     save_weights(model_dir, run.model, weights, tensors)
     for name in FILES:
         if (folder / name).is_file():
-            (model_dir / KEPT).mkdir(parents=True, exist_ok=True)
-            atomic_write(model_dir / KEPT / name, (folder / name).read_bytes())
+            (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
+            atomic_write(model_dir / HUGGINGFACE / name, (folder / name).read_bytes())
+    model_gin = dump([run.model, run.task.vocab])
+    atomic_write(model_dir / MODEL_FILE, f"Run.model = @{type(run.model).__name__}()\n{model_gin}")
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     for name in unread:
         print_note(f"Left out: {name}, which {settings['model_type']} does not read.")
@@ -202,7 +206,7 @@ def export_hf(flags: ExportHfFlags) -> None:
 
 def kept_files(model_dir: Path, run: Run) -> dict[str, bytes]:
     """Returns the files that an import kept, or those of the vocabulary alone."""
-    folder = model_dir / KEPT
+    folder = model_dir / HUGGINGFACE
     kept = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if kept:
         return kept

@@ -100,6 +100,8 @@ def save_start(
         if is_layout_given(config):
             directory.save_layout(layout)
         directory.save(config, run, prepared.vocabs)
+        if run.start_from is not None and step == 0:
+            directory.keep_imported(run.start_from)
     if not is_layout_given(config) and directory.layout not in (None, layout):
         print_note(
             f"The last layout of this run is in {directory.layout_file}.  To use it again, "

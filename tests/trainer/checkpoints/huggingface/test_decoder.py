@@ -32,11 +32,13 @@ from models.transformer import TransformerModel
 from scripts.commands.conversion import hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
+from tests.scripts.conftest import call
 from tests.toys import ROOT, WHOLE
 from trainer.checkpoints.huggingface.decoder import exported_settings, spec_of
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.decoding.decoder import Decoder, Request
+from trainer.metrics.jsonl import read_lines
 from trainer.model_dir import ModelDir
 from trainer.run import Run
 from trainer.step import abstract_state, train_step_spec
@@ -333,6 +335,31 @@ def test_live_hugging_face_gives_the_same_before_and_after(name: str, tmp_path: 
     )
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+# A run that starts from it
+
+
+def test_a_model_learns_answers_and_is_exported(imported: Path, tmp_path: Path) -> None:
+    start, run, answers = imported / "llama run", tmp_path / "run", tmp_path / "answers.jsonl"
+    answers.write_text('{"prompt": "ab", "answer": "c d"}\n' * 4)
+    settings = (
+        "Run.steps=2", "Run.batch_sequences=2", "PromptTask.length=16", "PromptTask.packs=False",
+        f"Run.start_from='{start}'", f"Jsonl.train='{answers}'", f"Jsonl.validation='{answers}'",
+        "Layout.mesh='data:2'", "Cosine.warmup_steps=1", "Cosine.peak=0.1",
+    )  # fmt: skip
+    files = (start / "model.gin", ROOT / "configs/runs/finetune.gin", ROOT / "layouts/fsdp.gin")
+    flags = [f"--gin_file={file}" for file in files] + [f"--gin_param={one}" for one in settings]
+    data = f"--data_dir={tmp_path / 'data'}"
+    assert call("train", f"--model_dir={run}", data, *flags) == 0
+    assert [line["tokens"] for line in read_lines(run / "metrics.jsonl")][-1] == 6
+    export_hf(run, tmp_path / "out")
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (imported / "llama", tmp_path / "out")
+    )
+    assert before.keys() == after.keys()
+    assert all((before[name] != after[name]).any() for name in before)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
 # What is refused

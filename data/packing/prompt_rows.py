@@ -1,0 +1,79 @@
+"""Holds packed rows of prompts and answers: the loss is that of the answers alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.mixture import MixtureOrder
+from data.packing.pack import Packer, joined
+from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, read_rows
+from data.sources.pairs import Pair
+from data.vocab import PAD, Vocab
+
+
+class PromptRows(Rows):
+    """Holds the rows of one split; a mask says which targets are of answers."""
+
+    def __init__(
+        self,
+        targets_BL: RowArray,
+        segments_BL: RowArray,
+        loss_mask_BL: RowArray,
+        counts: Counts,
+        pieces: np.ndarray | None = None,
+        mix: MixtureOrder | None = None,
+        parts: Sequence[RowsOfPart] = (),
+        begin_id: int = PAD,
+    ):
+        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts, begin_id)
+        self.loss_mask_BL = loss_mask_BL
+
+    @property
+    def fill(self) -> float:
+        """Returns the share of places that hold a token of a prompt or of an answer."""
+        return (self.counts.tokens + self.counts.source_tokens) / max(1, self.targets_BL.size)
+
+    def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
+        (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
+        return {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
+
+
+def packed_prompts(
+    pairs: Sequence[Pair], vocab: Vocab, length: int, *, packs: bool
+) -> tuple[dict[str, np.ndarray], np.ndarray, Counts]:
+    """Packs pairs, each a prompt and right behind it the answer, without those that do not fit.
+
+    Returns the arrays of the cache, the pieces with numbers of pairs, and counts.
+    """
+    prompts = vocab.encode([pair.source for pair in pairs])
+    answers = vocab.encode([pair.target for pair in pairs])
+    sizes = zip(prompts, answers, strict=True)
+    kept = [i for i, (prompt, answer) in enumerate(sizes) if len(prompt) + len(answer) < length]
+    # A packer has one array of tokens: those of prompts are negative there.
+    signed = [np.r_[-1 - prompts[i].astype(np.int32), answers[i].astype(np.int32)] for i in kept]
+    packer = Packer(length, packs=packs, dtype=np.int32, end_id=vocab.end_id)
+    packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
+    is_prompt_BL = packed.targets_BL < 0
+    arrays = {
+        "targets": np.where(is_prompt_BL, -1 - packed.targets_BL, packed.targets_BL).astype(
+            vocab.dtype
+        ),
+        "segments": packed.segments_BL,
+        "loss_mask": (~is_prompt_BL & (packed.segments_BL > 0)).astype(np.uint8),
+    }
+    pieces = packed.pieces.copy()
+    pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
+    texts = Counts.of(
+        [pairs[i].target for i in kept],
+        tokens=sum(len(answers[i]) + 1 for i in kept),
+        rows=len(packed),
+    )
+    of_prompts = Counts.of([pairs[i].source for i in kept])
+    more = Counts(
+        source_words=of_prompts.words,
+        source_bytes=of_prompts.bytes,
+        source_tokens=sum(len(prompts[i]) for i in kept),
+        left_out=len(pairs) - len(kept),
+    )
+    return arrays, pieces, texts + more

@@ -1,0 +1,55 @@
+"""A task of prompts and answers: from files to cached rows, and the template of both."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from data.cache import prepare
+from data.sources.json_lines import Jsonl
+from data.sources.text import Docstrings
+from data.task import Task
+from data.tasks.prompts import PromptTask
+from data.tokenizers.sentence_piece import SentencePiece
+
+RECORDS = [{"q": f"{a} plus {b}", "a": str(a + b)} for a in range(12) for b in range(9)]
+
+
+@pytest.fixture
+def task(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    source = Jsonl(
+        train=str(path), validation=str(path), test=str(path), source_field="q", target_field="a"
+    )
+    vocab = SentencePiece(size=40, byte_fallback=False)
+    return PromptTask(name="sums", source=source, vocab=vocab, length=20, template="Q {prompt} = ")
+
+
+def test_cached_rows_are_those_of_the_pairs_in_memory(task, tmp_path):
+    prepared = prepare(task, tmp_path / "data")
+    cached = prepared.splits["test"]
+    lines = [f"{record['q']}\t{record['a']}" for record in RECORDS]
+    rows, answers = task.pack_lines(lines, prepared.vocabs, None)
+    assert answers == [record["a"] for record in RECORDS]
+    batch, expected = (r.batch(np.arange(len(rows))) for r in (cached, rows))
+    assert batch.keys() == set(task.array_lengths)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(batch[name], array)
+    assert cached.counts.words == len(RECORDS)
+    assert f"{len(RECORDS)} prompts of" in task.summary(cached.counts)
+
+
+def test_the_prompt_stands_in_the_template():
+    vocab = SentencePiece()
+    source = Jsonl(train="x", source_field="q", target_field="a")
+    task = PromptTask(name="t", source=source, vocab=vocab, length=20)
+    assert task.prompt("{prompt} {x}") == "{prompt} {x}\n"
+    assert not task.has_source
+    for template in ("", "{prompt}{prompt}"):
+        with pytest.raises(UserError, match=r"template.*Legal: once"):
+            PromptTask(name="t", source=source, vocab=vocab, length=20, template=template)
+    with pytest.raises(UserError, match=r"Use @Translation\(\) or @PromptTask\(\)"):
+        Task(name="t", source=source, vocab=vocab, length=20)
+    assert Task(name="t", source=Docstrings(), vocab=vocab, length=20).prompt("a") == "a"
