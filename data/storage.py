@@ -173,6 +173,8 @@ def resumable_folder(target: Path) -> Iterator[Path]:
     """
     folder = unfinished(target)
     with write_errors(target):
+        for stale in target.parent.glob(f"{folder.name}-*"):  # what a kill left of an old one
+            shutil.rmtree(stale)
         folder.mkdir(exist_ok=True)
         try:
             yield folder

@@ -131,6 +131,7 @@ def test_a_killed_build_goes_on(
     done = log.read_text().count('"chunk"')
     with log.open("a") as file:
         file.write('{"chunk": {"spl')  # as a kill may leave it
+    (tmp_path / "data/.mine.building-old-x").mkdir()
 
     packed = []
     start = build._start_packing
@@ -141,7 +142,8 @@ def test_a_killed_build_goes_on(
 
     monkeypatch.setattr(build, "_start_packing", counting)
     folder = prepare(task_of(text), tmp_path / "data").folder
-    assert contents(folder) == expected and not log.parent.exists()
+    assert contents(folder) == expected
+    assert {path.name for path in folder.parent.iterdir()} == {"mine", ".mine.lock"}
     assert 0 < len(packed) <= -(-LINES // CHUNK) + 2 - done
 
 

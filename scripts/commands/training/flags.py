@@ -43,7 +43,7 @@ class PrepareFlags:
         "meshloom prepare --list --gin_file=configs/runs/quickstart.gin",
     )
     data_dir: DataDir = None
-    rebuild: Annotated[bool, Flag("Builds again and replaces the cache, which is damaged.")] = False
+    rebuild: Annotated[bool, Flag("Builds the cache again and replaces it.")] = False
     workers: Annotated[
         int | None,
         Flag(
