@@ -86,6 +86,21 @@ def test_decoding_is_a_line_a_prompt_and_follows_its_seed(
     assert (tmp_path / "out.txt").read_text() == greedy
 
 
+def test_samples_are_ranked_by_a_suffix(run: Meshloom, trained: Place, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("kara\nlost mi\n")
+    flags = ["decode", trained.model_dir, f"--input={tmp_path / 'in.txt'}", "--max_tokens=6"]
+    flags += ["--samples=3", "--nbest=3", f"--json={tmp_path / 'j'}"]
+    assert run(*flags, "--rescore_suffix=mitu kara").code == 0
+    decoded = read_json(tmp_path / "j")
+    assert decoded["settings"]["rescore_suffix"] == "mitu kara"
+    for line in decoded["lines"]:
+        scores = [one["score"] for one in line["hypotheses"]]
+        own = [one["log_probability"] for one in line["hypotheses"]]
+        assert scores == sorted(scores, reverse=True) and scores != own
+        assert all(one["text"].startswith(line["source"]) for one in line["hypotheses"])
+    assert run(*flags, "--rescore_suffix=" + "kara " * 20).code == 2  # beyond the positions
+
+
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
