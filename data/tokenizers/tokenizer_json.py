@@ -63,16 +63,10 @@ class TokenizerJsonVocab(Vocab):
     """
 
     def __init__(self, model: bytes, name: str = TOKENIZER):
-        content = _object(_utf8(model, name), name)
-        if content.get("format") != _FORMAT:
-            raise UserError(
-                f"vocab {name}: is JSON, but no vocab of this version.  Name a {TOKENIZER} by "
-                "TokenizerJson.path instead."
-            )
-        self.files: Files = content["files"]
+        files, special = _parts(_object(_utf8(model, name), name), name)
+        self.files = files
         """The files of Hugging Face that the vocab was made of, unchanged."""
         self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
-        special = content["special"]
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]
         if end is None:
@@ -126,19 +120,31 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         file = file / TOKENIZER
     text = _utf8(read_model(file), str(file))
     content = _object(text, str(file))
-    if content.get("format") == _FORMAT:
-        files, special = content["files"], content["special"]
+    if "format" in content:  # a tokenizer.json has none
+        files, special = _parts(content, str(file))
     else:
         beside = {name: file.parent / name for name in _BESIDE}
         kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept)
-    joined = {"format": _FORMAT, "special": special | chosen, "files": files}
+    joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files}
     return json.dumps(joined, sort_keys=True).encode()
 
 
 def is_bundle(model: bytes) -> bool:
     """Returns whether a file is what `read_bundle` made, and no model of SentencePiece."""
     return model.startswith(b"{")
+
+
+def _parts(content: dict[str, Any], name: str) -> tuple[Files, dict[str, str]]:
+    """Returns the files and the special tokens of a bundle."""
+    files, special = content.get("files"), content.get("special")
+    is_ours = content.get("format") == _FORMAT
+    if is_ours and isinstance(files, dict) and isinstance(special, dict) and TOKENIZER in files:
+        return files, special
+    raise UserError(
+        f"vocab {name}: is JSON, but no vocab of this version.  Name a {TOKENIZER} by "
+        "TokenizerJson.path instead."
+    )
 
 
 def _tokenizer(text: str, name: str) -> tokenizers.Tokenizer:

@@ -132,3 +132,12 @@ def test_without_a_known_end_it_is_refused(folder):
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(UserError, match=r"no token is known to end a text.*TokenizerJson\.end"):
         given(folder)
+
+
+@pytest.mark.parametrize("change", [("files", "filez"), ("json 1", "json 0"), ("r.json", "r.jsom")])
+def test_a_damaged_vocab_is_refused(folder, tmp_path, change):
+    vocab = tmp_path / "vocab.model"
+    vocab.write_bytes(given(folder).model.replace(*map(str.encode, change)))
+    for load in (load_vocab, lambda path: given(path, end="</s>")):
+        with pytest.raises(UserError, match=r"vocab\.model: is JSON, but no vocab of this version"):
+            load(vocab)
