@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 from jax.sharding import NamedSharding
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -453,6 +454,15 @@ def other_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def other_ids(folder: Path) -> None:
+    """A vocab with SentencePiece's own ids, as Llama's."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["one two"] * 9), model_writer=model, vocab_size=11
+    )
+    (folder / "spiece.model").write_bytes(model.getvalue())
+
+
 @pytest.mark.parametrize(
     ("damage", "wanted"),
     [
@@ -465,6 +475,7 @@ def other_index(folder: Path) -> None:
         (write("config.json", b"[]"), ["config.json", "list", "object"]),
         (write("model.safetensors", b"x" * 100), ["model.safetensors", "cannot be read"]),
         (write("spiece.model", b"x"), ["spiece.model", "SentencePiece"]),
+        (other_ids, ["begin with id 1 and end with 2", "Legal for a T5"]),
         (change(model_type="bert"), ["config.json", "model_type = 'bert'", "'t5'"]),
         (
             change(feed_forward_proj="gelu", layer_norm_epsilon=1e-5, d_kv=None),
