@@ -40,7 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attention_biases": "all",
     },
 }
-WINDOW_SPLITS = ("batch and heads", "memory and length", "queries, or else memory")
+WINDOW_SPLITS = ("batch and heads", "queries, or else memory")
 
 
 def on_mesh(layout: Layout, mesh: jax.sharding.Mesh, axes: str, array: np.ndarray) -> jax.Array:

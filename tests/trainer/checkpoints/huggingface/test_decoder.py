@@ -288,13 +288,13 @@ def test_a_round_trip_keeps_every_bit(imported: Path, tmp_path: Path, name: str)
         assert kept[file] == (imported / name / file).read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("dtype", "name"), [("bfloat16", "mixtral"), ("float16", "llama, tied")])
 def test_shards_of_a_half_precision_come_back(
-    imported: Path, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+    imported: Path, tmp_path: Path, dtype: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hf, "MAX_FILE_BYTES", 2000)
     folder = tmp_path / "sharded"
-    shutil.copytree(imported / "mixtral", folder)
+    shutil.copytree(imported / name, folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
