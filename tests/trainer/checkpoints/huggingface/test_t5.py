@@ -458,7 +458,7 @@ def other_ids(folder: Path) -> None:
     """A vocab with SentencePiece's own ids, as Llama's."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["one two"] * 9), model_writer=model, vocab_size=11
+        sentence_iterator=iter(["one two"] * 9), model_writer=model, vocab_size=10
     )
     (folder / "spiece.model").write_bytes(model.getvalue())
 
