@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 
-import grain
 import numpy as np
 
 from data.mixture import TABLE_ROWS, shuffled
@@ -59,6 +58,8 @@ def batches(
     def read(step: int) -> tuple[np.ndarray, Batch]:
         ids = rows_of_step(rows, seed, step, batch_sequences)
         return ids, rows.batch(ids[start:stop])
+
+    import grain  # takes half a second, and reading settings needs none of it
 
     steps = grain.MapDataset.range(first_step, sys.maxsize).map(read)
     options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
