@@ -59,7 +59,7 @@ def batches(
         ids = rows_of_step(rows, seed, step, batch_sequences)
         return ids, rows.batch(ids[start:stop])
 
-    import grain  # takes half a second, and reading settings needs none of it
+    import grain  # takes seconds, and reading settings needs none of it
 
     steps = grain.MapDataset.range(first_step, sys.maxsize).map(read)
     options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
