@@ -197,10 +197,15 @@ class Layout:
 
     def cumsum(self, x: Array, axes: str) -> Array:
         """Returns running sums along the last axis, which is whole."""
-        summed = jax.sharding.auto_axes(
-            lambda x: jnp.cumsum(x, axis=-1), out_sharding=self.place(axes)
-        )
-        return summed(x)
+        return self.auto_axes(lambda x: jnp.cumsum(x, axis=-1), axes)(x)
+
+    def auto_axes(self, function: Callable[..., Array], axes: str) -> Callable[..., Array]:
+        """Lets the compiler place arrays inside a function; its result is placed as letters say.
+
+        Without a split axis it is the function itself, which may then run in a `shard_map`.
+        """
+        place = self.place(axes)
+        return jax.sharding.auto_axes(function, out_sharding=place) if any(place) else function
 
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         """Gathers rows of a table by integer ids; the result is placed as these letters say."""

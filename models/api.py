@@ -91,6 +91,9 @@ class Decodable(Protocol):
     @property
     def layout(self) -> Layout: ...
 
+    def with_layout(self, layout: Layout) -> "Decodable":
+        """Returns the same network under another layout."""
+
     def start(
         self, params: Any, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:

@@ -151,6 +151,9 @@ class TransformerModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))
 
+    def with_layout(self, layout: Layout) -> "TransformerModel":
+        return dataclasses.replace(self, layout=layout)
+
     def build(self, key: Array) -> Network:
         spec = self.spec
         weights = Weights(self.layout, spec.sizes, nnx.Rngs(params=key), spec.precision.store)
@@ -210,7 +213,7 @@ class TransformerModel:
         self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:
         layout = step_layout(self.layout)
-        network = dataclasses.replace(self, layout=layout).network(params)
+        network = self.with_layout(layout).network(params)
         weights_VD, memory_BMD = network.output_weights(), None
         positions_BM = layout.reshard(jnp.zeros((batch_sequences, cache_length), jnp.int32), "BM")
         cache: Cache = {"positions_BM": positions_BM}

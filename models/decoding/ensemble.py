@@ -24,6 +24,9 @@ class Ensemble:
     def layout(self) -> Layout:
         return self.model.layout
 
+    def with_layout(self, layout: Layout) -> "Ensemble":
+        return Ensemble(self.model.with_layout(layout))
+
     def start(
         self,
         params: tuple[Params, ...],

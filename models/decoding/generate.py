@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout
+from layouts.layout import Layout, mesh_axes
 from models.api import Batch, Cache, Decodable, Step, step_layout
 from models.decoding.caches import SeparateCaches, SharedCache, hypothesis_cache, repeat
 
@@ -107,6 +108,61 @@ def generate(
     Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
+    if splits_batch_alone(model.layout, params):
+        return generate_on_each_device(model, search, new_tokens, params, source, inputs)
+    return generate_together(model, search, new_tokens, params, source, inputs)
+
+
+def splits_batch_alone(layout: Layout, params: Any) -> bool:
+    """Returns whether the mesh splits the batch, and no weight."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    split = {name for name, size in sizes.items() if size > 1}
+    entries = itertools.chain.from_iterable(map(spec_of, jax.tree.leaves(params)))
+    over_weights = set(itertools.chain.from_iterable(map(mesh_axes, entries)))
+    return bool(split) and split <= {*mesh_axes(layout.place("B")[0])} - over_weights
+
+
+def generate_on_each_device(
+    model: Decodable,
+    search: Search,
+    new_tokens: int,
+    params: Any,
+    source: Batch | None,
+    inputs: DecodeInputs,
+) -> DecodeOutput:
+    """Does what `generate` does with a loop of its own on each device.
+
+    Devices that share one loop agree after each token whether it ends.  Two cores with a loop each
+    decode 1.3 times as fast.
+    """
+    replicated = dataclasses.replace(model.layout, rules="", param_rules="")
+    on_device = functools.partial(
+        generate_together, model.with_layout(replicated), search, new_tokens
+    )
+    operands = (params, source, inputs)
+    mapped = jax.shard_map(
+        on_device,
+        in_specs=jax.tree.map(spec_of, operands),
+        out_specs=model.layout.place("B"),
+        check_vma=False,  # the operations of a device's own loop vary by device
+    )
+    return mapped(*operands)
+
+
+def spec_of(array: Array) -> jax.P:
+    """Returns how an array is placed."""
+    return jax.typeof(array).sharding.spec
+
+
+def generate_together(
+    model: Decodable,
+    search: Search,
+    new_tokens: int,
+    params: Any,
+    source: Batch | None,
+    inputs: DecodeInputs,
+) -> DecodeOutput:
+    """Does what `generate` does with one loop for the whole mesh."""
     layout = step_layout(model.layout)
     hypotheses, model_step, cache = start_model(model, search, new_tokens, params, source, inputs)
     last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)

@@ -123,4 +123,4 @@ def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[
         return jax.random.gumbel(key, (shape[2], shape[1])).T
 
     draw = jax.vmap(noise, in_axes=(0, None))
-    return jax.sharding.auto_axes(draw, out_sharding=layout.place(axes))(seeds_B, step)
+    return layout.auto_axes(draw, axes)(seeds_B, step)

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from data.vocab import EOS, PAD
 from layouts.layout import Layout, num_shards
 from models.api import Decodable
-from models.decoding.generate import DecodeInputs, Search, generate, initial_cache
+from models.decoding.generate import DecodeInputs, DecodeOutput, Search, generate, initial_cache
 from trainer.memory import check_cache_memory
 from trainer.multihost import fetched
 
@@ -83,15 +83,21 @@ class Decoder:
     ) -> Iterator[list[tuple[int, list[TokenHypothesis]]]]:
         """Yields, batch by batch, some of the requests with their hypotheses, the best first.
 
-        What a request gets follows from itself alone, not from its batch.
+        What a request gets follows from itself alone, not from its batch.  The next batch starts
+        before this one is read, so that a device which is done need not wait for the others.
         """
         with jax.set_mesh(self.mesh):
             shards = math.lcm(*(num_shards(self.model.layout.place(axis)[0]) for axis in "BG"))
         batches = batches_of(requests, self.batch_sequences, shards)
         self._check_memory([batch.shape for batch in batches])
+        previous: tuple[RequestBatch, DecodeOutput] | None = None
         for batch in batches:
-            hypotheses = self._decode([requests[i] for i in batch.requests], batch.shape)
-            yield list(zip(batch.requests, hypotheses, strict=True))
+            output = self._start([requests[i] for i in batch.requests], batch.shape)
+            if previous is not None:
+                yield self._finish(requests, *previous)
+            previous = batch, output
+        if previous is not None:
+            yield self._finish(requests, *previous)
 
     def _check_memory(self, shapes: Sequence[BatchShape]) -> None:
         """Raises where the cache of the largest batch does not fit."""
@@ -107,10 +113,8 @@ class Decoder:
                 )
             check_cache_memory(self.params, cache, self.mesh)
 
-    def _decode(
-        self, batch: Sequence[Request], shape: BatchShape
-    ) -> Iterator[list[TokenHypothesis]]:
-        """Decodes one batch of this shape; requests for a single token fill it up."""
+    def _start(self, batch: Sequence[Request], shape: BatchShape) -> DecodeOutput:
+        """Starts to decode a batch of this shape; requests for a single token fill it up."""
         rows, source, prompt, new_tokens = shape
         filled = [*batch, *[Request([], 1)] * (rows - len(batch))]
         prompts, begins_B = [request.prompt for request in filled], None
@@ -132,7 +136,7 @@ class Decoder:
             end_id=self.end_id,
         )
         with jax.set_mesh(self.mesh):
-            output = generate(
+            output: DecodeOutput = generate(
                 self.model,
                 self.search,
                 new_tokens,
@@ -140,19 +144,26 @@ class Decoder:
                 self._sources(filled, source) if source else None,
                 inputs,
             )
-        arrays = [array[: len(batch)] for array in fetched(output)]
-        for request, texts, scores, log_probabilities in zip(batch, *arrays, strict=True):
-            yield [
+        return output
+
+    def _finish(
+        self, requests: Sequence[Request], batch: RequestBatch, output: DecodeOutput
+    ) -> list[tuple[int, list[TokenHypothesis]]]:
+        """Returns the hypotheses of the requests of a batch, when it is decoded."""
+        arrays = [array[: len(batch.requests)] for array in fetched(output)]
+        hypotheses = [
+            [
                 TokenHypothesis(
-                    until_end(tokens[: request.max_new_tokens], self.end_id),
+                    until_end(tokens[: requests[i].max_new_tokens], self.end_id),
                     float(score),
                     float(log_probability),
                 )
-                for tokens, score, log_probability in zip(
-                    texts, scores, log_probabilities, strict=True
-                )
+                for tokens, score, log_probability in zip(*of_request, strict=True)
                 if np.isfinite(score)
             ]
+            for i, *of_request in zip(batch.requests, *arrays, strict=True)
+        ]
+        return list(zip(batch.requests, hypotheses, strict=True))
 
     def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
         sources = [[self.end_id] if request.source is None else request.source for request in batch]

@@ -20,7 +20,14 @@ from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
-from models.decoding.generate import NEW_TOKENS, SUFFIX, Search, generate, initial_cache
+from models.decoding.generate import (
+    NEW_TOKENS,
+    SUFFIX,
+    Search,
+    generate,
+    generate_together,
+    initial_cache,
+)
 from trainer.decoding.decoder import SHORTEST, abstract_inputs
 from trainer.planning.counts import (
     TEMPORARIES,
@@ -36,6 +43,8 @@ from trainer.planning.counts import (
 )
 from trainer.run import Run
 from trainer.step import abstract_params
+
+trace_together = jax.jit(generate_together, static_argnums=(0, 1, 2))
 
 
 class DecodeShape(NamedTuple):
@@ -96,7 +105,8 @@ class TracedDecode(TracedProgram):
     """Sources and requests."""
     cache: Any
     jaxpr: Jaxpr
-    """Of the program, without what no token needs, such as the logits of a prompt."""
+    """Of one loop for the whole mesh, which does the same where each device has a loop of its own;
+    without what no token needs, such as the logits of a prompt."""
 
     @property
     def loop(self) -> Any:
@@ -174,7 +184,7 @@ def trace_decode(
     with use_mesh(mesh):
         cache = jax.eval_shape(functools.partial(initial_cache, *static), params, source, requests)
         trace = generate.trace(*static, params, source, requests)
-    jaxpr = trace.jaxpr.jaxpr
+        jaxpr = trace_together.trace(*static, params, source, requests).jaxpr.jaxpr
     needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return TracedDecode(run, layout, mesh, trace, shape, params, (source, requests), cache, needed)
 

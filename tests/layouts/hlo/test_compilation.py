@@ -59,7 +59,8 @@ def test_the_options_for_gpus_are_known_to_this_compiler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "platform"), [("gpu", "gpu"), ("v5e", "tpu"), ("v5e_tensor_parallel", "tpu")]
+    ("name", "platform"),
+    [("gpu", "gpu"), ("v5e", "tpu"), ("v5e_tensor_parallel", "tpu"), ("v5p", "tpu")],
 )
 def test_a_set_of_options_is_for_one_platform(name: str, platform: str) -> None:
     assert {CompilerOption.parse(option).platform for option in options_of(name)} == {platform}

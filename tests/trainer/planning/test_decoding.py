@@ -83,6 +83,18 @@ def test_trace_and_compiler_count_the_same(case: str) -> None:
         assert compiled_bytes["model"] == pytest.approx(traced_bytes["model"], rel=0.15)
 
 
+def test_devices_that_split_the_batch_alone_exchange_nothing() -> None:
+    """Not even whether all texts are done: each has a loop of its own."""
+    layout = layout_named("data_parallel")
+    shape = shape_of(DENSE, Beam(WIDTH))
+    step = trace_decode(run_of(DENSE), layout, make_mesh(layout), shape)
+    counts = compile_decode(step)
+    for part, expected in zip(counts.work[:2], step.work[:2], strict=True):
+        assert part is not None and expected is not None
+        assert part.flops == pytest.approx(expected.flops, rel=0.02)
+        assert not part.collectives
+
+
 def test_products_and_cache_are_those_of_the_model() -> None:
     plan = plan_decode(traced_toy("flat beam"), None, compiled_toy("flat beam"))
     wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * NEW
