@@ -3,6 +3,7 @@
 import abc
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -77,17 +78,16 @@ class Vocab(abc.ABC):
         """Returns the ids of each text, without those of its beginning and its end."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids up to the first end; padding has no text.
+        """Returns the text of ids up to the first end."""
+        return self.text(itertools.takewhile(lambda i: i != self.end_id, ids))
 
-        A model may have more rows than the vocab has ids: those beyond are unknown.
+    def text(self, ids: Iterable[int]) -> str:
+        """Returns the text of all ids, as those of a chat with an end behind each turn.
+
+        Padding has no text.  A model may have more rows than the vocab has ids: those beyond are
+        unknown.
         """
-        kept: list[int] = []
-        for i in map(int, ids):
-            if i == self.end_id:
-                break
-            if i != self.pad_id:
-                kept.append(i)
-        return self._text(kept)
+        return self._text([int(i) for i in ids if i != self.pad_id])
 
     @abc.abstractmethod
     def _text(self, ids: list[int]) -> str:

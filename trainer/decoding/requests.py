@@ -154,7 +154,7 @@ def _is_blank(request: Request, vocabs: Vocabs) -> bool:
 def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:
     """Decodes the tokens of a hypothesis, behind those of its prompt."""
     ids = [*map(int, request.prompt), *tokens.tokens]
-    return Hypothesis(vocabs.target.decode(ids), tokens.score, tokens.log_probability)
+    return Hypothesis(vocabs.target.text(ids), tokens.score, tokens.log_probability)
 
 
 def rank(hypotheses: list[Hypothesis], options: DecodeOptions) -> list[Hypothesis]:

@@ -67,7 +67,7 @@ def _segments(prepared: Prepared, rows: Rows, row: int) -> list[dict[str, Any]]:
             line["source_tokens"] = len(sources)
             line["source_pieces"] = " ".join(prepared.source_vocab.pieces(sources))
         line["tokens"] = len(ids)
-        line["text"] = prepared.vocab.decode(ids)
+        line["text"] = prepared.vocab.text(ids)
         line["pieces"] = " ".join(prepared.vocab.pieces(ids))
         segments.append(line)
     return segments

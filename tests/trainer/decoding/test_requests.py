@@ -10,6 +10,7 @@ from data.vocab import EOS, make
 from data.vocabs import Vocabs
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
+from trainer.decoding.decoder import Request, TokenHypothesis
 from trainer.decoding.requests import (
     DecodeOptions,
     Hypothesis,
@@ -18,6 +19,7 @@ from trainer.decoding.requests import (
     line_seed,
     rank,
     suffix_of,
+    to_hypothesis,
     translation_requests,
 )
 
@@ -53,6 +55,13 @@ def test_a_prompt_must_leave_room_for_new_tokens() -> None:
     assert (len(request.prompt), request.max_new_tokens, request.min_new_tokens) == (2, 5, 1)
     with pytest.raises(UserError, match="line 2: 3 prompt tokens and 5 new ones do not fit"):
         continuation_requests(["kara", "kara lost mitu"], VOCABS, options, 8, 99)
+
+
+def test_a_prompt_with_ends_of_turns_comes_back_whole() -> None:
+    first, second, new = ([*map(int, ids)] for ids in VOCAB.encode(["kara", "lost", "mitu"]))
+    request = Request([*first, EOS, *second], 5)
+    hypothesis = to_hypothesis(request, TokenHypothesis(new, -1.5, -2.5), VOCABS)
+    assert hypothesis.text == "kara lost mitu"
 
 
 def test_seeds_differ_by_line_and_by_seed() -> None:
