@@ -31,7 +31,8 @@ class TokenizerJson(Tokenizer):
     file tokenizer_config.json beside it names the special tokens."""
     begin: str | None = None
     """The token that a decoder reads before a text, such as "<s>". None: as tokenizer_config.json
-    says (bos_token), or else the token that ends a text."""
+    says (bos_token), or else as tokenizer.json does, or else the token that ends a text. Without
+    this setting, `decode` puts it before prompts only where tokenizer.json does."""
     end: str | None = None
     """The token that ends a text, such as "</s>". None: as tokenizer_config.json says
     (eos_token)."""
@@ -74,12 +75,17 @@ class TokenizerJsonVocab(Vocab):
                 f"vocab {name}: no token is known to end a text ({CONFIG} beside it has no "
                 f'eos_token).  Set TokenizerJson.end, as in "</s>".{self._known_tokens()}'
             )
-        begin = end if ids["begin"] is None else ids["begin"]
+        before = self._ids_before_a_text()
+        begins = [i for i in (ids["begin"], *before, end) if i is not None]
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        settings = _object(self.files.get(CONFIG, "{}"), CONFIG)
-        reads_begin = ids["begin"] is not None and settings.get("add_bos_token") is not False
+        is_chosen = special.get("begin") != _special_tokens(self.files).get("begin")
         super().__init__(
-            model, size, begin_id=begin, end_id=end, pad_id=ids["pad"], reads_begin=reads_begin
+            model,
+            size,
+            begin_id=begins[0],
+            end_id=end,
+            pad_id=ids["pad"],
+            reads_begin=is_chosen or begins[0] in before,
         )
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -91,6 +97,12 @@ class TokenizerJsonVocab(Vocab):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._tokenizer.id_to_token(int(i)) or f"<{i}>" for i in ids]
+
+    def _ids_before_a_text(self) -> list[int]:
+        """Returns what tokenizer.json puts before every text, as Hugging Face's library does."""
+        encoding = self._tokenizer.encode("a")
+        is_added = [*encoding.special_tokens_mask, 0]
+        return list(encoding.ids[: is_added.index(0)])
 
     def _id(self, token: str | None, key: str, name: str) -> int | None:
         if token is None:

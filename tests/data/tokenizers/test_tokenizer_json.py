@@ -91,16 +91,29 @@ def test_settings_choose_other_special_tokens(folder):
 
 
 def test_a_text_without_a_beginning_begins_with_an_end(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}))
     (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "bos_token": None}))
     vocab = given(folder)
     assert vocab.begin_id == vocab.end_id == 257 and not vocab.reads_begin
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_the_files_say_whether_prompts_stand_behind_a_beginning(folder, adds):
-    assert given(folder).reads_begin
-    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "add_bos_token": adds}))
-    assert given(folder).reads_begin == adds
+def test_the_tokenizer_says_whether_prompts_stand_behind_a_beginning(folder, adds):
+    # Hugging Face's library leaves add_bos_token alone where there is a tokenizer.json.
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "add_bos_token": not adds}))
+    if not adds:  # as SmolLM2's, whose bos_token begins the turns of a chat
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}))
+    vocab = given(folder)
+    assert (vocab.begin_id, vocab.reads_begin) == (256, adds)
+    assert given(folder, begin="<|user|>").reads_begin
+
+
+def test_a_beginning_that_only_the_tokenizer_has_is_read(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    vocab = given(folder)
+    assert (vocab.begin_id, vocab.reads_begin) == (256, True)
 
 
 def test_a_saved_vocab_is_the_same_and_keeps_the_files(folder, tmp_path):
