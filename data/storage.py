@@ -536,10 +536,11 @@ def written_s(path: Path) -> float:
 
 
 def matches(pattern: str) -> list[str]:
-    """Returns the files that a glob matches, sorted."""
+    """Returns the files that a glob matches, sorted; a file of just this name is the only one."""
     if is_remote(path_of(pattern)):
         return remote.matches(pattern)
-    return sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    path = os.path.expanduser(pattern)
+    return [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
 
 
 def local_twin(path: Path) -> Path:

@@ -60,9 +60,12 @@ class JsonLine(NamedTuple):
     """Whether text must be whole Unicode."""
 
     def text(self, name: str, setting: str) -> str:
-        """Returns the text of a field; a dot leads into a field that has fields of its own."""
+        """Returns the text of a field; a dot leads into a field that has fields of its own, unless
+        it is part of a field's name.
+        """
         value, parent, is_missing = self.value, self.value, False
-        for part in name.split("."):
+        is_whole_name = isinstance(value, dict) and name in value
+        for part in [name] if is_whole_name else name.split("."):
             parent = value
             is_missing = not isinstance(value, dict) or part not in value
             value = None if is_missing else value[part]

@@ -24,10 +24,9 @@ def order_of(rows: Sequence[int], rates: Rates, temperature: float) -> MixtureOr
     return MixtureOrder.of(rows, rates or [size ** (1 / temperature) for size in rows])
 
 
-def name_problems(kind: str, split: str, names: Sequence[str | None]) -> Iterator[str]:
-    """Describes the names that several parts of a split have."""
-    given = [name for name in names if name is not None]
-    twice = sorted({name for name in given if given.count(name) > 1})
+def name_problems(kind: str, split: str, names: Sequence[str]) -> Iterator[str]:
+    """Describes the names that several parts of a split have, given or not."""
+    twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         yield f"{kind}.parts: several of {split!r} have the name {', '.join(twice)}."
 

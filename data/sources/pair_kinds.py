@@ -233,11 +233,7 @@ class Mixture(Pairs):
     def parts_of(self, split: str) -> dict[str, Pairs]:
         """Names the parts that have a split, by name, tag or kind; tags and kinds that are alike
         are numbered."""
-        parts = self.all_parts
-        kinds = [tag_name(part.tag or "") or type(part).__name__ for part in parts]
-        names = mixing.part_names([part.name for part in parts], kinds)
-        named = zip(names, parts, strict=True)
-        return {name: part for name, part in named if split in part.splits()}
+        return {name: part for name, part in self._named_parts() if split in part.splits()}
 
     def fingerprint(self) -> dict[str, Any] | None:
         fingerprints = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
@@ -252,6 +248,12 @@ class Mixture(Pairs):
         """Returns the rates of the parts in training, given the number of rows of each."""
         return mixing.order_of(rows, self.rates, self.temperature)
 
+    def _named_parts(self) -> list[tuple[str, Pairs]]:
+        parts = self.all_parts
+        kinds = [tag_name(part.tag or "") or type(part).__name__ for part in parts]
+        names = mixing.part_names([part.name for part in parts], kinds)
+        return list(zip(names, parts, strict=True))
+
     def _problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):
             yield "Mixture.parts: a part is a mixture itself.  Name its parts here instead."
@@ -263,8 +265,8 @@ class Mixture(Pairs):
         if self.languages:
             yield from self._language_problems()
         for split in SPLITS:
-            parts = [part for part in self.all_parts if split in part.splits()]
-            yield from mixing.name_problems("Mixture", split, [part.name for part in parts])
+            names = [name for name, part in self._named_parts() if split in part.splits()]
+            yield from mixing.name_problems("Mixture", split, names)
         training = [part for part in self.all_parts if "train" in part.splits()]
         yield from mixing.rate_problems("Mixture", self.rates, self.temperature, len(training))
 

@@ -1,23 +1,29 @@
 """Reads lines, paragraphs and whole texts of files, and says what is wrong with a file."""
 
+import codecs
 import itertools
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from configs.errors import UserError
-from configs.paths import absolute, path_of
+from configs.paths import absolute, is_remote, path_of
 from data import storage
 from data.sources.compression import ENDINGS, nearest, open_file, read_errors
 
 logger = logging.getLogger(__name__)
 
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 
 
 def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
-    """Returns the files that paths or globs name, sorted within each pattern, none twice."""
-    files: dict[str, None] = {}
+    """Returns the files that paths or globs name, sorted within each pattern, none twice.
+
+    "a.txt", "./a.txt" and a link to it name one file.
+    """
+    files: dict[str, str] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = storage.matches(pattern)
         if not matches:
@@ -28,10 +34,10 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
                 ending = files_in[0].suffix if files_in else ".txt"
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
-                    f"Name its files, such as {f'{path}/*{ending}'!r}."
+                    f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."
                 )
-            files[path] = None
-    return list(files)
+            files.setdefault(path if is_remote(path) else os.path.realpath(path), path)
+    return list(files.values())
 
 
 def read_lines(path: str, errors: str = "strict") -> Iterator[str]:
@@ -116,8 +122,9 @@ def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> 
     for magic, ending in ENDINGS.items():
         if number == 1 and raw.startswith(magic):
             return f"{path}: is no text but compressed.  Rename it so that it ends in {ending}."
+    encoding = "utf-16" if number == 1 and raw[:2] in _UTF16_MARKS else "latin1"
     shown = raw[max(0, error.start - 12) : error.start + 4]
     return (
         f"{path}, line {number}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8 "
-        f"(near {shown!r}).  Convert the file, such as: iconv -f latin1 -t utf-8."
+        f"(near {shown!r}).  Convert the file, such as: iconv -f {encoding} -t utf-8."
     )

@@ -52,13 +52,15 @@ class TextMixture(Source):
 
     def parts_of(self, split: str) -> dict[str, Source]:
         """Names the parts that have a split, by name or kind; kinds that are alike are numbered."""
-        kinds = [type(part).__name__ for part in self.parts]
-        names = mixing.part_names([part.part_name for part in self.parts], kinds)
-        named = zip(names, self.parts, strict=True)
+        named = zip(self._names(), self.parts, strict=True)
         return {name: part for name, part in named if split in part.splits()}
 
     def mix(self, rows: Sequence[int]) -> MixtureOrder:
         return mixing.order_of(rows, self.rates, self.temperature)
+
+    def _names(self) -> list[str]:
+        kinds = [type(part).__name__ for part in self.parts]
+        return mixing.part_names([part.part_name for part in self.parts], kinds)
 
     def _problems(self) -> Iterator[str]:
         for part in self.parts:
@@ -69,6 +71,6 @@ class TextMixture(Source):
                 )
             if isinstance(part, TextMixture):
                 yield "TextMixture.parts: a part is a mixture itself.  Name its parts here instead."
-        yield from mixing.name_problems("TextMixture", "train", [p.part_name for p in self.parts])
+        yield from mixing.name_problems("TextMixture", "train", self._names())
         training = [part for part in self.parts if "train" in part.splits()]
         yield from mixing.rate_problems("TextMixture", self.rates, self.temperature, len(training))

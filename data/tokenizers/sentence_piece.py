@@ -37,7 +37,8 @@ class SentencePiece(Tokenizer):
     byte_fallback: bool = True
     """Splits characters outside the vocabulary into bytes instead of losing them."""
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "identity"
-    """With "identity" and byte_fallback, decoding reproduces the text exactly."""
+    """With "identity" and byte_fallback, decoding reproduces the text exactly, except "▁"
+    (U+2581), which becomes a space."""
     train_lines: Count = 1_000_000
     """Maximum number of lines to train on, chosen at random but always the same."""
     model_file: str | None = None

@@ -29,6 +29,12 @@ def test_a_field_holds_the_text_also_inside_others(write):
     assert list(source.lines("validation")) == ["one"]
 
 
+def test_the_name_of_a_field_may_have_a_dot(write):
+    path = write({"page.body": "one", "page": {"body": "two"}}, {"page": {"body": "three"}})
+    source = JsonlText(train=path, validation=path, field="page.body")
+    assert list(source.lines("train")) == ["one", "three"]
+
+
 def test_two_fields_are_a_pair(write):
     flat = write({"de": "a\tb\nc", "en": "ü"}, "")
     deep = write({"translation": {"de": "a", "en": "b"}}, name="deep.gz")

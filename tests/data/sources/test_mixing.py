@@ -15,7 +15,7 @@ def test_rates_are_by_size_unless_they_are_set():
 
 
 def test_names_and_rates_that_make_no_sense_are_described():
-    assert not [*name_problems("Mixture", "train", ["a", None, None])]
+    assert not [*name_problems("Mixture", "train", ["a", "b", "c"])]
     assert not [*rate_problems("Mixture", (1, 2), 1.0, 2), *rate_problems("Mixture", None, 2, 2)]
     [problem] = name_problems("Mixture", "test", ["a", "b", "a"])
     assert problem == "Mixture.parts: several of 'test' have the name a."

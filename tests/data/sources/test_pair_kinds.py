@@ -208,6 +208,8 @@ def test_languages_that_no_setting_names_and_names_used_twice_are_refused(many):
         Mixture(parts=(Tsv(train=many),), languages=("de", "fr"))
     with pytest.raises(UserError, match=r"several of 'train' have the name x\."):
         Mixture(parts=(Tsv(train=many, name="x"), Phrases(name="x")))
+    with pytest.raises(UserError, match=r"several of 'train' have the name de\."):
+        Mixture(parts=(Tsv(train=many, tag="<de>"), Tsv(train=many, tag="fr", name="de")))
 
 
 def test_a_source_without_text_to_train_on_is_refused(files):

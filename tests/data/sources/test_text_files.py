@@ -45,6 +45,20 @@ def test_globs_are_sorted_and_name_no_file_twice(tmp_path):
     assert [f[-1] for f in files] == ["b", "c", "a"]
 
 
+def test_a_file_of_two_names_is_read_once(tmp_path):
+    (tmp_path / "a").write_text("x\n")
+    (tmp_path / "link").symlink_to("a")
+    names = (f"{tmp_path}/a", f"{tmp_path}/./a", f"{tmp_path}/../{tmp_path.name}/a")
+    assert expand((*names, f"{tmp_path}/*"), "here") == [names[0]]
+
+
+def test_a_name_with_brackets_may_be_a_file(tmp_path):
+    for name in ("a[1].txt", "a1.txt"):
+        (tmp_path / name).write_text("x\n")
+    assert expand(f"{tmp_path}/a[1].txt", "here") == [f"{tmp_path}/a[1].txt"]
+    assert expand(f"{tmp_path}/a[1-9].txt", "here") == [f"{tmp_path}/a1.txt"]
+
+
 def test_missing_file_suggests_the_nearest(tmp_path):
     (tmp_path / "train.txt").write_text("x\n")
     with pytest.raises(
@@ -71,6 +85,13 @@ def test_bad_utf8_names_file_line_and_byte(tmp_path):
     path.write_bytes(b"fine\nfine too\nna\xefve\n")
     with pytest.raises(UserError, match=r"latin\.txt, line 3: byte 3 is 0xef, not UTF-8.*iconv"):
         list(read_lines(str(path)))
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
+def test_another_encoding_is_named(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes("naïve\n".encode(encoding))
+    with pytest.raises(UserError, match=f"iconv -f {encoding} -t utf-8"):
+        list(read_lines(f"{tmp_path}/a.txt"))
 
 
 @pytest.mark.parametrize(("name", "packed"), PACKED)

@@ -1,5 +1,6 @@
 """Mixtures of text: their parts in one cache, at their rates."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -74,6 +75,10 @@ def test_its_text_is_that_of_its_parts(parts):
         (lambda parts: {"parts": (parts[0], TextMixture(parts=parts))}, r"is a mixture itself"),
         (lambda parts: {"parts": parts, "rates": (1,)}, r"1 rates for 2 parts"),
         (lambda parts: {"parts": (parts[1],) * 2}, r"several of 'train' have the name web"),
+        (
+            lambda parts: {"parts": (parts[0], dataclasses.replace(parts[1], name="TextFiles"))},
+            r"several of 'train' have the name TextFiles",
+        ),
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_refused(parts, change, message):
