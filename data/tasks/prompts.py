@@ -49,6 +49,11 @@ class PromptTask(Task):
                 f"PromptTask.template = {self.template!r}: found {PROMPT} "
                 f"{self.template.count(PROMPT)} times.  Legal: once."
             )
+        if self.source.tags:
+            raise UserError(
+                f"PromptTask.source: its tags ({', '.join(self.source.tags)}) are for encoders.  "
+                "Unset them; what stands before each prompt is PromptTask.template."
+            )
 
     def prompt(self, line: str) -> str:
         """Returns what a model reads before it answers."""
@@ -61,8 +66,9 @@ class PromptTask(Task):
     def vocab_text(self, name: str) -> Iterator[str]:
         """Yields what a vocab is trained on."""
         for part in self.source.parts_of("train").values():
-            for pair in part.untagged("train", self.clean.errors):
-                yield from (self.prompt(pair.source), pair.target)
+            pairs = part.untagged("train", self.clean.errors)
+            for source, target in self.clean.kept(pairs, "train", Counter()):
+                yield from (self.prompt(source), target)
 
     # Rows
 

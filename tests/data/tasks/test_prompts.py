@@ -7,7 +7,9 @@ import pytest
 
 from configs.errors import UserError
 from data.cache import prepare
+from data.sources.clean import Clean
 from data.sources.json_lines import Jsonl
+from data.sources.pair_kinds import Tsv
 from data.sources.text import Docstrings
 from data.task import Task
 from data.tasks.prompts import PromptTask
@@ -53,3 +55,17 @@ def test_the_prompt_stands_in_the_template():
     with pytest.raises(UserError, match=r"Use @Translation\(\) or @PromptTask\(\)"):
         Task(name="t", source=source, vocab=vocab, length=20)
     assert Task(name="t", source=Docstrings(), vocab=vocab, length=20).prompt("a") == "a"
+
+
+def test_a_vocab_is_trained_on_what_is_not_dropped(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"one\ttwo\nna\xefve\tthree\n\tfour\n")
+    source = Tsv(train=f"{tmp_path}/a.tsv", validation=f"{tmp_path}/a.tsv")
+    clean = Clean(drops_invalid_utf8=True)
+    task = PromptTask(name="t", source=source, vocab=SentencePiece(), length=20, clean=clean)
+    assert list(task.vocab_text("vocab")) == ["one\n", "two"]
+
+
+def test_a_source_with_tags_is_refused():
+    source = Tsv(train="x", tag="de")
+    with pytest.raises(UserError, match=r"source: its tags \(de\).*PromptTask.template"):
+        PromptTask(name="t", source=source, vocab=SentencePiece(), length=20)
