@@ -6,6 +6,7 @@ beside it in `name@key`.  A task's name has no @.
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import logging
 from collections.abc import Mapping
@@ -18,11 +19,15 @@ from data import manifest, storage
 from data.build import OnProgress, build
 from data.manifest import CacheKey
 from data.packing.rows import Rows
+from data.sources.text import SPLITS
 from data.task import Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
 
 logger = logging.getLogger(__name__)
+
+_FILES = (manifest.NAME, "*vocab.model", *(f"{split}.*.npy" for split in SPLITS), ".*")
+"""Patterns of the names in a cache, whole or damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +154,15 @@ class TaskCaches:
             if not reasons:
                 return Match(folder, stored)
         if damaged:
+            place, error = damaged[0]
+            if name := foreign_name(place):
+                raise UserError(
+                    f"{place}: is no cache, because it holds {name}.  Give another --data_dir or "
+                    f"{type(self.task).__name__}.name."
+                )
             if not allow_damaged:
-                raise damaged[0][1]
-            return Match(damaged[0][0])
+                raise error
+            return Match(place)
         folder = self.data_dir / self.task.name
         if not differences:
             return Match(folder)
@@ -232,6 +243,17 @@ def folders_of(task_name: str, data_dir: Path) -> list[Path]:
     folders = [data_dir / task_name, *data_dir.glob(f"{task_name}@*")]
     present = [f for f in folders if (f / manifest.NAME if is_remote(f) else f).exists()]
     return sorted(present, key=lambda f: storage.written_s(f / manifest.NAME), reverse=True)
+
+
+def foreign_name(folder: Path) -> str | None:
+    """Returns a name in a folder that no cache has: the folder is not to be removed.
+
+    Returns the name of the folder itself where it is a file.
+    """
+    if not folder.is_dir():
+        return folder.name
+    names = sorted(path.name for path in folder.iterdir())
+    return next((n for n in names if not any(fnmatch.fnmatch(n, p) for p in _FILES)), None)
 
 
 def _beside(match: Match) -> str:

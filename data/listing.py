@@ -8,7 +8,7 @@ from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data import manifest, storage
 from data.build_log import NAME as BUILD_LOG
-from data.cache import TaskCaches, cache_folders, folders_of
+from data.cache import TaskCaches, cache_folders, folders_of, foreign_name
 from data.manifest import CacheKey
 
 
@@ -66,6 +66,8 @@ def _entries_of_task(name: str, folders: list[Path], caches: TaskCaches | None) 
         try:
             stored = manifest.load(folder)
         except UserError:
+            if foreign_name(folder):
+                continue
             reasons = ["it is damaged"]
         else:
             newest = newest or CacheKey.read(stored)

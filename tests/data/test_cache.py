@@ -11,7 +11,8 @@ import pytest
 
 from configs.errors import RunError, UserError
 from data import manifest
-from data.cache import prepare
+from data.cache import TaskCaches, prepare
+from data.listing import entries
 from data.manifest import read as read_manifest
 from data.order import batches, rows_of_step
 from data.sources.clean import Clean
@@ -148,9 +149,12 @@ def test_two_processes_build_two_settings_or_one(text, data_dir):
 
 def test_what_is_no_cache_is_not_replaced(text, data_dir):
     (data_dir / "mine").mkdir(parents=True)
-    (data_dir / "mine" / "letters").write_text("dear")
-    with pytest.raises(UserError, match="mine: is not a complete cache"):
-        prepare(task_of(text), data_dir)
+    for name in ("letters", manifest.NAME):
+        (data_dir / "mine" / name).write_text("dear")
+    for rebuild in (False, True):
+        with pytest.raises(UserError, match=r"mine: is no cache, because it holds letters\."):
+            prepare(task_of(text), data_dir, rebuild=rebuild)
+    assert entries(data_dir, TaskCaches(task_of(text), data_dir)) == []
     assert (data_dir / "mine" / "letters").exists()
 
 
