@@ -5,14 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.mixture import MixtureOrder
-from data.packing.pack import Packer, joined
+from data.packing.pack import Packer, inputs, joined
 from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, read_rows
 from data.sources.pairs import Pair
 from data.vocab import PAD, Vocab
 
 
 class PromptRows(Rows):
-    """Holds the rows of one split; a mask says which targets are of answers."""
+    """Holds the rows of one split; a mask says which tokens are of answers.
+
+    A decoder reads begin_id before a prompt, or the prompt alone where reads_begin is not set.
+    """
 
     def __init__(
         self,
@@ -24,9 +27,16 @@ class PromptRows(Rows):
         mix: MixtureOrder | None = None,
         parts: Sequence[RowsOfPart] = (),
         begin_id: int = PAD,
+        reads_begin: bool = True,
     ):
         super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts, begin_id)
         self.loss_mask_BL = loss_mask_BL
+        self.reads_begin = reads_begin
+
+    @property
+    def counted_BL(self) -> np.ndarray:
+        """Returns which tokens the loss is of; for rows in memory."""
+        return np.asarray(self.loss_mask_BL[:] > 0)
 
     @property
     def fill(self) -> float:
@@ -36,7 +46,20 @@ class PromptRows(Rows):
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
         (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
-        return {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
+        batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
+        return batch if self.reads_begin else without_begin(batch)
+
+
+def without_begin(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns rows in which each text is read from its first token on, which nothing predicts."""
+    segments_BL = batch["segments_BL"]
+    moved = {name: _moved_left(batch[name], segments_BL) for name in ("targets_BL", "loss_mask_BL")}
+    return {**batch, **moved, "inputs_BL": batch["targets_BL"]}
+
+
+def _moved_left(tokens_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
+    """Moves tokens a place to the left inside each segment, which then ends with 0."""
+    return inputs(tokens_BL[:, ::-1], segments_BL[:, ::-1])[:, ::-1]
 
 
 def packed_prompts(

@@ -123,6 +123,11 @@ class Rows:
         """Returns the share of places that hold a token."""
         return self.counts.tokens / max(1, self.targets_BL.size)
 
+    @property
+    def counted_BL(self) -> np.ndarray:
+        """Returns which tokens the loss is of; for rows in memory."""
+        return np.asarray(self.segments_BL[:] > 0)
+
     def numbers(self) -> dict[str, int | str]:
         """Returns what a table says about these rows."""
         counts = self.counts

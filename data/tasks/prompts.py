@@ -85,8 +85,9 @@ class PromptTask(Task):
         arrays, pieces, counts = self._packed(pairs, vocabs)
         targets_BL, segments_BL, loss_mask_BL = (arrays[name] for name in self.columns(vocabs))
         rows = PromptRows(
-            targets_BL, segments_BL, loss_mask_BL, counts, pieces, begin_id=vocabs.target.begin_id
-        )
+            targets_BL, segments_BL, loss_mask_BL, counts, pieces,
+            begin_id=vocabs.target.begin_id, reads_begin=vocabs.target.reads_begin,
+        )  # fmt: skip
         return rows, [pair.target for pair in pairs]
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
@@ -139,6 +140,7 @@ class PromptTask(Task):
             mix=self.source.mix(sizes) if split == "train" else None,
             parts=parts,
             begin_id=vocabs.target.begin_id,
+            reads_begin=vocabs.target.reads_begin,
         )
 
     def fills(self, counts: Counts) -> dict[str, float]:

@@ -27,6 +27,8 @@ class Score:
     log_likelihood: float
     words: int
     tokens: int
+    pieces: int
+    """Parts that are scored each without the ones before; 0 of a pair that has no score."""
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -75,12 +77,15 @@ def score_lines(
     rows, counted = task.pack_lines(lines, vocabs, tag)
     assert rows.pieces is not None
     per_row = row_losses(model, params, rows, mesh, batch_sequences, progress)
+    counted_BL = rows.counted_BL
     line_ids, row_ids, segments = rows.pieces.T
     totals, tokens = np.zeros(len(lines)), np.zeros(len(lines), int)
+    pieces = np.bincount(line_ids, minlength=len(lines))
     for line, row, segment in zip(line_ids, row_ids, segments, strict=True):
         inside = rows.segments_BL[row] == segment
         totals[line] -= per_row[row, inside].sum()
-        tokens[line] += inside.sum()
+        tokens[line] += (inside & counted_BL[row]).sum()
     totals[tokens == 0] = math.nan
     words = [len(line.split()) for line in counted]
-    return [Score(*line) for line in zip(totals.tolist(), words, tokens.tolist(), strict=True)]
+    columns = (totals.tolist(), words, tokens.tolist(), pieces.tolist())
+    return [Score(*line) for line in zip(*columns, strict=True)]

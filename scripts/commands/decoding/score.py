@@ -50,4 +50,12 @@ def scores_of(
         print_note(
             f"Warning: {too_long} of {len(lines)} pairs are longer than a row and have no score."
         )
+    cut = sum(score.pieces > 1 for score in scores)
+    if cut:
+        task = trained.run.task
+        print_note(
+            f"Warning: {cut} of {len(lines)} lines are longer than a row ({type(task).__name__}"
+            f".length = {task.length} tokens) and scored in pieces, each without the ones before "
+            "it.  Set a larger length with --gin_param to score them whole."
+        )
     return scores

@@ -7,7 +7,7 @@ import numpy as np
 from configs.errors import UserError
 from data.cache import Prepared
 from data.order import rows_of_step
-from data.packing.rows import Rows
+from data.packing.rows import Rows, read_rows
 from scripts.commands.common import data_dir_of, settings_of, task_of, write_json
 from scripts.commands.inspect.flags import InspectDataFlags
 from scripts.terminal import print_table
@@ -57,9 +57,10 @@ def _numbers(text: str, count: int) -> list[int]:
 
 def _segments(prepared: Prepared, rows: Rows, row: int) -> list[dict[str, Any]]:
     batch = rows.batch(np.array([row]))
+    tokens_BL, segments_BL = read_rows(np.array([row]), rows.targets_BL, rows.segments_BL)
     segments = []
-    for segment in range(1, int(batch["segments_BL"].max()) + 1):
-        ids = batch["targets_BL"][batch["segments_BL"] == segment]
+    for segment in range(1, int(segments_BL.max()) + 1):
+        ids = tokens_BL[segments_BL == segment]
         line: dict[str, Any] = {"row": row, "segment": segment}
         if prepared.source_vocab is not None:
             sources = batch["inputs_BM"][batch["segments_BM"] == segment]

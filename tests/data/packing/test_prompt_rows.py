@@ -44,6 +44,22 @@ def test_the_answers_and_their_ends_count_and_nothing_else(vocab):
     assert rows.fill == (batch["segments_BL"] > 0).sum() / (LENGTH * len(rows))
 
 
+def test_a_prompt_without_a_beginning_is_read_from_its_first_token(vocab):
+    arrays, pieces, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=True)
+    rows = PromptRows(*arrays.values(), counts, pieces, begin_id=EOS, reads_begin=False)
+    batch = rows.batch(np.array([*range(len(rows)), NO_ROW]))
+    for pair, row, segment in pieces:
+        prompt, answer = vocab.encode(PAIRS[pair])
+        here = batch["segments_BL"][row] == segment
+        whole = [*prompt, *answer, EOS]
+        assert list(batch["inputs_BL"][row][here]) == whole
+        assert list(batch["targets_BL"][row][here]) == [*whole[1:], 0]
+        counted = batch["targets_BL"][row][here & (batch["loss_mask_BL"][row] > 0)]
+        assert list(counted) == [*answer, EOS][len(prompt) == 0 :]
+        assert list(batch["positions_BL"][row][here]) == [*range(len(whole))]
+    assert not batch["loss_mask_BL"][batch["segments_BL"] == 0].any()
+
+
 def test_words_are_those_of_the_answers(vocab):
     _, _, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=False)
     assert (counts.lines, counts.words, counts.rows) == (3, 3, 3)

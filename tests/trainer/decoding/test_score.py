@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from data.sources.json_lines import Jsonl
 from data.sources.text import TextFiles
 from data.task import Task
+from data.tasks.prompts import PromptTask
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
 from data.vocabs import Vocabs
@@ -36,6 +38,20 @@ def test_a_line_is_scored_alone_and_a_long_one_in_pieces() -> None:
         log_LV = log_probabilities(params, {"inputs_BL": inputs})
         total = log_LV[np.arange(len(targets)), targets].sum()
         assert (score.tokens, score.words) == (len(targets), len(line.split()))
+        assert score.pieces == -(-len(targets) // TASK.length)
         np.testing.assert_allclose(score.log_likelihood, total, rtol=1e-6)
     done, total = calls[-1]
     assert done == total and len(calls) > 1
+
+
+def test_the_tokens_of_a_prompt_are_not_scored() -> None:
+    source = Jsonl(train="x.jsonl", source_field="q", target_field="a")
+    task = PromptTask(name="toy", source=source, vocab=SPEC, length=9, template="{prompt} ")
+    params = {name: np.zeros((263, 5), np.float32) for name in ("embed_VD", "softmax_VD")}
+    layout = Layout(mesh="data:1", rules="batch:data")
+    vocabs = Vocabs(VOCAB, VOCAB)
+    lines = ["kara lost\tmitu nevo", "mitu\tlost", "kara " * 9 + "\tkara"]
+    scores = score_lines(Bigram(layout), params, lines, task, vocabs, make_mesh(layout), 2)
+    assert [(score.tokens, score.words, score.pieces) for score in scores] == [
+        (3, 2, 1), (2, 1, 1), (0, 1, 0),
+    ]  # fmt: skip
