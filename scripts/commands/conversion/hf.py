@@ -3,6 +3,7 @@
 Weights go from file to file, a layer of one weight at a time.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from data.storage import atomic_write
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJson, TokenizerJsonVocab
-from data.vocab import Tokenizer, make
+from data.vocab import Tokenizer, Vocab, make
 from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
@@ -31,7 +32,7 @@ from scripts.commands.conversion.folders import (
 from scripts.commands.trained import only
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder
-from trainer.checkpoints.huggingface.families import FAMILIES
+from trainer.checkpoints.huggingface.families import EMBEDDING, FAMILIES, SOFTMAX, Settings
 from trainer.checkpoints.huggingface.folder import (
     INDEX,
     SETTINGS,
@@ -53,8 +54,9 @@ from trainer.run import Run
 SENTENCE_PIECE = "tokenizer.model"
 MODEL_FILE = "model.gin"
 """Settings of the model and of its vocabulary alone, for the runs that start from it."""
+GENERATION = "generation_config.json"
 FILES = (
-    SETTINGS, "generation_config.json", TOKENIZER, "tokenizer_config.json",
+    SETTINGS, GENERATION, TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "vocab.json", "merges.txt", SENTENCE_PIECE,
 )  # fmt: skip
@@ -77,17 +79,21 @@ def import_hf(flags: ImportHfFlags) -> None:
     family = decoder.family_of(settings, folder / SETTINGS)
     stored = stored_tensors(folder)
     unread = [name for name in stored if decoder.is_unread(name, settings)]
+    check_tied(stored, unread, folder)
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
     spec = decoder.spec_of(settings, decoder.stored_type(infos), folder / SETTINGS)
     weights = list(decoder.weights_of(spec, family))
     check_tensors(weights, infos, folder, settings["model_type"])
 
-    vocab = make(tokenizer_of(folder), iter(()))
-    vocabs = Vocabs(vocab, None)
-    config = config_of(run_of(spec, tokenizer_of(folder), model_dir), flags.settings)
+    tokenizer = tokenizer_of(folder)
+    config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
     run = config.make(Run)
-    check_run(run, spec, vocabs, model_dir)
+    check_run(run, spec, model_dir)
+    vocab = make(with_chosen_tokens(tokenizer, run.task.vocab), iter(()))
+    vocabs = Vocabs(vocab, None)
+    check_vocabs(run, vocabs)
+    warn_of_other_ends(folder, settings, vocab)
     save_weights(model_dir, run.model, weights, tensors)
     for name in FILES:
         if (folder / name).is_file():
@@ -112,6 +118,40 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     return TokenizerJson(path=str(existing(folder, TOKENIZER)))
 
 
+def with_chosen_tokens(tokenizer: Tokenizer, chosen: Tokenizer) -> Tokenizer:
+    """Returns the tokenizer of a folder with the special tokens that the settings choose."""
+    if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
+        return dataclasses.replace(chosen, path=tokenizer.path)
+    return tokenizer
+
+
+def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder: Path) -> None:
+    """Refuses a softmax in place of which the embedding would be read, and which is another."""
+    if SOFTMAX not in unread or EMBEDDING not in stored:
+        return
+    if not np.array_equal(stored[SOFTMAX].read(), stored[EMBEDDING].read()):
+        raise UserError(
+            f"{folder / SETTINGS}: tie_word_embeddings = True, but {SOFTMAX} is another tensor "
+            f"than {EMBEDDING}.  Set it to false if the model reads {SOFTMAX}, or else remove that "
+            "tensor."
+        )
+
+
+def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
+    """Says at which tokens Hugging Face's library ends a text, if not at the vocabulary's."""
+    is_there = (folder / GENERATION).is_file()
+    ends = {**settings, **(read_json(folder, GENERATION) if is_there else {})}.get("eos_token_id")
+    ids = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
+    if ids in ([], [vocab.end_id]):
+        return
+    names = ", ".join(vocab.pieces(i for i in ids if 0 <= i < vocab.size))
+    [end] = vocab.pieces([vocab.end_id])
+    print_note(
+        f"Warning: eos_token_id = {ends}: Hugging Face's library ends texts at {names or 'none'}, "
+        f"`meshloom decode` at {end} alone.  TokenizerJson.end chooses another."
+    )
+
+
 def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     """Returns a run of a decoder, on the docstrings until the user names another task."""
     folder = absolute(model_dir)
@@ -132,8 +172,8 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     )
 
 
-def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> None:
-    """Refuses settings that do not go with the weights and the vocabulary."""
+def check_run(run: Run, spec: Transformer, model_dir: Path) -> None:
+    """Refuses settings that are not of the weights and of the vocabulary."""
     decoder.check_same(spec, run.model)
     check_sides(run)
     if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
@@ -141,7 +181,6 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
             f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
             "vocabulary.  Leave Task.vocab and its file as they are."
         )
-    check_vocabs(run, vocabs)
 
 
 def save_weights(
@@ -184,9 +223,15 @@ def export_hf(flags: ExportHfFlags) -> None:
     check_new_folder(output, (TENSORS, INDEX, *FILES))
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
     run = config.make(Run)
-    files = kept_files(model_dir, run)
+    vocab = ModelDir(model_dir).vocabs(run.task).target
+    files = kept_files(model_dir, vocab)
     original = json.loads(files[SETTINGS]) if SETTINGS in files else None
     settings = decoder.exported_settings(run.model, original)
+    if original is None:  # Hugging Face's defaults are the ids of Llama's tokenizer
+        settings |= {
+            "bos_token_id": vocab.begin_id, "eos_token_id": vocab.end_id,
+            "pad_token_id": vocab.pad_id,
+        }  # fmt: skip
     if original is None or settings != original:
         files[SETTINGS] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
     assert isinstance(run.model, Transformer)
@@ -204,13 +249,12 @@ def export_hf(flags: ExportHfFlags) -> None:
     print_note(f"Exported {count:,} weights of step {steps[-1]} to {output}.")
 
 
-def kept_files(model_dir: Path, run: Run) -> dict[str, bytes]:
+def kept_files(model_dir: Path, vocab: Vocab) -> dict[str, bytes]:
     """Returns the files that an import kept, or those of the vocabulary alone."""
     folder = model_dir / HUGGINGFACE
     kept = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if kept:
         return kept
-    vocab = ModelDir(model_dir).vocabs(run.task).target
     if isinstance(vocab, TokenizerJsonVocab):
         return {name: text.encode() for name, text in vocab.files.items()}
     return {SENTENCE_PIECE: vocab.model}

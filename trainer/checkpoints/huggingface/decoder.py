@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from configs.errors import UserError, did_you_mean, listed
+from configs.errors import UserError, brief, did_you_mean, listed
 from configs.write import diff
 from models.api import ModelSpec
 from models.architectures import Transformer
@@ -47,6 +47,9 @@ COUNTS = (
     "num_key_value_heads", "head_dim", "sliding_window", "num_local_experts", "num_experts",
     "num_experts_per_tok", "moe_intermediate_size",
 )  # fmt: skip
+SLIDING = "sliding_attention"
+ATTENTIONS = ("full_attention", SLIDING)
+"""Kinds of layers."""
 UNSET = ("num_key_value_heads", "head_dim", "sliding_window")
 """Counts that may be null."""
 
@@ -104,15 +107,27 @@ def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
     for name, values in legal_values(family).items():
         if name in full and full[name] not in values:
             yield f"{name} = {full[name]!r}: legal: {' or '.join(map(repr, values))}."
-    if full["hidden_act"] not in family.activations:
+    if full["hidden_act"] not in list(family.activations):  # a file may hold what has no hash
         legal = ", ".join(map(repr, family.activations))
         yield f"hidden_act = {full['hidden_act']!r}: legal: {legal}."
-    if len(set(windows(full))) > 1:
+    yield from _wrong_windows(full)
+    yield from rope.problems(full)
+
+
+def _wrong_windows(full: Settings) -> Iterator[str]:
+    layers, kinds = full.get("num_hidden_layers"), full.get("layer_types")
+    first = full.get("max_window_layers") or 0
+    is_one_each = isinstance(kinds, list) and len(kinds) == layers
+    if kinds is not None and not (is_one_each and all(kind in ATTENTIONS for kind in kinds)):
+        legal = " or ".join(map(repr, ATTENTIONS))
+        yield f"layer_types = {brief(repr(kinds))}: legal: {legal} for each layer, or null."
+    elif not isinstance(first, int) or first < 0:
+        yield f"max_window_layers = {first!r}: legal: an integer of at least 0."
+    elif isinstance(layers, int) and len(windows(full)) > 1:
         yield (
             f"sliding_window = {full['sliding_window']} in some layers and none in others "
             "(layer_types, max_window_layers): legal: in all layers or in none."
         )
-    yield from rope.problems(full)
 
 
 def _unknown_settings(full: Settings, family: Family) -> Iterator[str]:
@@ -124,15 +139,15 @@ def _unknown_settings(full: Settings, family: Family) -> Iterator[str]:
         )
 
 
-def windows(full: Settings) -> list[int | None]:
-    """Returns the sliding window of each layer."""
-    layers, window = full["num_hidden_layers"], full.get("sliding_window")
-    if not isinstance(layers, int) or not full.get("use_sliding_window", True):
-        return [None]
-    first = full.get("max_window_layers") or 0
-    kinds = full.get("layer_types") or ["full_attention"] * min(first, layers)
-    kinds = [*kinds, *["sliding_attention"] * (layers - len(kinds))]
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+def windows(full: Settings) -> set[Any]:
+    """Returns the sliding windows that layers have; None is that of a layer without."""
+    if not full.get("use_sliding_window", True):
+        return {None}
+    first, last = full.get("max_window_layers") or 0, full["num_hidden_layers"] - 1
+    slides = {layer >= first for layer in (0, last)}
+    if full.get("layer_types"):
+        slides = {kind == SLIDING for kind in full["layer_types"]}
+    return {full.get("sliding_window") if one else None for one in slides}
 
 
 def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer:
@@ -148,7 +163,7 @@ def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer
         "norm_epsilon": full["rms_norm_eps"],
         "attention_biases": biases,
         "attention_dropout": float(full["attention_dropout"]),
-        "sliding_window": windows(full)[0],
+        "sliding_window": windows(full).pop(),
         "tied": full["tie_word_embeddings"],
         "embed_scale": 1.0,
         **family.fields,
@@ -206,9 +221,9 @@ def weights_of(spec: Transformer, family: Family) -> Iterator[ConvertedWeight]:
 
 
 def is_unread(name: str, settings: Settings) -> bool:
-    """Returns whether nothing reads a tensor: constants, and the softmax that is the embedding."""
-    is_copy = name == SOFTMAX and bool(settings.get("tie_word_embeddings"))
-    return is_copy or re.fullmatch(UNREAD, name) is not None
+    """Returns whether nothing reads a tensor: constants, and a softmax that is the embedding."""
+    is_tied = completed(settings, FAMILIES[settings["model_type"]])["tie_word_embeddings"]
+    return (name == SOFTMAX and is_tied) or re.fullmatch(UNREAD, name) is not None
 
 
 def stored_type(tensors: Mapping[str, TensorInfo]) -> FloatType:

@@ -382,6 +382,17 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def add_softmax(change: float) -> Callable[[Path], object]:
+    """Adds a softmax to a tied model: its embedding, or another."""
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        softmax = tensors["model.embed_tokens.weight"] + np.float32(change)
+        save_file({**tensors, "lm_head.weight": softmax}, folder / "model.safetensors")
+
+    return apply
+
+
 def miss_a_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
@@ -421,6 +432,16 @@ def miss_a_shard(folder: Path) -> None:
         ("llama", change(attention_bias=False), ["8 unexpected", "q_proj.bias"]),
         ("llama", change(vocab_size=12), ["another shape", "embed_tokens"]),
         ("qwen3", change(max_window_layers=1, layer_types=None), ["in all layers or in none"]),
+        ("llama", change(hidden_act=["silu"]), ["hidden_act = ['silu']: legal: 'silu'"]),
+        ("qwen3", change(layer_types=7), ["layer_types = 7: legal: 'full_attention' or"]),
+        ("qwen3", change(layer_types=["full_attention"]), ["'sliding_attention' for each layer"]),
+        ("qwen3", change(layer_types=["linear_attention"] * 2), ["layer_types = ['linear_att"]),
+        (
+            "qwen3",
+            change(layer_types=None, max_window_layers="0"),
+            ["max_window_layers = '0': legal: an integer of at least 0"],
+        ),
+        ("llama, tied", add_softmax(1.0), ["lm_head.weight is another tensor than model.embed"]),
         ("mixtral", change(num_local_experts=6), ["experts.5.w1.weight", "of another shape"]),
         ("mixtral", change(num_experts_per_tok=6), ["Moe.experts = 5: the router chooses 6"]),
     ],
@@ -439,6 +460,46 @@ def test_an_import_is_refused_and_leaves_nothing(
     for words in expected:
         assert words in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_copy_of_the_embedding_is_left_out(
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(imported / "gemma", tmp_path / "model")
+    add_softmax(0.0)(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["tie_word_embeddings"]  # Gemma's default
+    (folder / "config.json").write_text(json.dumps(config))
+    import_hf(folder, tmp_path / "run")
+    assert "Left out: lm_head.weight" in capsys.readouterr().err
+
+
+def test_settings_name_the_end_that_the_files_do_not(
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(imported / "llama", tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, 5]}))
+    with pytest.raises(UserError, match=r"Set TokenizerJson\.end"):
+        import_hf(folder, tmp_path / "run")
+    import_hf(folder, tmp_path / "run", gin_param=("TokenizerJson.end = 'c'",))
+    assert "texts at </s>, c, `meshloom decode` at c alone" in capsys.readouterr().err
+    run = ModelDir(tmp_path / "run")
+    assert run.vocabs(run.load().make(Run).task).target.end_id == 5
+
+
+def test_a_model_without_files_of_hugging_face_is_exported_with_its_tokens(
+    imported: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(imported / "mistral run", tmp_path / "run")
+    shutil.rmtree(run / "huggingface")
+    export_hf(run, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (
+        BEGIN,
+        END,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
