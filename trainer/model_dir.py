@@ -54,11 +54,11 @@ class ModelDir:
         return load([str(self.config_file), *gin_files], gin_params)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs) -> None:
-        """Keeps settings and vocabularies."""
+        """Keeps vocabularies and settings; the last file is what makes a run of the folder."""
         self.model_dir.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.config_file, config.dump([run]))
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
+        atomic_write(self.config_file, config.dump([run]))
 
     def keep_imported(self, start_from: str) -> None:
         """Copies what an import kept, from the run that this one starts from."""

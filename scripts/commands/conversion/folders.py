@@ -1,5 +1,6 @@
 """Checks the folders that imports and exports write, and makes the settings of imported runs."""
 
+import fnmatch
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 from configs.errors import UserError, brief
 from configs.load import Config, load
 from configs.write import dump
+from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.layout import Layout
 from scripts.commands.shared_flags import SettingsFlags
 from scripts.terminal import print_note
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run
 
-LEFT_BY_IMPORTS = {"checkpoints", "model.gin", HUGGINGFACE}
+LEFT_BY_IMPORTS = ("checkpoints", "model.gin", HUGGINGFACE, TARGET_FILE, SOURCE_FILE, ".*.tmp")
 """What an import that was interrupted leaves in a model directory."""
 
 
@@ -23,8 +25,10 @@ def check_new_run(model_dir: Path) -> None:
         raise UserError(f"--model_dir={model_dir}: is a file.  Choose a folder.")
     if ModelDir(model_dir).has_run():
         raise UserError(f"--model_dir={model_dir}: holds a run already.  Choose another.")
-    names = {file.name for file in model_dir.iterdir()} if model_dir.exists() else set()
-    other = sorted(names - LEFT_BY_IMPORTS)
+    names = sorted(file.name for file in model_dir.iterdir()) if model_dir.exists() else []
+    other = [
+        name for name in names if not any(fnmatch.fnmatch(name, left) for left in LEFT_BY_IMPORTS)
+    ]
     if other:
         raise UserError(
             f"--model_dir={model_dir}: holds {brief(', '.join(other))}.  Choose a new folder, or "

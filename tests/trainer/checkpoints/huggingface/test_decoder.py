@@ -542,6 +542,15 @@ def test_nothing_is_overwritten(imported: Path, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["notes"]
 
 
+def test_an_import_that_was_killed_before_its_settings_is_repeated(
+    imported: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(imported / "qwen2 run", tmp_path / "run")
+    (run / "config.gin").rename(run / ".0123.tmp")
+    import_hf(imported / "qwen2", run)
+    assert (run / "config.gin").is_file()
+
+
 def test_weights_alone_do_not_train_on(imported: Path) -> None:
     run = ModelDir(imported / "llama run").load((), ()).make(Run)
     mesh = make_mesh(WHOLE)
