@@ -35,8 +35,9 @@ class PromptRows(Rows):
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens the loss is of; for rows in memory."""
-        return np.asarray(self.loss_mask_BL[:] > 0)
+        """Returns which tokens the loss is of, in all rows."""
+        [loss_mask_BL] = read_rows(np.arange(len(self)), self.loss_mask_BL)
+        return loss_mask_BL > 0
 
     @property
     def fill(self) -> float:

@@ -125,8 +125,9 @@ class Rows:
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens the loss is of; for rows in memory."""
-        return np.asarray(self.segments_BL[:] > 0)
+        """Returns which tokens the loss is of, in all rows."""
+        [segments_BL] = read_rows(np.arange(len(self)), self.segments_BL)
+        return segments_BL > 0
 
     def numbers(self) -> dict[str, int | str]:
         """Returns what a table says about these rows."""
