@@ -54,7 +54,7 @@ def test_rotation_multiplies_pairs_by_complex_numbers_and_its_gradient_divides()
         return np.concatenate([turned.real, turned.imag], axis=-1)
 
     def rotated(x_BJMK: jax.Array) -> jax.Array:
-        rotation = rotation_of(jnp.asarray(positions_BM), width)
+        rotation = rotation_of(jnp.asarray(positions_BM), toy(d_kv=width))
         return rotate(WHOLE, x_BJMK, "BJMK", rotation)
 
     with jax.set_mesh(make_mesh(WHOLE)):

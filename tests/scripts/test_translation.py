@@ -285,16 +285,16 @@ def test_a_broken_off_decoding_goes_on_where_it_stopped(
     assert run("decode", *flags[:2], "--batch_sequences=2").code == 0
     expected = run("decode", *flags[:2]).out
     batches = []
-    real = decoder.Decoder._decode
+    real = decoder.Decoder._finish
 
-    def counted(self, batch, *lengths):
+    def counted(self, requests, batch, output):
         if len(batches) == 2:
             raise Crash
-        batches.append(len(batch))
-        return real(self, batch, *lengths)
+        batches.append(len(batch.requests))
+        return real(self, requests, batch, output)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoder.Decoder, "_decode", counted)
+        patch.setattr(decoder.Decoder, "_finish", counted)
         answer = run("decode", *flags)
     assert answer.code == 1 and "Crash" in answer.error
     assert not output.exists()
