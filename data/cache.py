@@ -154,14 +154,14 @@ class TaskCaches:
             if not reasons:
                 return Match(folder, stored)
         if damaged:
-            place, error = damaged[0]
+            place, problem = damaged[0]
             if name := foreign_name(place):
                 raise UserError(
                     f"{place}: is no cache, because it holds {name}.  Give another --data_dir or "
                     f"{type(self.task).__name__}.name."
                 )
             if not allow_damaged:
-                raise error
+                raise problem
             return Match(place)
         folder = self.data_dir / self.task.name
         if not differences:
