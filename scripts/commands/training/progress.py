@@ -1,6 +1,7 @@
 """Shows the progress of a training run, and of preparing its data."""
 
 import time
+from collections import deque
 from typing import Self
 
 from rich.progress import (
@@ -42,6 +43,8 @@ class ProgressBar(Observer):
 
     def on_start(self, run: Run, first_step: int) -> None:
         self._first, self._steps = first_step, run.steps
+        # Steps are read late and some two at a time, so only a mean over several is a rate.
+        self._recent: deque[tuple[float, float]] = deque(maxlen=max(1, run.steps // PLAIN_EVERY))
         self._task = self._progress.add_task(
             "train", total=run.steps, completed=first_step, numbers="compiling"
         )
@@ -49,14 +52,18 @@ class ProgressBar(Observer):
 
     def on_step(self, result: StepResult) -> None:
         step, steps, line = result.step, self._steps, result.line
-        step_s = line["step_s"] or 0.0
-        numbers = f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s"
+        tokens, step_s, loss = line["tokens"] or 0.0, line["step_s"] or 0.0, line["loss"]
+        if step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
+            numbers, left = f"loss {loss:.3f}", f"after {step_s:.1f} s"
+        else:
+            self._recent.append((tokens, step_s))
+            recent_tokens, recent_s = map(sum, zip(*self._recent, strict=True))
+            numbers = f"loss {loss:.3f}  {recent_tokens / max(recent_s, 1e-9):,.0f} tokens/s"
+            left = f"{(steps - step) * recent_s / len(self._recent):.0f} s left"
         if console.is_terminal:
             self._progress.update(self._task, completed=step, numbers=numbers)
-        elif step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
-            print_note(f"step {step}/{steps}  loss {line['loss']:.3f}  after {step_s:.1f} s")
-        elif step % max(1, steps // PLAIN_EVERY) == 0:
-            print_note(f"step {step}/{steps}  {numbers}  {(steps - step) * step_s:.0f} s left")
+        elif step == self._first + 1 or step % max(1, steps // PLAIN_EVERY) == 0:
+            print_note(f"step {step}/{steps}  {numbers}  {left}")
 
     def close(self) -> None:
         self._progress.stop()

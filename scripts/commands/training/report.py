@@ -31,12 +31,24 @@ UNITS = {
     "entropy": "nats",
     "bleu": "percent",
 }
-CAPTIONS = {
-    "loss": "Loss over steps, in nats per token: of training, with dropout, and of validation.",
-    "bleu": "BLEU over steps, of a subset of the validation split.",
-    "load": "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
-    "dropped": "Share of the first and second choices that found no place.",
-    "experts_of_parts": "Which part of the data, such as a language, uses which experts.",
+PICTURES = {  # title and caption
+    "loss": (
+        "Loss",
+        "Loss over steps, in nats per token. Dropout raises that of training alone.",
+    ),
+    "bleu": ("BLEU", "BLEU over steps, of a subset of the validation split."),
+    "load": (
+        "Load of the experts",
+        "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
+    ),
+    "dropped": (
+        "Dropped choices",
+        "Share of the first and second choices that found no place.",
+    ),
+    "experts_of_parts": (
+        "Experts by part of the data",
+        "Which part of the data, such as a language, uses which experts.",
+    ),
 }
 
 
@@ -91,9 +103,9 @@ def run_page(
         parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
     for name, png in drawn.items():
         image = base64.b64encode(png).decode()
-        caption = html.escape(CAPTIONS[name])
+        title, caption = map(html.escape, PICTURES[name])
         parts.append(
-            f'<h2>{name}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'
+            f'<h2>{title}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'
             f"<p>{caption}</p>"
         )
     parts += [*prediction(model_dir), *settings(model_dir)]

@@ -63,7 +63,8 @@ def test_a_report_of_hostile_names(model_dir: Path) -> None:
     report(ReportFlags(model_dir=model_dir))
     # Heads of four tables, the names of a layer and of a part.
     check(model_dir / "report.html", 6)
-    assert model_dir.name in Page(model_dir / "report.html").text
+    text = Page(model_dir / "report.html").text
+    assert model_dir.name in text and "Experts by part of the data" in text
 
 
 def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None:
