@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
+_LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python's open does
 
 
 def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
@@ -53,6 +54,15 @@ def read_lines(path: str, errors: str = "strict") -> Iterator[str]:
 def without_carriage_return(line: str) -> str:
     """Returns the text of a raw line."""
     return line.removesuffix("\r")
+
+
+def in_one_line(text: str) -> str:
+    r"""Returns a text that any program reads as one line: line breaks become spaces.
+
+    >>> in_one_line("a\r\nb")
+    'a  b'
+    """
+    return _LINE_BREAKS.sub(" ", text)
 
 
 def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:

@@ -2,18 +2,16 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from data.sources.text_files import in_one_line
 from data.task import Task
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.requests import DecodeOptions, best_texts, make_requests
 from trainer.progress import Progress, no_progress
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
-
-_LINE_BREAKS = re.compile(r"[\n\r]")
 
 
 class EvaluationSet(NamedTuple):
@@ -52,14 +50,18 @@ class TranslatedSet(NamedTuple):
     metrics: TranslationMetrics
 
     def files(self) -> dict[str, list[str]]:
-        """Returns, by the end of its name, the lines of each file that holds what was measured."""
+        """Returns, by the end of its name, the lines of each file that holds what was measured.
+
+        A line break inside a sentence is a space there, as it is for sacrebleu's tokenizers.
+        """
         numbers = [f"{part}\t{number}" for part, number in self.part.lines]
         several = len(self.part.references) > 1
         references = {
-            f".reference{number if several else ''}": whole
+            f".reference{number if several else ''}": [*map(in_one_line, whole)]
             for number, whole in enumerate(self.part.references, 1)
         }
-        return {"": self.texts, ".source": self.part.sources, **references, ".lines": numbers}
+        sources = [*map(in_one_line, self.part.sources)]
+        return {"": self.texts, ".source": sources, **references, ".lines": numbers}
 
 
 def evaluation_sets(task: Task, split: str) -> list[EvaluationSet]:
@@ -130,7 +132,7 @@ def translated_texts(
             progress(done + part_done, total)
 
         best = best_texts(decoder, requests, vocabs, part_options, update)
-        texts.append([_LINE_BREAKS.sub(" ", text) for text in best])
+        texts.append([*map(in_one_line, best)])
         done += len(part.sources)
     return texts
 

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from configs.errors import UserError
 from configs.paths import path_of
+from data.sources.text_files import in_one_line
 from data.storage import is_stream
 from data.task import Task
 from data.vocabs import Vocabs
@@ -220,20 +221,19 @@ class DecodeJob:
 def formatted(
     format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]]
 ) -> Iterable[str]:
-    """Returns the lines of the output for one line of the input."""
+    """Returns the lines of the output for one line of the input; JSON keeps newlines in texts."""
     rows = [Hypothesis(*one) for one in hypotheses]
-    rows = [one._replace(text=one.text.replace("\n", " ")) for one in rows]
     match format:
         case "text":
-            return [f"{one.text}\n" for one in rows]
+            return [f"{in_one_line(one.text)}\n" for one in rows]
         case "tsv":
             return [
                 f"{line + 1}\t{rank}\t{one.score:.6f}\t{one.log_probability:.6f}\t"
-                f"{one.text.replace(chr(9), ' ')}\n"
+                f"{in_one_line(one.text).replace(chr(9), ' ')}\n"
                 for rank, one in enumerate(rows, 1)
             ]
         case "jsonl":
-            return [json.dumps(entry_of(source, rows), ensure_ascii=False) + "\n"]
+            return [json.dumps(entry_of(source, hypotheses), ensure_ascii=False) + "\n"]
 
 
 def entry_of(source: str, hypotheses: Sequence[Sequence[Any]]) -> dict[str, Any]:

@@ -64,6 +64,9 @@ def test_what_is_measured_can_be_written_line_by_line() -> None:
         "": ["kara", "lost"], ".source": ["kara", "lost"], ".reference1": ["a", "b"],
         ".reference2": ["c", "d"], ".lines": ["xx\t1", "xx\t2"],
     }  # fmt: skip
+    broken = whole._replace(part=two._replace(sources=["a\rb", "c"], references=[["d\re", "f"]]))
+    assert broken.files()[".source"] == ["a b", "c"]
+    assert broken.files()[".reference"] == ["d e", "f"]
     parts = subset([part("xx", "kara"), part("yy", "lost", "mitu", "nevo")], 2)
     assert echoed(*parts)[0].files()[".lines"] == ["yy\t1", "yy\t3"]
 

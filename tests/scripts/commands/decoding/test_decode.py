@@ -1,5 +1,6 @@
 """Tests how the flags of `meshloom decode` choose a search."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
-from scripts.commands.decoding.decode import options_of, search_of
+from scripts.commands.decoding.decode import formatted, options_of, search_of
 from scripts.commands.decoding.flags import DecodeFlags
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 
@@ -48,6 +49,16 @@ def test_several_texts_of_a_line_are_a_table_by_default() -> None:
 
     assert (written(), written(nbest=2)) == ("text", "tsv")
     assert (written(format="jsonl"), written(nbest=2, format="text")) == ("jsonl", "text")
+
+
+def test_texts_with_newlines_are_whole_in_json_and_one_line_elsewhere() -> None:
+    hypotheses = [("a\r\n\tb", -1.0, -2.0)]
+    [text] = formatted("text", 0, "a", hypotheses)
+    [row] = formatted("tsv", 0, "a", hypotheses)
+    [entry] = formatted("jsonl", 0, "a", hypotheses)
+    assert text == "a  \tb\n"
+    assert row.split("\t") == ["1", "1", "-1.000000", "-2.000000", "a   b\n"]
+    assert json.loads(entry)["hypotheses"][0]["text"] == "a\r\n\tb"
 
 
 def test_options_are_flags_of_the_same_names() -> None:
