@@ -37,6 +37,19 @@ def test_an_editable_install_builds(checkout: Path) -> None:
     assert len(list(checkout.glob("dist/*.whl"))) == 1
 
 
+def test_extras_are_installed_from_the_checkout() -> None:
+    """No index has the package `meshloom`: a command that names it would take a stranger's."""
+    folders = ("configs", "data", "docs", "layouts", "models", "scripts", "trainer")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    texts = [
+        *ROOT.glob("*.md"),
+        *(f for f in files if f.suffix in (".gin", ".ipynb", ".md", ".py")),
+    ]
+    wrong = re.compile(r"pip install \S*\bmeshloom")
+    assert len(texts) > 100
+    assert [str(text) for text in texts if wrong.search(text.read_text())] == []
+
+
 @pytest.mark.parametrize("name", ["requirements.lock", "audit.lock"])
 def test_every_locked_package_has_a_hash(name: str) -> None:
     entries = re.split(r"^(?=[a-zA-Z])", (ROOT / name).read_text(), flags=re.MULTILINE)[1:]

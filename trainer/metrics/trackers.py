@@ -87,7 +87,7 @@ class TensorBoard(TrackerSpec):
 
 @spec
 class WandB(TrackerSpec):
-    """Sends numbers and settings to Weights & Biases (`pip install 'meshloom[wandb]'`).
+    """Sends numbers and settings to Weights & Biases (`pip install -e '.[wandb]'`).
 
     The key comes from `wandb login` or WANDB_API_KEY.  With WANDB_MODE=offline it only writes to
     wandb/ in the model directory, for `wandb sync`.
@@ -108,7 +108,7 @@ class WandB(TrackerSpec):
 
 @spec
 class MLflow(TrackerSpec):
-    """Sends numbers and settings to MLflow Tracking (`pip install 'meshloom[mlflow]'`)."""
+    """Sends numbers and settings to MLflow Tracking (`pip install -e '.[mlflow]'`)."""
 
     PACKAGE = "mlflow"
 

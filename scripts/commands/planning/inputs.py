@@ -33,7 +33,7 @@ from trainer.traces import trace_train_step
 NO_COMPILER = (
     "The TPU compiler is not installed, so memory and time are estimated from the layout alone; "
     "cycles, memory and collectives of the compiled program are missing.  "
-    "Install it: pip install 'meshloom[plan]', or pip install libtpu"
+    "Install it: pip install libtpu"
 )
 NO_GPU = (
     "GPUs are planned from the trace: no GPU has measured such a plan yet, so that its step time "
