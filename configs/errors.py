@@ -55,9 +55,11 @@ def listed(title: str, problems: Sequence[str]) -> str:
     Run: 2 problems.
       Run.steps is missing.
       Run.seed is missing.
+    >>> listed("Run", ["Run.steps is missing."] * 1234).splitlines()[0]
+    'Run: 1,234 problems.'
     """
     if len(problems) == 1:
         return problems[0]
     more = len(problems) - MAX_SHOWN
     shown = [*problems[:MAX_SHOWN], *([f"… and {more:,} more."] if more > 0 else [])]
-    return f"{title}: {len(problems)} problems.\n" + textwrap.indent("\n".join(shown), "  ")
+    return f"{title}: {len(problems):,} problems.\n" + textwrap.indent("\n".join(shown), "  ")
