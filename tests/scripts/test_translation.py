@@ -111,7 +111,7 @@ def test_evaluate_takes_files_and_subsets(run: Meshloom, place: Place, tmp_path:
 def test_the_files_of_a_subset_give_the_same_bleu(
     run: Meshloom, place: Place, tmp_path: Path
 ) -> None:
-    json_file, texts = tmp_path / "found.json", tmp_path / "texts"
+    json_file, texts = tmp_path / "found.json", tmp_path / "the texts"
     answer = run(
         "evaluate", place.model_dir, data_dir(place), "--split=test", "--sentences=3",
         "--max_tokens=9", "--resamples=0", "--no_ter", f"--hypotheses={texts}",
@@ -120,14 +120,16 @@ def test_the_files_of_a_subset_give_the_same_bleu(
     result = json.loads(json_file.read_text())
     assert result["sentences"] == 3 and result["is_subset"] and "(a subset)" in answer.out
     hypotheses, sources, references, lines = (
-        (tmp_path / f"texts{end}").read_text().splitlines()
+        (tmp_path / f"the texts{end}").read_text().splitlines()
         for end in ("", ".source", ".reference", ".lines")
     )
     assert sacrebleu.corpus_bleu(hypotheses, [references]).score == result["bleu"]
-    assert f"sacrebleu {texts}.reference --input {texts}" in answer.error
+    assert f"sacrebleu '{texts}.reference' --input '{texts}'" in answer.error
     numbers = [int(line.split("\t")[1]) for line in lines]
     split = (place.folder / "test.src").read_text().splitlines()
     assert sources == [split[number - 1] for number in numbers] and len(set(numbers)) == 3
+    answer = run("evaluate", place.model_dir, "--checkpoint=80,160", f"--hypotheses={texts}")
+    assert answer.code == 2 and "Choose one --checkpoint." in answer.error
 
 
 def test_pairs_that_do_not_fit_a_row_are_counted(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,6 +101,11 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
     with trained_models(flags.model, programs) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
+        if flags.hypotheses is not None and len(steps) > 1:
+            raise UserError(
+                f"--hypotheses={flags.hypotheses} with {len(steps)} checkpoints, but it holds the "
+                "translations of one.  Choose one --checkpoint."
+            )
         task, drops_tokens = models.run.task, models.run.model.drops_tokens
         check_text(flags.text, task)
         given = given_text(flags.text, task) if task.has_source else None
@@ -269,7 +275,8 @@ def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: 
         with open_output(path + end) as file:
             file.writelines(f"{line}\n" for line in lines)
     if len(files) > 1:
-        tokenizer = f" --tokenize {tokenize}" if tokenize else ""
-        references = " ".join(path + end for end in files if end.startswith(".reference"))
+        references = [path + end for end in files if end.startswith(".reference")]
+        command = ["sacrebleu", *references, "--input", path]
+        command += [] if tokenize is None else ["--tokenize", tokenize]
         print_note(f"Wrote {path}, and {', '.join(end for end in files if end)} beside it.")
-        print_note(f"The same BLEU: sacrebleu {references} --input {path}{tokenizer}")
+        print_note(f"The same BLEU: {shlex.join(command)}")
