@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data import manifest, storage, workers
+from data import manifest, storage
 from data.build_log import NAME as BUILD_LOG
 from data.build_log import BuildLog, WrittenChunk, checksums
 from data.packing.pair_rows import LONG
@@ -26,6 +27,7 @@ from data.packing.rows import Counts
 from data.task import Example, PackChunk, PartOfText, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
+from data.workers import Job
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,37 @@ _LINES_A_RECORD = 500_000
 
 OnProgress = Callable[[str, Counts], None]
 """Hears of a split what is packed of it so far."""
-Arrays = dict[str, np.ndarray]
+PackedChunk = tuple[dict[str, np.ndarray], Counts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """Says how chunks become rows; each worker calls it once, and packs with what it returns."""
+
+    task: Task
+    vocabs: Vocabs
+    versions: Mapping[str, str]
+    """Versions of the packages that tokenize: equal in all workers."""
+
+    def __call__(self) -> PackChunk:
+        here = manifest.tokenizer_versions(self.task)
+        for name, version in self.versions.items():
+            if here[name] != version:
+                raise UserError(
+                    f"a worker has {name} {here[name]}, and the command {version}.  Install the "
+                    "same packages on all machines."
+                )
+        return self.task.chunk_packer(self.vocabs)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Returns a text that differs where the rows of a chunk do."""
+        settings = manifest.settings(self.task)
+        return json.dumps([settings, self.vocabs.hashes(), dict(self.versions)], sort_keys=True)
+
+
+InOrder = Callable[[Iterator[Job], Packing], Iterator[PackedChunk]]
+"""Yields the rows of chunks in the order of the chunks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +85,7 @@ def build(
     folder: Path,
     task: Task,
     given: Mapping[str, Vocab | None],
-    worker_count: int = 1,
+    in_order: InOrder,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Fills a folder with the vocabs, the rows of each split and the manifest.
@@ -64,7 +96,8 @@ def build(
     key = manifest.CacheKey.of(task, given)
     log = BuildLog(folder, key.digest(stamps))
     vocabs = _make_vocabs(folder, task, given, log)
-    builder = SplitBuilder(folder, task, vocabs, log, worker_count, on_progress)
+    packing = Packing(task, vocabs, key.versions)
+    builder = SplitBuilder(folder, packing, log, in_order, on_progress)
     names = task.source.splits()
     splits = {name: log.splits.get(name) or builder.build(name) for name in names}
     if stamps not in (None, task.source.fingerprint()):
@@ -83,7 +116,8 @@ def build(
 
 
 def _files(folder: Path) -> list[Path]:
-    return [p for p in sorted(folder.iterdir()) if p.name not in (BUILD_LOG, manifest.NAME)]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return [path for path in files if path.name not in (BUILD_LOG, manifest.NAME)]
 
 
 def _make_vocabs(
@@ -120,18 +154,17 @@ class SplitBuilder:
     def __init__(
         self,
         folder: Path,
-        task: Task,
-        vocabs: Vocabs,
+        packing: Packing,
         log: BuildLog,
-        worker_count: int,
+        in_order: InOrder,
         on_progress: OnProgress | None,
     ):
-        self._folder, self._task, self._vocabs, self._log = folder, task, vocabs, log
-        self._worker_count, self._on_progress = worker_count, on_progress
+        self._folder, self._packing, self._log = folder, packing, log
+        self._task, self._in_order, self._on_progress = packing.task, in_order, on_progress
 
     def build(self, split: str) -> dict[str, Any]:
         """Writes the rows of a split, and returns its entry in the manifest."""
-        task, columns = self._task, self._task.columns(self._vocabs)
+        columns = self._task.columns(self._packing.vocabs)
         digest = hashlib.sha256()
         parts: list[PartOfText] = []
         counts_of_chunks: list[list[Counts]] = []
@@ -141,7 +174,7 @@ class SplitBuilder:
                 for name, kind in columns.items()
             }
             total = Counts()
-            chunks = _chunks(task.parts_of_text(split, digest), parts, digest)
+            chunks = _chunks(self._task.parts_of_text(split, digest), parts, digest)
             for part, counts in self._written(split, chunks, arrays):
                 counts_of_chunks += [[] for _ in range(part + 1 - len(counts_of_chunks))]
                 counts_of_chunks[part].append(counts)
@@ -175,10 +208,7 @@ class SplitBuilder:
             yield chunk.part, Counts.read(before.counts)
         sent = list[Chunk]()
         jobs = (_job(chunk, sent) for chunk in rest)
-        start = functools.partial(
-            _start_packing, self._task, self._folder, self._task.source_vocab_file
-        )
-        for packed, counts in workers.in_order(jobs, start, self._worker_count):
+        for packed, counts in self._in_order(jobs, self._packing):
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
@@ -245,10 +275,6 @@ def _job(chunk: Chunk, sent: list[Chunk]) -> tuple[list[Example], str | None]:
     """Notes a chunk without its examples, which can be many, and returns what to pack."""
     sent.append(dataclasses.replace(chunk, examples=[]))
     return chunk.examples, chunk.tag
-
-
-def _start_packing(task: Task, folder: Path, source_vocab_file: str | None) -> PackChunk:
-    return task.chunk_packer(Vocabs.load(folder, source_vocab_file))
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ class BuildLog:
         lines = _read(self._path)
         if not lines or lines[0] != {"key": key}:
             for path in folder.iterdir():
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
             lines = [{"key": key}]
         self.vocab_hashes: dict[str, str] | None = None
         self.chunks: dict[str, list[WrittenChunk]] = {}

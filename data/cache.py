@@ -15,10 +15,11 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
-from data import manifest, storage
-from data.build import OnProgress, build
+from data import manifest, storage, workers
+from data.build import InOrder, OnProgress, build
 from data.manifest import CacheKey
 from data.packing.rows import Rows
+from data.pipeline import BeamPipeline
 from data.sources.text import SPLITS
 from data.task import Task
 from data.vocab import Vocab
@@ -55,6 +56,7 @@ def prepare(
     content_hash: str | None = None,
     rebuild: bool = False,
     worker_count: int = 1,
+    pipeline: BeamPipeline | None = None,
     on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Returns the rows of a task from data_dir, building them first where they are not there yet.
@@ -62,7 +64,7 @@ def prepare(
     vocab and source_vocab replace those that the task would train, for a model that was trained
     with them.  content_hash names the text that a run began with: its cache serves although the
     text has changed since.  More workers than one are processes, which import the main module
-    again.
+    again; a pipeline takes their place.
     """
     while True:
         caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
@@ -76,8 +78,13 @@ def prepare(
                 continue
             if match.reasons:
                 logger.info("%s: builds %s.", task.name, _beside(match))
+            shared = storage.unfinished(match.folder) / "chunks"
+            in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
+            if pipeline is not None:
+                in_order = functools.partial(pipeline.in_order, folder=shared)
             with storage.resumable_folder(twin) as building:
-                build(building, task, caches.given, worker_count, on_progress)
+                build(building, task, caches.given, in_order, on_progress)
+                storage.remove_folder(shared)
             storage.publish(twin, match.folder, last=manifest.NAME)
         rebuild = False
 

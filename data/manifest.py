@@ -41,10 +41,8 @@ class CacheKey:
 
     @classmethod
     def of(cls, task: Task, given: Mapping[str, Vocab | None]) -> "CacheKey":
-        packages = sorted({settings.package for settings in task.vocab_settings.values()})
-        versions = {package: importlib.metadata.version(package) for package in packages}
         vocabs = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
-        return cls(settings(task), _defaults(task), versions, vocabs)
+        return cls(settings(task), _defaults(task), tokenizer_versions(task), vocabs)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "CacheKey":
@@ -77,6 +75,12 @@ class CacheKey:
         now |= self.vocabs
         names = [name for name in {**cached, **now} if cached.get(name) != now.get(name)]
         return [difference(name, cached.get(name), now.get(name)) for name in names]
+
+
+def tokenizer_versions(task: Task) -> dict[str, str]:
+    """Returns the versions of the packages that train vocabularies and tokenize."""
+    packages = sorted({settings.package for settings in task.vocab_settings.values()})
+    return {package: importlib.metadata.version(package) for package in packages}
 
 
 def difference(name: str, old: object, new: object) -> str:

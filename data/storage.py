@@ -270,6 +270,15 @@ def remove_unused(folder: Path, first: str) -> bool:
     return True
 
 
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, if there is one, with all that is in it."""
+    if is_remote(folder):
+        for name, _ in remote.sizes_below(folder):
+            (folder / name).unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
 def open_alone(path: Path) -> TextIO:
     """Opens a file to append to; refuses it while another process has it open so."""
     file = path.open("a", encoding="utf-8")

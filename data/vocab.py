@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,9 @@ class Vocab(abc.ABC):
         """What has no text; None where the vocab has no such id."""
         self.reads_begin = reads_begin
         """Whether a decoder reads begin_id before a prompt, too."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model,)
 
     @functools.cached_property
     def hash(self) -> str:

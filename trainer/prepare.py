@@ -7,6 +7,7 @@ from typing import Any
 from data import cache, workers
 from data.build import OnProgress
 from data.cache import Prepared
+from data.pipeline import BeamPipeline
 from data.task import Task
 from data.vocabs import Vocabs
 from trainer.multihost import check_same, gather, is_first_process
@@ -22,16 +23,18 @@ def prepare(
     content_hash: str | None = None,
     rebuild: bool = False,
     worker_count: int | None = None,
+    pipeline: BeamPipeline | None = None,
     on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Returns the rows of a task: process 0 prepares them while the others wait.
 
     A process that does not find them in data_dir then has a disk of its own and prepares them
     there.  Raises in every process unless all have the same rows.  Without a worker_count there
-    are as many workers as cores.
+    are as many workers as cores; a pipeline has its own.
     """
     build: dict[str, Any] = {
-        "worker_count": worker_count or workers.cores(), "on_progress": on_progress
+        "worker_count": worker_count or workers.cores(), "pipeline": pipeline,
+        "on_progress": on_progress,
     }  # fmt: skip
     given: dict[str, Any] = {"content_hash": content_hash}
     if vocabs is not None:

@@ -134,13 +134,13 @@ def test_a_killed_build_goes_on(
     (tmp_path / "data/.mine.building-old-x").mkdir()
 
     packed = []
-    start = build._start_packing
+    start = build.Packing.__call__
 
-    def counting(*arguments):  # type: ignore[no-untyped-def]
-        pack = start(*arguments)
+    def counting(packing):  # type: ignore[no-untyped-def]
+        pack = start(packing)
         return lambda *job: packed.append(len(job[0])) or pack(*job)
 
-    monkeypatch.setattr(build, "_start_packing", counting)
+    monkeypatch.setattr(build.Packing, "__call__", counting)
     folder = prepare(task_of(text), tmp_path / "data").folder
     assert contents(folder) == expected
     assert {path.name for path in folder.parent.iterdir()} == {"mine", ".mine.lock"}

@@ -41,6 +41,8 @@ class PrepareFlags:
     EXAMPLES = (
         "meshloom prepare --gin_file=configs/runs/quickstart.gin",
         "meshloom prepare --list --gin_file=configs/runs/quickstart.gin",
+        "meshloom prepare --beam --gin_file=configs/runs/quickstart.gin -- --direct_num_workers=2 "
+        "--direct_running_mode=multi_processing",
     )
     data_dir: DataDir = None
     rebuild: Annotated[bool, Flag("Builds the cache again and replaces it.")] = False
@@ -53,6 +55,20 @@ class PrepareFlags:
             min=1,
         ),
     ] = None
+    beam: Annotated[
+        bool,
+        Flag(
+            "Tokenizes and packs on the workers of an Apache Beam pipeline. --data_dir must be a "
+            "folder that all of them share, or gs://bucket/name."
+        ),
+    ] = False
+    runner: Annotated[
+        str | None,
+        Flag("Beam's runner, such as DataflowRunner. Default: DirectRunner.", metavar="NAME"),
+    ] = None
+    runner_flags: Annotated[
+        Strings, Flag("", metavar="[-- RUNNER FLAGS...]", is_argument=True)
+    ] = ()
     lists: Annotated[
         bool,
         Flag(

@@ -6,6 +6,7 @@ from configs.errors import UserError
 from configs.load import Config
 from data.cache import TaskCaches
 from data.packing.rows import Rows
+from data.pipeline import BeamPipeline
 from data.task import Task
 from data.vocabs import Vocabs
 from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
@@ -16,6 +17,8 @@ from scripts.terminal import print_note, print_table
 from trainer.model_dir import starting_vocabs
 from trainer.prepare import prepare
 
+DEFAULT_RUNNER = "DirectRunner"
+
 
 def prepare_task(flags: PrepareFlags) -> None:
     """Prepares a task and prints what its splits hold; or lists or deletes caches."""
@@ -25,6 +28,7 @@ def prepare_task(flags: PrepareFlags) -> None:
     if manages and not flags.settings.gin_file and not flags.settings.gin_param:
         manage_caches(flags, data_dir, None)
         return
+    pipeline = pipeline_of(flags)
     config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
     check_same_settings(config)
     task = task_of(config)
@@ -36,7 +40,7 @@ def prepare_task(flags: PrepareFlags) -> None:
     with BuildBar() as bar:
         prepared = prepare(
             task, data_dir, vocabs=vocabs, rebuild=flags.rebuild, worker_count=flags.workers,
-            on_progress=bar.on_progress,
+            pipeline=pipeline, on_progress=bar.on_progress,
         )  # fmt: skip
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
@@ -44,6 +48,22 @@ def prepare_task(flags: PrepareFlags) -> None:
     for line in mixture_lines(prepared.splits["train"], rows_of_run(config)):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
+
+
+def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:
+    """Returns the pipeline that the flags describe, after a check that it can run; or None."""
+    if flags.beam:
+        if flags.workers is not None:
+            raise UserError(
+                "--workers: with --beam, flags of the runner set the number of workers.  Leave it "
+                "out."
+            )
+        pipeline = BeamPipeline(flags.runner or DEFAULT_RUNNER, flags.runner_flags)
+        pipeline.check()
+        return pipeline
+    for name in ("--runner",) if flags.runner else flags.runner_flags[:1]:
+        raise UserError(f"{name}: it is for a pipeline.  Add --beam, or leave it out.")
+    return None
 
 
 def vocabs_to_start_from(config: Config, task: Task) -> Vocabs | None:

@@ -1,11 +1,15 @@
 """What `meshloom prepare` prints of the pairs of each part."""
 
+import sys
+
 import numpy as np
 import pytest
 
+from configs.errors import UserError
 from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
-from scripts.commands.training.prepare import mixture_lines, print_parts
+from scripts.commands.training.flags import PrepareFlags
+from scripts.commands.training.prepare import mixture_lines, pipeline_of, print_parts
 
 
 def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +45,20 @@ def test_rates_shares_and_repetitions_of_a_mixture_are_described() -> None:
     ]
     assert list(mixture_lines(rows, None))[1] == "fr: 50.0% of the rows of training, 25.0% of all."
     assert list(mixture_lines(Rows(none, none, Counts()), 120)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (PrepareFlags(runner="DirectRunner"), r"--runner: .*Add --beam"),
+        (PrepareFlags(runner_flags=("--direct_num_workers=2",)), r"--direct_num_workers=2: .*Add"),
+        (PrepareFlags(beam=True, workers=2), r"--workers: with --beam"),
+        (PrepareFlags(beam=True), r"--beam needs apache-beam, .*'.\[beam\]'"),
+    ],
+)
+def test_flags_of_a_pipeline_are_checked(
+    flags: PrepareFlags, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(UserError, match=message):
+        pipeline_of(flags)
