@@ -1,6 +1,8 @@
 """Runs `meshloom rescore`: reranks an n-best list with the scores of another model."""
 
 import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from configs.errors import UserError
@@ -9,6 +11,7 @@ from data.task import Task
 from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import RescoreFlags
 from scripts.commands.decoding.score import scores_of
+from trainer.decoding.score import Score
 
 
 def rescore_file(flags: RescoreFlags) -> None:
@@ -25,11 +28,22 @@ def rescore_file(flags: RescoreFlags) -> None:
     scores = iter(scores_of(lines_for, flags.model, flags.batch_sequences, flags.tag))
     with open_output(flags.output) as file:
         for entry in entries:
-            for one, score in zip(entry["hypotheses"], scores, strict=False):
-                both = one["log_probability"] + flags.weight * score.log_likelihood
-                one["rescored"] = both / ((5 + score.tokens) / 6) ** flags.alpha
-            entry["hypotheses"].sort(key=lambda one: one["rescored"], reverse=True)
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            ranked = rank(entry["hypotheses"], scores, flags.weight, flags.alpha)
+            file.write(json.dumps(entry | {"hypotheses": ranked}, ensure_ascii=False) + "\n")
+
+
+def rank(
+    hypotheses: list[dict[str, Any]], scores: Iterator[Score], weight: float, alpha: float
+) -> list[dict[str, Any]]:
+    """Orders hypotheses by both models, given the next scores; last come those without one."""
+    scored, unscored = [], []
+    for one, score in zip(hypotheses, scores, strict=False):
+        both = one["log_probability"] + weight * score.log_likelihood
+        if math.isnan(both):  # longer than a row
+            unscored.append({**one, "rescored": None})
+        else:
+            scored.append({**one, "rescored": both / ((5 + score.tokens) / 6) ** alpha})
+    return [*sorted(scored, key=lambda one: one["rescored"], reverse=True), *unscored]
 
 
 def _entry(number: int, line: str) -> dict[str, Any]:
