@@ -66,7 +66,7 @@ class PromptTask(Task):
     def vocab_text(self, name: str) -> Iterator[str]:
         """Yields what a vocab is trained on."""
         for part in self.source.parts_of("train").values():
-            pairs = part.untagged("train", self.clean.errors)
+            pairs = part.read("train", self.clean.errors)
             for source, target in self.clean.kept(pairs, "train", Counter()):
                 yield from (self.prompt(source), target)
 
@@ -98,7 +98,7 @@ class PromptTask(Task):
         """Yields the parts of a split, one after another; digest is fed the raw text."""
         for name, source in self.source.parts_of(split).items():
             dropped = Counter[str]()
-            pairs = hashed_pairs(source.untagged(split, self.clean.errors), digest)
+            pairs = hashed_pairs(source.read(split, self.clean.errors), digest)
             yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped)
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:

@@ -69,3 +69,14 @@ def test_a_source_with_tags_is_refused():
     source = Tsv(train="x", tag="de")
     with pytest.raises(UserError, match=r"source: its tags \(de\).*PromptTask.template"):
         PromptTask(name="t", source=source, vocab=SentencePiece(), length=20)
+
+
+def test_an_answer_keeps_its_newlines_and_tabs(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"q": "a list?", "a": "1.\tone\n2.\ttwo"}) + "\n")
+    source = Jsonl(train=str(path), validation=str(path), source_field="q", target_field="a")
+    task = PromptTask(name="t", source=source, vocab=SentencePiece(size=280), length=70)
+    prepared = prepare(task, tmp_path / "data")
+    rows = prepared.splits["train"]
+    answer = rows.targets_BL[np.array([0])][rows.loss_mask_BL[np.array([0])] > 0]
+    assert prepared.vocab.decode(answer) == "1.\tone\n2.\ttwo"
