@@ -76,9 +76,9 @@ class JsonLine(NamedTuple):
                 else "none: it is not an object"
             )
             kind = "null" if value is None else type(value).__name__
-            found = "no such field" if is_missing else f"found {kind}, legal: text"
+            problem = "no such field" if is_missing else f"found {kind}, legal: text"
             raise UserError(
-                f"{self.place}: {setting} needs field {name!r}: {found}.  Its fields: {legal}."
+                f"{self.place}: {setting} needs field {name!r}: {problem}.  Its fields: {legal}."
             )
         if self.is_strict and text_files.LONE_SURROGATE.search(value):
             raise UserError(

@@ -308,10 +308,10 @@ def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
             "none.  Use `meshloom export t5`."
         )
     kinds = FAMILIES if original is None else [original["model_type"]]
-    found = {kind: inexpressible(model, kind) for kind in kinds}
-    kind = min(found, key=lambda kind: len(found[kind]))
-    if found[kind]:
-        rows = "".join(f"\n  {row}" for row in found[kind])
+    problems = {kind: inexpressible(model, kind) for kind in kinds}
+    kind = min(problems, key=lambda kind: len(problems[kind]))
+    if problems[kind]:
+        rows = "".join(f"\n  {row}" for row in problems[kind])
         raise UserError(f"Hugging Face's {kind} cannot express this model:{rows}")
     settings = settings_of(model, kind)
     if original is None:
