@@ -332,6 +332,10 @@ class Layout:
 
         return mapped
 
+    def replicated(self) -> "Layout":
+        """Returns the layout without rules: every tensor is whole on every device."""
+        return dataclasses.replace(self, rules="", param_rules="")
+
     def without(self, *axes: str) -> "Layout":
         """Returns the layout without the rules of some axes, which are then whole."""
 

@@ -18,7 +18,7 @@ def activate_hidden(spec: TransformerSpec, h: Array, gate: Array | None) -> Arra
     if gate is None:
         return activate(h)
     # A TPU's compiler would compute these, and their gradients, anew for each tile of the products
-    # beside them: on v5e a step of MaxText's 32B would take 7 % longer (docs/planning.md).
+    # beside them (docs/planning.md).
     h, gate = jax.lax.optimization_barrier((h, gate))
     return jax.lax.optimization_barrier(activate(gate) * h)
 

@@ -13,6 +13,7 @@ from tests.toys import WHOLE, toy
 SPEC = toy(norm_epsilon=0.5)
 OFFSET = toy(norm_epsilon=0.5, norm_offset=True)
 X_BLD = np.random.default_rng(0).normal(2, 3, (4, 8, 10)).astype(np.float32)
+STORE = "optimization_barrier"
 SCALE_D = np.linspace(0.5, 2, 10, dtype=np.float32)
 
 
@@ -39,3 +40,15 @@ def test_each_head_is_normed_alone() -> None:
         norm.scale_K[...] = jnp.asarray(SCALE_D[:4])
         y_BJMK = norm(jnp.asarray(x_BJMK), "BJMK")
     np.testing.assert_allclose(y_BJMK, x_BJMK / root_BJM1 * SCALE_D[:4], rtol=1e-5)
+
+
+def test_the_gradient_of_a_norm_is_stored_before_the_norm_reads_it() -> None:
+    """Otherwise a TPU's compiler computes it in every tile of the product that makes it."""
+
+    def summed(x_BLD: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(Norm(SPEC, WHOLE, weights())(x_BLD)))
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        equations = jax.make_jaxpr(jax.grad(summed))(jnp.asarray(X_BLD)).eqns
+    stored = [e.outvars[0].aval.shape for e in equations if e.primitive.name == STORE]
+    assert stored == [X_BLD.shape, X_BLD.shape]  # what it returns, and its gradient
