@@ -25,10 +25,10 @@ import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
 from scripts.benchmarks.options import (
-    batch_sizes_option,
     count_option,
     json_option,
     rounds_option,
+    sizes_option,
     systems_option,
 )
 from scripts.benchmarks.rounds import Worker, cores, ended, installed, ratio, rounds, serve, show
@@ -231,7 +231,7 @@ def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, obje
 @click.option("--worker", hidden=True)
 @rounds_option(5)
 @count_option("--sentences", default=1000, help="Sources to translate.")
-@batch_sizes_option("16,32,64,128", "Batch sizes to try, separated by commas.")
+@sizes_option("--batch_sizes", "16,32,64,128", "Batch sizes to try, separated by commas.")
 @systems_option(SYSTEMS)
 @json_option()
 def main(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
-from scripts.benchmarks.options import batch_sizes_option, count_option, json_option
+from scripts.benchmarks.options import count_option, json_option, sizes_option
 from scripts.benchmarks.rounds import best_seconds, show
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def measure(shape: Shape, batch_sizes: list[int], prompt: int, new_tokens: int) 
     show_default=True,
     help="The model; its rows are not used.",
 )
-@batch_sizes_option("1,32", "Texts decoded together: numbers, separated by commas.")
+@sizes_option("--batch_sizes", "1,32", "Texts decoded together: numbers, separated by commas.")
 @count_option("--prompt", default=64, help="Tokens of each prompt.")
 @count_option("--new_tokens", default=128, help="New tokens of each text.")
 @json_option()

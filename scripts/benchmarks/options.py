@@ -31,8 +31,8 @@ class Systems(click.ParamType):
         return value
 
 
-class BatchSizes(click.ParamType):
-    """Reads batch sizes, separated by commas."""
+class Sizes(click.ParamType):
+    """Reads sizes, separated by commas."""
 
     name = "text"
 
@@ -73,11 +73,9 @@ def count_option(flag: str, *name: str, default: int, help: str) -> Callable[[Fu
     )
 
 
-def batch_sizes_option(default: str, help: str) -> Callable[[Function], Function]:
-    """Returns the option for batch sizes."""
-    return click.option(
-        "--batch_sizes", type=BatchSizes(), default=default, show_default=True, help=help
-    )
+def sizes_option(flag: str, default: str, help: str) -> Callable[[Function], Function]:
+    """Returns the option for several sizes."""
+    return click.option(flag, type=Sizes(), default=default, show_default=True, help=help)
 
 
 def rounds_option(default: int, help: str = "Rounds to measure.") -> Callable[[Function], Function]:

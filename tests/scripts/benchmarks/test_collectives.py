@@ -1,10 +1,26 @@
 """The benchmark of collectives computes each of them, and predicts how they grow."""
 
+import itertools
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from scripts.benchmarks.collectives import AXIS, KINDS, collective, growth, measured, predicted
+from configs.errors import UserError
+from layouts.cost.interconnect import Slice
+from scripts.benchmarks.collectives import (
+    AXIS,
+    KINDS,
+    collective,
+    main,
+    measure_call,
+    neighbours,
+    predicted,
+    slices_of,
+)
 
 COUNT = 4
 
@@ -27,17 +43,63 @@ def test_each_is_the_collective_that_it_names(kind: str) -> None:
     np.testing.assert_array_equal(jax.jit(function)(placed), expected.ravel())
 
 
-def test_times_are_measured_on_powers_of_two() -> None:
-    times = measured("all-to-all", 4096)
-    assert [*times] == [2, 4, 8] and min(times.values()) > 0
+def test_the_program_that_is_measured_has_the_collective() -> None:
+    for kind in KINDS:
+        row = measure_call(kind, 1, COUNT)
+        assert row.compiled == (kind,)
+        assert row.seconds > 0 and row.devices == COUNT
+        assert row.received_bytes_per_s * row.seconds == pytest.approx(
+            1e6 * {"all-reduce": 1.5, "collective-permute": 1}.get(kind, 0.75)
+        )
 
 
-def test_an_all_to_all_grows_with_the_devices_and_an_all_reduce_does_not() -> None:
-    """GShard, section 5.3: by the square root of the devices, but for where a torus wraps."""
-    exchange, reduction = (
-        predicted(kind, 32 * 10**6, "v3") for kind in ("all-to-all", "all-reduce")
-    )
-    assert [*exchange] == [8, 16, 32, 64, 128, 256, 512, 1024, 2048]
-    assert exchange[512] / exchange[32] == pytest.approx(4)
-    assert growth(exchange) == pytest.approx(4)
-    assert 0.5 < (growth(reduction) or 0) < 1.1
+def times(kind: str, *topologies: str) -> list[float]:
+    return [
+        row.seconds
+        for name in topologies
+        for row in predicted(Slice.named(name), [32])
+        if row.kind == kind
+    ]
+
+
+def test_an_all_to_all_grows_by_the_root_of_the_devices_and_the_others_stay() -> None:
+    """GShard, section 5.3; squares of chips that are no ring, 32 to 512 cores."""
+    squares = ("v3:4x4", "v3:8x8", "v3:16x16")
+    first, second, third = times("all-to-all", *squares)
+    assert (second / first, third / first) == (pytest.approx(4**0.5), pytest.approx(16**0.5))
+    for kind in ("all-reduce", "all-gather", "reduce-scatter"):
+        assert times(kind, *squares) == pytest.approx(times(kind, "v3:8x8") * 3, rel=0.06)
+    assert len(set(times("collective-permute", *squares))) == 1
+
+
+def test_a_permutation_on_a_slice_is_between_neighbours() -> None:
+    box = np.array([*itertools.product(range(3), range(4), range(2), range(2))])[:, :3]
+    steps = np.abs(np.diff(box[neighbours(box)], axis=0)).sum(axis=1)
+    assert len(steps) == 47 and steps.max() == 1
+
+
+def test_the_slices_of_a_chip_double() -> None:
+    assert [slice.name for slice in slices_of("v3")][:3] == ["v3:2x2", "v3:2x4", "v3:4x4"]
+    assert [slice.devices for slice in slices_of("v5p")] == [4 * 2**i for i in range(11)]
+
+
+def test_a_command_predicts_compares_with_the_paper_and_draws(tmp_path: Path) -> None:
+    topologies = [f"--topology={name}" for name in ("v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8")]
+    files = tmp_path / "result.json", tmp_path / "figure.png"
+    arguments = [*topologies, "--predict_only", f"--json={files[0]}", f"--figure={files[1]}"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    written = json.loads(files[0].read_text())
+    assert [row["topology"] for row in written["predicted"][::10]] == [
+        "v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8",
+    ]  # fmt: skip
+    assert written["measured"] == [] and min(row["seconds"] for row in written["predicted"]) > 0
+    (growth,) = written["growths"]  # of 128 cores; the others begin with 16
+    assert (growth["kind"], growth["from_devices"]) == ("all-to-all", 128)
+    assert (growth["published"], growth["predicted"]) == (3.75, pytest.approx(2))
+    assert "v3:32x32" in result.output and "3.75" in result.output
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_slice_that_nobody_offers_is_refused() -> None:
+    with pytest.raises(UserError, match=r"v3:32x33.*Legal nearby: .*v3:32x32"):
+        main(["--topology=v3:32x33"], standalone_mode=False)
