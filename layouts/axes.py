@@ -37,6 +37,11 @@ AXES = (
     Axis("U", "candidates", "tokens that may continue a hypothesis"),
     Axis("R", "buckets", "relative positions"),
     Axis("V", "vocab", "tokens of the vocabulary", pads=True),
+    Axis("Y", "height", "rows of an image, from the top", pads=True),
+    Axis("X", "width", "columns of an image, from the left", pads=True),
+    Axis("Z", "channels", "colours of a pixel"),
+    Axis("O", "kernel_height", "rows of a convolution's kernel"),
+    Axis("P", "kernel_width", "columns of a convolution's kernel"),
 )
 
 BY_LETTER = {axis.letter: axis for axis in AXES}

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from configs.errors import UserError
 from configs.spec import spec
-from layouts import annotations, einsum, top_k
+from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import BY_NAME, SYNONYMS
 
 Array = jax.Array
@@ -171,6 +171,35 @@ class Layout:
         place = self.place(equation.split("->")[1], stored=stored)
         return einsum.einsum(equation, operands, place, dtype)
 
+    def convolve(
+        self,
+        equation: str,
+        x: Array,
+        kernel: Array,
+        *,
+        strides: Sequence[int] = (1, 1),
+        dilation: Sequence[int] = (1, 1),
+        padding: convolution.Padding = "SAME",
+    ) -> Array:
+        """Convolves images by a kernel, "BYXD,OPDF->BYXF"; the result is placed as letters say.
+
+        Devices that split height or width exchange the rows between them.  What lies in the padding
+        of x changes nothing; what the result has there is arbitrary.
+        """
+        axes = convolution.Equation.parse(equation)
+        sizes = self.unpadded_shape(axes.image, x.shape)
+        windows = convolution.windows(axes, kernel.shape, strides, dilation, padding)
+        shape = convolution.shape_of_result(axes, windows, sizes, kernel.shape)
+        shape = self.padded_shape(axes.result, shape)
+        # Each mesh axis splits one axis of the work, as if all letters were those of one tensor.
+        letters = axes.result + axes.channels
+        place = dict(zip(letters, self.place(letters), strict=True))
+        counts = {letter: num_shards(entry) for letter, entry in place.items()}
+        convolution.check_divides(axes, shape, counts)
+        x, kernel = self.reshard(x, axes.image), self.reshard(kernel, axes.kernel)
+        y = convolution.convolve(axes, windows, x, kernel, sizes, shape, place)
+        return self.reshard(y, axes.result)
+
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""
         return jax.sharding.reshard(x, self.place(axes, stored=stored))
@@ -262,6 +291,10 @@ class Layout:
 
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a tensor without its padding."""
+        return shape
+
+    def padded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a tensor with its padding."""
         return shape
 
     def mask_padding(self, x: Array, axes: str, letter: str, fill: float) -> Array:

@@ -99,7 +99,6 @@ class Padded(Layout):
         )
 
     def padded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of a tensor with its padding."""
         return tuple(
             -(-size // self.size_multiple(letter)) * self.size_multiple(letter)
             for letter, size in zip(axes, shape, strict=True)

@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from layouts.cost.collectives import checkout_file
+from layouts.cost.convolutions import convolution_flops
 from layouts.layout import Entry, mesh_axes
 
 # Operations that only give the same numbers another shape or type.
@@ -14,6 +15,8 @@ VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_i
 # JAX replicates the operands of these and reshards the result; every compiler removes both.
 FRAMED = ("gather", "scatter-add", "random_bits")
 KERNEL = "pallas_call"
+CONVOLUTION = "conv_general_dilated"
+PRODUCTS = ("dot_general", CONVOLUTION)
 KEY_BYTES = 8  # of a random key, whose type has no size
 
 
@@ -117,6 +120,8 @@ def executed_equations(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Any, int]
 
 def product_flops(eqn: Any) -> int:
     """Counts the FLOPs of a product on all devices, nothing computed twice."""
+    if eqn.primitive.name == CONVOLUTION:
+        return convolution_flops(eqn)
     (summed, _), _ = eqn.params["dimension_numbers"]
     inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
     return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
@@ -127,7 +132,7 @@ def total_flops(jaxpr: Jaxpr) -> int:
     return sum(
         times * product_flops(eqn)
         for eqn, times in executed_equations(jaxpr)
-        if eqn.primitive.name == "dot_general"
+        if eqn.primitive.name in PRODUCTS
     )
 
 

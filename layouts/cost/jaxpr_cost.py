@@ -15,6 +15,7 @@ from jax.extend.core import Jaxpr
 from layouts.cost.collectives import Collective
 from layouts.cost.dataflow import (
     KERNEL,
+    PRODUCTS,
     VIEWS,
     Flow,
     bodies,
@@ -32,13 +33,14 @@ from layouts.layout import Entry, mesh_axes
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
 MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce",
           "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-          "all_to_all": "all-to-all", "ragged_all_to_all": "all-to-all"}  # fmt: skip
+          "all_to_all": "all-to-all", "ragged_all_to_all": "all-to-all",
+          "ppermute": "collective-permute"}  # fmt: skip
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
 # Operations that read operands from memory and write results; all else is fused into these.
 MEMORY_OPS = (
-    "dot_general", "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
+    *PRODUCTS, "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
 )  # fmt: skip
 
 
@@ -146,7 +148,7 @@ class Counter:
                 continue
             inner, trip_count = bodies(eqn)
             if name in MEMORY_OPS:
-                flops = self.flops_of(eqn) if name == "dot_general" else 0
+                flops = self.flops_of(eqn) if name in PRODUCTS else 0
                 given, made = map(flow.before, eqn.invars), [*map(flow.after, eqn.outvars)]
                 # Of a table only those rows are read that are looked up.
                 read = made if name == "gather" else given

@@ -1,12 +1,10 @@
 """Counts the FLOPs of the matrix products of a compiled program."""
 
-import functools
 import math
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
+from layouts.cost.convolutions import valid_pairs
 from layouts.hlo.parser import Computation, Instruction, dims, sizes_of
 
 
@@ -51,13 +49,3 @@ def nth(settings: Mapping[str, str], name: str, i: int, default: int = 1) -> int
     if name not in settings:
         return default
     return int(settings[name].split("x")[i].split("_")[0])
-
-
-@functools.cache
-def valid_pairs(
-    size: int, kernel: int, out: int, *, stride: int, dilate: int, spread: int, low: int
-) -> int:
-    """Counts pairs of an output and a kernel index along one axis that meet an input."""
-    index = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
-    inside = (index >= 0) & (index <= (size - 1) * dilate) & (index % dilate == 0)
-    return int(np.sum(inside))

@@ -17,7 +17,13 @@ from jax.extend.core import Jaxpr
 from configs.errors import UserError
 from layouts.axes import BY_LETTER, axes_of_path
 from layouts.cost.collectives import checkout_file
-from layouts.cost.dataflow import executed_equations, places, product_flops, source_line
+from layouts.cost.dataflow import (
+    CONVOLUTION,
+    executed_equations,
+    places,
+    product_flops,
+    source_line,
+)
 from layouts.layout import Layout
 from layouts.lint.statements import find_statement
 from layouts.mesh import abstract_mesh
@@ -152,17 +158,28 @@ def read_trace(jaxpr: Jaxpr) -> tuple[list[Tensor], list[Product]]:
     for eqn, times in executed_equations(jaxpr):
         line, made_by_layouts = source_line(eqn), is_of_layouts(eqn)
         for out in eqn.outvars:
-            axes, equation = letters_of_type(out.aval), ""
-            if eqn.primitive.name == "dot_general":
+            axes, flops = letters_of_type(out.aval), flops_of(eqn)
+            name = f"{axes} at {line}"
+            if flops is not None:
                 left, right = (letters_of_type(operand.aval) for operand in eqn.invars)
                 equation = f"{left},{right}->{axes}"
-            name = f"{equation or axes} at {line}"
-            if equation:
-                products.append(Product(name, equation, times * product_flops(eqn)))
+                name = f"{equation} at {line}"
+                products.append(Product(name, equation, times * flops))
             if axes.strip("_") and not made_by_layouts:
                 is_stored = any(str(entry).endswith(STORED) for entry in places(out.aval))
                 tensors.append(Tensor(name, axes, out.aval.shape, is_stored))
     return tensors, products
+
+
+def flops_of(eqn: Any) -> int | None:
+    """Returns the FLOPs of a product whose operands have letters; None for all else.
+
+    A convolution is the body of a `shard_map`, inside of which types have no letters.
+    """
+    if eqn.primitive.name == "dot_general":
+        return product_flops(eqn)
+    body = eqn.params["jaxpr"].eqns if eqn.primitive.name == "shard_map" else ()
+    return next((product_flops(e) for e in body if e.primitive.name == CONVOLUTION), None)
 
 
 def letters_of_type(aval: Any) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from layouts.hlo.flops import product_flops, valid_pairs
+from layouts.hlo.flops import product_flops
 from layouts.hlo.parser import parse_instruction
 
 
@@ -27,12 +27,6 @@ def test_a_convolution_without_a_window_is_a_product() -> None:
         "%b = f32[3,4]{1,0} parameter(1)",
         "%out = f32[7,4]{1,0} convolution(%a, %b), dim_labels=bf_io->bf",
     ) == 2 * 7 * 3 * 4  # fmt: skip
-
-
-def test_padding_of_a_window_multiplies_nothing() -> None:
-    """Of a window of 3 over 5 places with one of padding on each side."""
-    pairs = valid_pairs(5, 3, 5, stride=1, dilate=1, spread=1, low=1)
-    assert pairs == 5 * 3 - 2
 
 
 @pytest.mark.parametrize("opcode", ["add", "copy"])

@@ -1,0 +1,292 @@
+"""Convolves images whose height and width may be split: devices exchange the rows between them.
+
+Lepikhin et al. 2020 (GShard), section 3.3.2 and appendix A.4: a device receives from its neighbours
+the rows that its windows reach (the halo), as many as the device that needs the most, cuts out its
+own, and masks what lies outside of the image.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from configs.errors import UserError
+from layouts.axes import BY_LETTER
+
+Array = jax.Array
+Entry = str | tuple[str, ...] | None  # of a jax.P
+Padding = Literal["SAME", "VALID"]
+KERNEL_AXES = {"Y": "O", "X": "P"}
+"""The axis of a kernel that slides along each axis of an image."""
+
+
+class Equation(NamedTuple):
+    """Holds the letters of "BYXD,OPDF->BYXF": images, kernel and result.
+
+    As in an einsum, what is not in the result is summed over: here the kernel's axes and D.
+    """
+
+    image: str
+    kernel: str
+    result: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Equation":
+        operands, result = text.split("->")
+        image, kernel = operands.split(",")
+        equation = cls(image, kernel, result)
+        assert len(equation.channels) == len(equation.features) == len(equation.images) == 1, text
+        return equation
+
+    def __str__(self) -> str:
+        return f"{self.image},{self.kernel}->{self.result}"
+
+    @property
+    def spatial(self) -> str:
+        """Returns the axes that the kernel slides along."""
+        return "".join(axis for axis in self.image if KERNEL_AXES.get(axis, " ") in self.kernel)
+
+    @property
+    def images(self) -> str:
+        return "".join(x for x in self.image if x not in self.kernel and x not in self.spatial)
+
+    @property
+    def channels(self) -> str:
+        """Returns the axis that is summed over."""
+        return "".join(x for x in self.kernel if x in self.image)
+
+    @property
+    def features(self) -> str:
+        return "".join(x for x in self.kernel if x in self.result)
+
+    def dimension_numbers(self) -> tuple[str, str, str]:
+        """Returns the letters as JAX spells them: "NHWC", "HWIO" and "NHWC"."""
+        slides = dict(zip(self.spatial, "HW", strict=False))
+        names = (
+            slides | {self.images: "N", self.channels: "C"},
+            {KERNEL_AXES[axis]: name for axis, name in slides.items()}
+            | {self.channels: "I", self.features: "O"},
+            slides | {self.images: "N", self.features: "C"},
+        )
+        image, kernel, result = (
+            "".join(name_of[letter] for letter in axes)
+            for name_of, axes in zip(names, self, strict=True)
+        )
+        return image, kernel, result
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Describes where a kernel stands along one axis of an image."""
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    padding: Padding = "SAME"
+
+    @property
+    def span(self) -> int:
+        """Returns the rows from the first to the last that one place of the kernel reads."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def places(self, size: int) -> int:
+        """Returns how many places a kernel has in an image of this size: the size of the result."""
+        inside = size if self.padding == "SAME" else size - self.span + 1
+        return -(-inside // self.stride)
+
+    def before(self, size: int) -> int:
+        """Returns the rows of zeros in front of an image of this size."""
+        if self.padding == "VALID":
+            return 0
+        return max((self.places(size) - 1) * self.stride + self.span - size, 0) // 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """Describes how one axis of an image and of the result lies on devices.
+
+    All sizes are of one device, but `size`, which is that of the image without its padding.
+    """
+
+    window: Window
+    size: int
+    count: int
+    """Devices along the axis."""
+    given: int
+    """Rows of the image."""
+    made: int
+    """Rows of the result."""
+
+    @property
+    def read(self) -> int:
+        """Returns the rows that the windows of one device span."""
+        return (self.made - 1) * self.window.stride + self.window.span
+
+    def first(self, device: int) -> int:
+        """Returns the row of the whole image with which the windows of a device begin."""
+        return device * self.made * self.window.stride - self.window.before(self.size)
+
+    @property
+    def halo(self) -> tuple[int, int]:
+        """Returns the rows before and after its shard that some device reads."""
+        busy = range(-(-self.window.places(self.size) // self.made))
+        before = (i * self.given - max(self.first(i), 0) for i in busy)
+        after = (min(self.first(i) + self.read, self.size) - (i + 1) * self.given for i in busy)
+        return max(0, *before), max(0, *after)
+
+    def offset(self, device: int) -> int:
+        """Returns where the windows of a device begin, counted from its first row with the halo."""
+        return self.first(device) - device * self.given + self.halo[0]
+
+
+def windows(
+    equation: Equation,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    padding: Padding,
+) -> list[Window]:
+    """Returns the window along each axis that the kernel slides along."""
+    sizes = [kernel[equation.kernel.index(KERNEL_AXES[axis])] for axis in equation.spatial]
+    settings = zip(sizes, strides, dilation, strict=True)
+    return [Window(size, stride, dilate, padding) for size, stride, dilate in settings]
+
+
+def shape_of_result(
+    equation: Equation, windows: Sequence[Window], image: Sequence[int], kernel: Sequence[int]
+) -> tuple[int, ...]:
+    """Returns the shape of the result, from shapes without padding; raises where there is none."""
+    sizes = dict(zip(equation.image, image, strict=True))
+    sizes[equation.features] = kernel[equation.kernel.index(equation.features)]
+    for axis, window in zip(equation.spatial, windows, strict=True):
+        if window.places(sizes[axis]) < 1:
+            name = BY_LETTER[axis].name
+            raise UserError(
+                f"convolve {equation}: a kernel that spans "
+                f"{window.span} has no place in {name} = {sizes[axis]}.  Legal: {name} of at least "
+                f'{window.span}, a smaller kernel or dilation, or padding "SAME".'
+            )
+        sizes[axis] = window.places(sizes[axis])
+    return tuple(sizes[axis] for axis in equation.result)
+
+
+def check_divides(equation: Equation, shape: Sequence[int], counts: Mapping[str, int]) -> None:
+    """Raises where the result cannot be split as its axes are to be."""
+    for axis, size in zip(equation.result, shape, strict=True):
+        if size % counts[axis]:
+            name, below = BY_LETTER[axis].name, size // counts[axis] * counts[axis]
+            legal = " or ".join(str(n) for n in (below, below + counts[axis]) if n)
+            pads = f', or a rule that pads, "{name}:...+"' if BY_LETTER[axis].pads else ""
+            raise UserError(
+                f"convolve {equation}: its result has {name} = {size}, which does not divide over "
+                f"{counts[axis]} devices.  Legal: {name} {legal}{pads}."
+            )
+
+
+def convolve(
+    equation: Equation,
+    windows: Sequence[Window],
+    x: Array,
+    kernel: Array,
+    sizes: Sequence[int],
+    shape: Sequence[int],
+    place: Mapping[str, Entry],
+) -> Array:
+    """Convolves x by a kernel; `place` says by letter how the work is split.
+
+    sizes are those of x without its padding, and shape is that of the result with it.  Partial sums
+    over split channels are added up.
+    """
+    image_place, kernel_place, result_place = (
+        jax.P(*(place.get(axis) for axis in axes)) for axes in equation
+    )
+
+    def of_shard(x: Array, kernel: Array) -> Array:
+        padding = []
+        for axis, window in zip(equation.spatial, windows, strict=True):
+            at, to = equation.image.index(axis), equation.result.index(axis)
+            count = jax.lax.axis_size(place[axis]) if place[axis] else 1
+            shards = Shards(window, sizes[at], count, x.shape[at], shape[to] // count)
+            x, pad = with_halo(x, at, place[axis], shards)
+            padding.append(pad)
+        sums = jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            window_strides=[window.stride for window in windows],
+            padding=padding,
+            rhs_dilation=[window.dilation for window in windows],
+            dimension_numbers=equation.dimension_numbers(),
+        )
+        summed_over = place[equation.channels]
+        return jax.lax.psum(sums, summed_over) if summed_over else sums
+
+    return jax.shard_map(
+        of_shard, in_specs=(image_place, kernel_place), out_specs=result_place
+    )(jax.sharding.reshard(x, image_place), jax.sharding.reshard(kernel, kernel_place))  # fmt: skip
+
+
+def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array, tuple[int, int]]:
+    """Returns the rows that the windows of this device read, and what to pad them with.
+
+    Each device is given as many rows as the one that needs the most, and cuts out its own.
+    """
+    if shards.given * shards.count != shards.size:
+        x = masked(x, axis, entry, shards)
+    if entry:
+        before, after = shards.halo
+        x = jnp.concatenate(
+            [*rows_before(x, axis, entry, before), x, *rows_after(x, axis, entry, after)], axis
+        )
+    offsets = [shards.offset(device) for device in range(shards.count)]
+    low, high = -min(offsets), max(offsets) + shards.read - x.shape[axis]
+    if len(set(offsets)) == 1:
+        return x, (low, high)
+    padding = [(0, 0, 0)] * x.ndim
+    padding[axis] = (max(low, 0), max(high, 0), 0)
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), padding)
+    step = offsets[1] - offsets[0]
+    start = jax.lax.axis_index(entry) * step + offsets[0] + max(low, 0)
+    return jax.lax.dynamic_slice_in_dim(x, start, shards.read, axis), (0, 0)
+
+
+def masked(x: Array, axis: int, entry: Entry, shards: Shards) -> Array:
+    """Writes zeros behind the end of the image, where its padding is."""
+    device = jax.lax.axis_index(entry) if entry else 0
+    rows = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) + device * shards.given
+    return jnp.where(rows < shards.size, x, 0)
+
+
+def rows_before(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
+    """Returns so many last rows of the devices before this one, in order; zeros if there is none.
+
+    More rows than one device has come from several.
+    """
+    given, count = x.shape[axis], jax.lax.axis_size(entry)
+    parts = []
+    for hop, size in enumerate(hops(rows, given), 1):
+        part = jax.lax.slice_in_dim(x, given - size, given, axis=axis)
+        pairs = [(device, device + hop) for device in range(count - hop)]
+        parts.append(jax.lax.ppermute(part, entry, pairs))
+    return parts[::-1]
+
+
+def rows_after(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
+    """Returns so many first rows of the devices after this one, in order, as `rows_before` does."""
+    count = jax.lax.axis_size(entry)
+    parts = []
+    for hop, size in enumerate(hops(rows, x.shape[axis]), 1):
+        part = jax.lax.slice_in_dim(x, 0, size, axis=axis)
+        pairs = [(device + hop, device) for device in range(count - hop)]
+        parts.append(jax.lax.ppermute(part, entry, pairs))
+    return parts
+
+
+def hops(rows: int, given: int) -> list[int]:
+    """Returns how many rows come from the nearest neighbour, the next and so on.
+
+    >>> hops(2, 3), hops(8, 3)
+    ([2], [3, 3, 2])
+    """
+    return [min(given, rows - first) for first in range(0, rows, given)]

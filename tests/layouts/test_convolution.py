@@ -1,0 +1,185 @@
+"""Convolutions over split height and width equal the whole one, forward and backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+
+from configs.errors import UserError
+from layouts import convolution
+from layouts.cost.collectives import Collective
+from layouts.cost.jaxpr_cost import cost_of
+from layouts.hlo.program import CompiledProgram
+from layouts.layout import Layout
+from layouts.lint.recorder import record
+from layouts.lint.report import lint
+from layouts.mesh import abstract_mesh, make_mesh
+from layouts.padding import with_padding
+
+Pair = tuple[int, int]
+Case = tuple[Layout, Pair, Pair, Pair, Pair, convolution.Padding]
+B, D, F = 2, 2, 4
+EQUATION = "BYXD,OPDF->BYXF"
+ROWS = Layout(mesh="x:8", rules="height:x+")
+LAYOUTS = (
+    ROWS,
+    Layout(mesh="x:8", rules="width:x+"),
+    Layout(mesh="x:4,y:2", rules="height:x+;width:y+"),
+    Layout(mesh="x:2,y:2,z:2", rules="batch:z;height:x+;height:y+"),
+    Layout(mesh="x:2,y:2,z:2", rules="height:x+;width:y+;d_ff:z"),
+    Layout(mesh="x:4,y:2", rules="width:x+;d_model:y", param_rules="d_ff:x"),
+    Layout(mesh="x:4,y:2", rules="height:x+;width:y+;d_ff:x?;d_model:y?"),
+)
+small = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A layout; the size of images and kernel, strides, dilation and padding."""
+    kernel, strides, dilation = draw(small), draw(small), draw(small)
+    spans = [(size - 1) * spread + 1 for size, spread in zip(kernel, dilation, strict=True)]
+    image = draw(st.tuples(*(st.integers(span, 17) for span in spans)))
+    padding = draw(st.sampled_from(["SAME", "VALID"]))
+    return draw(st.sampled_from(LAYOUTS)), image, kernel, strides, dilation, padding
+
+
+def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """What computes the value of a function of two arrays, and its gradients."""
+
+    def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+        y, pull = jax.vjp(function, x, w)
+        return y, *pull(dy)
+
+    return jax.jit(run)
+
+
+def check_equal(
+    layout: Layout,
+    image: Pair,
+    kernel: Pair,
+    strides: Pair = (1, 1),
+    dilation: Pair = (1, 1),
+    padding: convolution.Padding = "SAME",
+) -> None:
+    """Compares values and gradients with JAX's on one device; the padding of x is not zero."""
+
+    def whole(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, w, strides, padding, rhs_dilation=dilation,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((B, *image, D), (*kernel, D, F)))
+    shape = jax.eval_shape(whole, x, w).shape
+    dy = rng.normal(size=shape).astype(np.float32)
+    before = with_padding(layout, Y=image[0], X=image[1])
+    after = with_padding(layout, Y=shape[1], X=shape[2])
+
+    def split(x: jax.Array, w: jax.Array) -> jax.Array:
+        x_BYXD = before.reshard(x, "BYXD")
+        for axis in "YX":
+            x_BYXD = before.mask_padding(x_BYXD, "BYXD", axis, 7)
+        y_BYXF = before.convolve(
+            EQUATION, x_BYXD, w, strides=strides, dilation=dilation, padding=padding
+        )
+        assert jax.typeof(y_BYXF).sharding.spec == layout.place("BYXF")
+        return after.reshard(y_BYXF, "byxf")
+
+    expected = with_gradients(whole)(x, w, dy)
+    with jax.set_mesh(make_mesh(layout)):
+        computed = with_gradients(split)(x, w, dy)
+    for array, reference in zip(computed, expected, strict=True):
+        np.testing.assert_allclose(array, reference, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=8)
+@given(cases())
+def test_a_split_convolution_equals_the_whole_one(case: Case) -> None:
+    check_equal(*case)
+
+
+def test_a_halo_may_come_from_several_neighbours() -> None:
+    """A shard of 2 rows, whose windows reach 6 rows up and 6 down: three devices each way."""
+    check_equal(ROWS, image=(16, 5), kernel=(5, 2), dilation=(3, 1))
+
+
+def test_shards_of_the_result_may_begin_anywhere() -> None:
+    """19 rows are 3 a device, and the 10 of the result 2 a device: windows drift by a row each."""
+    check_equal(ROWS, image=(19, 5), kernel=(3, 3), strides=(2, 2))
+
+
+def test_without_a_halo_the_law_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution.Shards, "halo", (0, 0))
+    with pytest.raises(AssertionError, match="Not equal"):
+        check_equal(ROWS, image=(16, 5), kernel=(3, 3))
+
+
+def test_devices_exchange_nothing_but_the_halo() -> None:
+    """One row from each side, of 4 rows of 5 x 2 numbers; the trace alone knows it, too."""
+    layout = Layout(mesh="x:8", rules="height:x")
+    mesh = make_mesh(layout)
+    image = jax.ShapeDtypeStruct(
+        (B, 32, 5, D), jnp.float32, sharding=NamedSharding(mesh, layout.place("BYXD"))
+    )
+    kernel = jax.ShapeDtypeStruct((3, 3, D, F), jnp.float32)
+    with jax.set_mesh(mesh):
+        traced = jax.jit(lambda x, w: layout.convolve(EQUATION, x, w)).trace(image, kernel)
+        compiled = CompiledProgram.read(traced.lower().compile().as_text() or "")
+    expected = cost_of(traced.jaxpr.jaxpr, mesh.shape)
+
+    def traffic(collectives: list[Collective] | tuple[Collective, ...]) -> list[tuple[Any, ...]]:
+        return [(c.kind, c.mesh_axes, c.bytes) for c in collectives]
+
+    row = ("collective-permute", ("x",), B * 5 * D * 4)
+    assert traffic(expected.collectives) == traffic(compiled.collectives(mesh.shape)) == 2 * [row]
+    assert expected.flops == compiled.flops == 2 * B * 4 * (5 * 3 - 2) * 3 * D * F
+
+
+def convolve_on_one_mesh_axis(layout: Layout, sizes: Pair = (6, 5), **settings: Any) -> jax.Array:
+    with jax.sharding.use_abstract_mesh(abstract_mesh({"x": 4})):
+        layout = with_padding(layout, Y=sizes[0], X=sizes[1])
+        x_BYXD = layout.reshard(jnp.zeros((B, *sizes, D)), "BYXD")
+        return layout.convolve(EQUATION, x_BYXD, jnp.zeros((3, 3, D, F)), **settings)
+
+
+def test_a_result_that_does_not_divide_is_an_error() -> None:
+    rows = Layout(mesh="x:4", rules="height:x")
+    with pytest.raises(UserError) as error:
+        jax.eval_shape(lambda: convolve_on_one_mesh_axis(rows, (8, 5), padding="VALID"))
+    for part in (EQUATION, "height = 6", "4 devices", "height 4 or 8", '"height:...+"'):
+        assert part in str(error.value)
+
+
+def test_a_kernel_larger_than_the_image_is_an_error() -> None:
+    whole = Layout(mesh="x:4", rules="")
+    with pytest.raises(UserError, match=r"spans 5 has no place in width = 4.*Legal: width of at"):
+        jax.eval_shape(
+            lambda: convolve_on_one_mesh_axis(whole, (6, 4), padding="VALID", dilation=(1, 2))
+        )
+
+
+def recorded_trace(layout: Layout) -> dict[str, jax.Array]:
+    w_OPDF = layout.random(jax.random.normal, jax.random.key(0), "OPDF", (3, 3, D, F), stored=True)
+    x_BYXD = layout.iota("BYXD", (B, 6, 5, D), "Y").astype(jnp.float32)
+    layout.convolve(EQUATION, x_BYXD, w_OPDF, strides=(2, 1))
+    return {"w_OPDF": w_OPDF}
+
+
+def test_lint_knows_the_product_and_its_sizes() -> None:
+    recorded = record(recorded_trace)
+    [product] = recorded.products
+    assert product.equation == "BYXD,__DF->BYXF"  # the kernel is whole
+    assert product.flops == 2 * B * (3 * 3 - 1) * (5 * 3 - 2) * D * F  # none with the padding
+    layout = Layout(mesh="x:2", rules="height:x")
+    problem = lint(layout, {"x": 2}, recorded, {})[0]
+    assert problem.code == "indivisible" and "height = 3" in problem.message
+    assert "test_convolution.py" in problem.subject and '"height:x+"' in problem.fix
+    both = Layout(mesh="x:2", rules="height:x;d_ff:x")
+    assert "conflict" in {problem.code for problem in lint(both, {"x": 2}, recorded, {})}
