@@ -172,7 +172,7 @@ def test_some_axes_cannot_be_padded() -> None:
     rules = "batch:data;d_ff:model+;heads:model?+;vocab:model+?"
     errors = [p for p in problems(rules, record=TOY) if p.code == "unpaddable-axis"]
     assert rules_of(errors) == ["d_ff:model+", "heads:model?+", "vocab:model+?"]
-    legal = {"axis": ("batch", "heads", "kv_heads", "experts", "vocab")}
+    legal = {"axis": ("batch", "heads", "kv_heads", "experts", "vocab", "height", "width")}
     assert all(error.legal == legal for error in errors)
 
 
