@@ -2,6 +2,7 @@
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
 from models.dropout import dropout
@@ -48,6 +49,7 @@ class Mlp(nnx.Module):
         h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
         if self.spec.gated:
             gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
-        h_BLF = activate_hidden(self.spec, h_BLF, gate_BLF)
+            gate_BLF = checkpoint_name(gate_BLF, "mlpwi")
+        h_BLF = activate_hidden(self.spec, checkpoint_name(h_BLF, "mlpwi"), gate_BLF)
         h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
         return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...]), None

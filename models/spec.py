@@ -18,6 +18,7 @@ BlockKind = Literal["dense", "moe"]
 Dispatch = Literal["einsum", "gather", "dropless"]
 FloatType = Literal["float32", "bfloat16", "float16"]
 Remat = Literal["none", "dots", "full"]
+SavedProduct = Literal["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi"]
 Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 
@@ -128,6 +129,9 @@ class TransformerSpec(ModelSpec):
     """Compiles one layer and loops over it, instead of compiling all layers. Same results."""
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or everything."""
+    remat_saves: tuple[SavedProduct, ...] = ()
+    """What remat = "full" saves nevertheless: queries, keys, values, the output of attention, the
+    inner products of dense feed-forward layers."""
     attention: AttentionKind = "auto"
     """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
     logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
@@ -173,6 +177,12 @@ class TransformerSpec(ModelSpec):
             )
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"Transformer.d_model = {self.d_model}: sinusoids need an even width.")
+
+        if self.remat_saves and self.remat != "full":
+            raise UserError(
+                f"Transformer.remat_saves = {self.remat_saves}: found remat = {self.remat!r}.  "
+                "Legal: remat = 'full', or nothing in remat_saves."
+            )
 
         self._check_patterns()
 

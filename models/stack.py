@@ -28,10 +28,6 @@ Caches = Any
 Contexts = tuple[AttentionContext, AttentionContext | None]
 Stepper = Callable[[Array, Caches, AttentionContext, AttentionContext | None], tuple[Array, Caches]]
 Runner = Callable[[Array, Caches, Contexts], tuple[Array, Caches]]
-REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 class Stack(nnx.Module):
@@ -85,7 +81,7 @@ class Stack(nnx.Module):
             return x_BLD, load
 
         if self.spec.remat != "none":
-            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[self.spec.remat])
+            layer = jax.checkpoint(layer, policy=remat_policy(self.spec))
         if self.spec.scan:
             stack = (self.layout.gather_stack(weights), jnp.arange(self.repeats))
             x_BLD, loads = jax.lax.scan(layer, x_BLD, stack)
@@ -170,3 +166,10 @@ def unrolled(
         return x_BLD, updated
 
     return run, [block.init_cache(sizes, memory_BMD) for block in blocks]
+
+
+def remat_policy(spec: TransformerSpec) -> Callable[..., bool]:
+    """Returns what the backward pass finds saved of a layer."""
+    if spec.remat == "dots":
+        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return jax.checkpoint_policies.save_only_these_names(*spec.remat_saves)

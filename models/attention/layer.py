@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from layouts.layout import Layout
 from models.api import Cache
@@ -77,7 +78,7 @@ class Attention(nnx.Module):
         y_BLD = self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...])
         if self.spec.attention_biases == "all":
             y_BLD += self.layout.broadcast_like(self.bo_D[...], "D", "BLD")
-        return y_BLD
+        return checkpoint_name(y_BLD, "out_proj")
 
     def project(self, x_BLD: Array, rotation: Rotation | None) -> tuple[Array, Array, Array]:
         """Projects a row to queries, keys and values."""
@@ -99,6 +100,7 @@ class Attention(nnx.Module):
 
     def to_queries(self, q_BLJQK: Array) -> Array:
         """Adds the bias of queries, norms and scales them, and puts heads before positions."""
+        q_BLJQK = checkpoint_name(q_BLJQK, "query_proj")
         if self.spec.attention_biases != "none":
             q_BLJQK += self.layout.broadcast_like(self.bq_JQK[...], "JQK", "BLJQK")
         q_BJQLK = self.layout.einsum("BLJQK->BJQLK", q_BLJQK)
@@ -108,6 +110,8 @@ class Attention(nnx.Module):
 
     def to_keys_and_values(self, k_BMJK: Array, v_BMJK: Array) -> tuple[Array, Array]:
         """Adds the biases of keys and values, norms keys, and puts heads before positions."""
+        k_BMJK = checkpoint_name(k_BMJK, "key_proj")
+        v_BMJK = checkpoint_name(v_BMJK, "value_proj")
         if self.spec.attention_biases != "none":
             k_BMJK += self.layout.broadcast_like(self.bk_JK[...], "JK", "BMJK")
             v_BMJK += self.layout.broadcast_like(self.bv_JK[...], "JK", "BMJK")

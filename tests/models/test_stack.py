@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs.errors import UserError
 from layouts.cost.dataflow import executed_equations
 from layouts.mesh import make_mesh
 from models.attention.context import AttentionContext, packed_context
@@ -80,3 +81,32 @@ def test_a_step_computes_angles_once_for_all_layers(scan: bool) -> None:
         if eqn.primitive.name == "sin"
     ]
     assert sines == [1]
+
+
+def products_of_a_gradient(spec: TransformerSpec) -> int:
+    """Counts the products of the loss and its gradient, all layers together."""
+    weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+    graph, params = nnx.split(Stack(spec, WHOLE, weights, spec.layers, spec.pattern))
+
+    def objective(params: nnx.State, x_BLD: jax.Array) -> jax.Array:
+        return jnp.sum(nnx.merge(graph, params)(x_BLD, context())[0])
+
+    traced = jax.jit(jax.grad(objective, argnums=(0, 1))).trace(params, jnp.asarray(X_BLD))
+    equations = executed_equations(traced.jaxpr.jaxpr)
+    return sum(times for eqn, times in equations if eqn.primitive.name == "dot_general")
+
+
+def test_remat_repeats_no_product_that_it_saves() -> None:
+    # Layers read their inputs, so nothing needs the output of wo_FD again.
+    products = {"query_proj": 1, "key_proj": 1, "value_proj": 1, "out_proj": 1, "mlpwi": 2}
+    spec = toy(layers=3, positions="rotary", gated=True, remat="full")
+    with jax.set_mesh(make_mesh(WHOLE)):
+        repeats_all = products_of_a_gradient(spec)
+        for name, count in products.items():
+            saving = dataclasses.replace(spec, remat_saves=(name,))
+            assert repeats_all - products_of_a_gradient(saving) == 3 * count, name
+
+
+def test_only_full_rematerialization_saves_by_name() -> None:
+    with pytest.raises(UserError, match="found remat = 'dots'.  Legal: remat = 'full'"):
+        toy(remat="dots", remat_saves=("out_proj",))

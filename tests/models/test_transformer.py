@@ -202,8 +202,8 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
     "change",
     [
         {"scan": True},
-        {"remat": "full"},
         {"scan": True, "remat": "dots"},
+        {"remat": "full", "remat_saves": ("query_proj", "value_proj", "out_proj", "mlpwi")},
         {"loss_chunks": 4},
         {"combined_qkv": True},
     ],

@@ -19,7 +19,7 @@ from trainer.step import train_step_spec
 # Settings that may change at any time: how long, how often, how fast.
 FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every",
         "Run.stall_minutes", "Run.compiler_options", "Run.microbatches", "Run.trackers",
-        "Transformer.scan", "Transformer.remat", "Transformer.attention",
+        "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.attention",
         "Transformer.attention_chunks", "Transformer.loss_chunks",
         "Transformer.combined_qkv", "Moe.dispatch")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")

@@ -84,9 +84,8 @@ GATED_MLP = {"wg_DF": ("wi_0", "F D"), "wi_DF": ("wi_1", "F D"), "wo_FD": ("wo",
 # Settings that are free for a T5: they change no weight and no prediction.
 FREE = (
     "Transformer.dropout", "Transformer.attention_dropout", "Transformer.combined_qkv",
-    "Transformer.scan", "Transformer.remat", "Transformer.attention",
-    "Transformer.attention_chunks",
-    "Transformer.loss_chunks", "Precision.compute",
+    "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.attention",
+    "Transformer.attention_chunks", "Transformer.loss_chunks", "Precision.compute",
 )  # fmt: skip
 
 
