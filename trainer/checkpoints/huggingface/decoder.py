@@ -36,10 +36,10 @@ from trainer.checkpoints.huggingface.weights import FLOATS, ConvertedWeight, Ten
 FREE = (
     "Transformer.length", "Transformer.dropout", "Transformer.attention_dropout",
     "Transformer.combined_qkv", "Transformer.scan", "Transformer.remat", "Transformer.remat_saves",
-    "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks", "Precision.store",
-    "Precision.compute", "Moe.dispatch", "Moe.group_tokens", "TopK.capacity_factor",
-    "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter", "TopK.aux_loss",
-    "TopK.z_loss",
+    "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks",
+    "Precision.store", "Precision.compute", "Moe.dispatch", "Moe.group_tokens",
+    "TopK.capacity_factor", "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter",
+    "TopK.aux_loss", "TopK.z_loss",
 )  # fmt: skip
 NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
 FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
