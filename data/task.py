@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.spec import spec
+from configs.spec import abstract_spec, spec
+from data.mixture import MixtureOrder
 from data.packing.pack import Packed, joined
 from data.packing.pair_rows import LONG, PairRows, packed_pairs
 from data.packing.rows import (
@@ -86,6 +87,8 @@ class Task:
 
     takes_pairs: ClassVar[bool] = False
     """Whether the source yields pairs."""
+    left_out: ClassVar[tuple[str, ...]] = ()
+    """Names the reason for which packing leaves out examples, where it does."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -214,16 +217,24 @@ class Task:
         vocabs: Vocabs,
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(rows_of_parts(entry.get("parts", [])))
+        parts = list(rows_of_parts(entry.get("parts", []), *self.left_out))
         sizes = [part.counts.rows for part in parts]
-        return Rows(
-            array("targets"),
-            array("segments"),
-            Counts.read(entry),
-            mix=self.source.mix(sizes) if parts and split == "train" else None,
-            parts=parts,
-            begin_id=vocabs.target.begin_id,
-        )
+        mix = self.source.mix(sizes) if parts and split == "train" else None
+        arrays = [array(name) for name in self.columns(vocabs)]
+        return self.rows(arrays, Counts.read(entry), vocabs, mix, parts)
+
+    def rows(
+        self,
+        arrays: Sequence[CheckedArray],
+        counts: Counts,
+        vocabs: Vocabs,
+        mix: MixtureOrder | None,
+        parts: Sequence[RowsOfPart],
+    ) -> Rows:
+        """Returns the rows that arrays hold, in the order of `columns`."""
+        targets_BL, segments_BL = arrays
+        begin_id = vocabs.target.begin_id
+        return Rows(targets_BL, segments_BL, counts, mix=mix, parts=parts, begin_id=begin_id)
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of places in the rows that hold a token."""
@@ -238,12 +249,56 @@ class Task:
         )
 
 
-@spec
-class Translation(Task):
-    """Defines a task of pairs, for a model that translates the source into the target."""
+@abstract_spec
+class PairTask(Task):
+    """Defines a task of pairs."""
 
     source: Pairs
     """Where the text comes from."""
+    clean: Clean = Clean()
+    """Which training pairs are dropped, beside those that are longer than a row."""
+    word_list: None = None
+    """A model of pairs reads every word."""
+
+    takes_pairs = True
+    left_out = (LONG,)
+
+    def lines(self, split: str) -> Iterator[str]:
+        """Yields the raw text of a split, a pair a line."""
+        return self.source.lines(split, self.clean.errors)
+
+    def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
+        """Yields the pairs of one part of a split, as they are packed."""
+        return part.untagged(split, self.clean.errors)
+
+    def vocab_text(self, name: str) -> Iterator[str]:
+        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
+        for part in self.source.parts_of("train").values():
+            pairs = self.pairs_of(part, "train")
+            for source, target in self.clean.kept(pairs, "train", Counter()):
+                if name != "target vocab":
+                    yield self.prompt(source)
+                if name != "source vocab":
+                    yield target
+
+    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
+        """Yields the parts of a split, one after another; digest is fed the raw text."""
+        for name, part in self.source.parts_of(split).items():
+            dropped = Counter[str]()
+            pairs = _hashed_pairs(self.pairs_of(part, split), digest)
+            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
+
+    def part_entries(
+        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Returns what a manifest keeps of the parts of a split."""
+        return {"dropped": dict(dropped), "parts": list(parts)}
+
+
+@spec
+class Translation(PairTask):
+    """Defines a task of pairs, for a model that translates the source into the target."""
+
     vocab: Tokenizer
     """How the target is tokenized; if source_vocab is None, both sides, and it is trained on
     both."""
@@ -253,12 +308,6 @@ class Translation(Task):
     """Target tokens per row."""
     source_length: Length
     """Source tokens per row. A pair that is longer than a row on either side is dropped."""
-    clean: Clean = Clean()
-    """Which training pairs are dropped."""
-    word_list: None = None
-    """A translation reads every word."""
-
-    takes_pairs = True
 
     @property
     def row_lengths(self) -> dict[str, int]:
@@ -276,14 +325,10 @@ class Translation(Task):
         """Names the tags that a source line may have."""
         return self.source.tags
 
-    def lines(self, split: str) -> Iterator[str]:
-        """Yields the raw text of a split, a pair a line."""
-        return self.source.lines(split, self.clean.errors)
-
     def test_pairs(self, split: str) -> list[PairsOfPart]:
         """Returns the pairs of a split, part by part."""
         return [
-            PairsOfPart(name, part.tag, list(part.untagged(split, self.clean.errors)))
+            PairsOfPart(name, part.tag, list(self.pairs_of(part, split)))
             for name, part in self.source.parts_of(split).items()
         ]
 
@@ -310,16 +355,6 @@ class Translation(Task):
             target = vocab or self._make_vocab(self.vocab, "target vocab", [])
         self._check_tags(source)
         return Vocabs(target, source)
-
-    def vocab_text(self, name: str) -> Iterator[str]:
-        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
-        for part in self.source.parts_of("train").values():
-            pairs = part.untagged("train", self.clean.errors)
-            for source, target in self.clean.kept(pairs, "train", Counter()):
-                if name != "target vocab":
-                    yield source
-                if name != "source vocab":
-                    yield target
 
     def _check_tags(self, vocab: Vocab) -> None:
         for tag in self.tags:
@@ -353,13 +388,6 @@ class Translation(Task):
             "source_segments": (self.source_length, np.uint16),
         }
 
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, source in self.source.parts_of(split).items():
-            dropped = Counter[str]()
-            pairs = hashed_pairs(source.untagged(split, self.clean.errors), digest)
-            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, source.tag)
-
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
 
@@ -373,32 +401,20 @@ class Translation(Task):
 
         return pack
 
-    def part_entries(
-        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split."""
-        return {"dropped": dict(dropped), "parts": list(parts)}
-
-    def cached_rows(
+    def rows(
         self,
-        split: str,
-        entry: Mapping[str, Any],
-        array: Callable[[str], CheckedArray],
+        arrays: Sequence[CheckedArray],
+        counts: Counts,
         vocabs: Vocabs,
+        mix: MixtureOrder | None,
+        parts: Sequence[RowsOfPart],
     ) -> PairRows:
-        """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(rows_of_parts(entry["parts"], LONG))
-        sizes = [part.counts.rows for part in parts]
+        """Returns the rows that arrays hold, in the order of `columns`."""
+        targets_BL, segments_BL, sources_BM, source_segments_BM = arrays
         return PairRows(
-            array("targets"),
-            array("segments"),
-            array("sources"),
-            array("source_segments"),
-            Counts.read(entry),
-            mix=self.source.mix(sizes) if split == "train" else None,
-            parts=parts,
+            targets_BL, segments_BL, sources_BM, source_segments_BM, counts, mix=mix, parts=parts,
             begin_id=vocabs.target.begin_id,
-        )
+        )  # fmt: skip
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of places in the rows that hold a token, on each side."""
@@ -438,7 +454,7 @@ def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str
         yield line
 
 
-def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
+def _hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
     for pair in pairs:
         digest.update(hashed_bytes("\t".join(pair)))
         yield pair

@@ -5,7 +5,7 @@ import fnmatch
 import graphlib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -158,9 +158,16 @@ def test_settings_and_data_do_not_import_jax(folder: str) -> None:
         assert "jax" not in imported(path), path
 
 
+def derived(kind: type) -> Iterator[type]:
+    """The classes that are derived from another, at any distance."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from derived(child)
+
+
 def kinds_asked_for(source: str) -> set[str]:
     """The kinds of tasks and of rows that some code tells apart by isinstance."""
-    kinds = {kind.__name__ for kind in Task.__subclasses__()} | {"PairRows"}
+    kinds = {kind.__name__ for kind in derived(Task)} | {"PairRows"}
     calls = [node for node in ast.walk(ast.parse(source)) if called(node) == "isinstance"]
     return {
         name for call in calls for node in ast.walk(call) if (name := target_name(node)) in kinds

@@ -1,10 +1,62 @@
 """Names the parts of a mixture and sets their rates, of text and of pairs."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from configs.errors import UserError, listed
+from configs.spec import Positive, abstract_spec
 from data.mixture import MixtureOrder
+from data.sources.text import SPLITS, Source
 
-Rates = tuple[float, ...] | None
+
+@abstract_spec
+class MixedSource(Source):
+    """Reads several sources as one; a task file names a kind of them."""
+
+    rates: tuple[Positive, ...] | None = None
+    """One number per part, with any sum. None: by size."""
+    temperature: Positive = 1.0
+    """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
+    proportion to its size, and a large number from all parts alike."""
+
+    def __post_init__(self) -> None:
+        problems = [*self.problems(), *self._rate_problems()]
+        if problems:
+            raise UserError(listed(type(self).__name__, problems))
+
+    @property
+    def all_parts(self) -> Sequence[Source]:
+        """Returns the sources that are mixed."""
+        raise NotImplementedError
+
+    def problems(self) -> Iterator[str]:
+        """Describes what is wrong with the parts and their names."""
+        raise NotImplementedError
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        fingerprints = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
+        return fingerprints if None not in fingerprints.values() else None
+
+    def mix(self, rows: Sequence[int]) -> MixtureOrder:
+        """Returns the rates of the parts in training, given the number of rows of each."""
+        return MixtureOrder.of(rows, self.rates or [n ** (1 / self.temperature) for n in rows])
+
+    def _rate_problems(self) -> Iterator[str]:
+        kind = type(self).__name__
+        parts = sum("train" in part.splits() for part in self.all_parts)
+        if self.rates is not None and len(self.rates) != parts:
+            yield (
+                f"{kind}.rates: {len(self.rates)} rates for {parts} parts.  "
+                "Give one number for each part, in their order."
+            )
+        if self.rates is not None and self.temperature != 1:
+            yield (
+                f"{kind}.temperature = {self.temperature}: it counts only by size, and "
+                f"{kind}.rates is set.  Unset one of them."
+            )
 
 
 def part_names(names: Sequence[str | None], labels: Sequence[str]) -> list[str]:
@@ -19,27 +71,8 @@ def part_names(names: Sequence[str | None], labels: Sequence[str]) -> list[str]:
     ]
 
 
-def order_of(rows: Sequence[int], rates: Rates, temperature: float) -> MixtureOrder:
-    """Returns the order of the rows of some parts, given how many each has."""
-    return MixtureOrder.of(rows, rates or [size ** (1 / temperature) for size in rows])
-
-
 def name_problems(kind: str, split: str, names: Sequence[str]) -> Iterator[str]:
     """Describes the names that several parts of a split have, given or not."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         yield f"{kind}.parts: several of {split!r} have the name {', '.join(twice)}."
-
-
-def rate_problems(kind: str, rates: Rates, temperature: float, parts: int) -> Iterator[str]:
-    """Describes what is wrong with the rates of so many parts."""
-    if rates is not None and len(rates) != parts:
-        yield (
-            f"{kind}.rates: {len(rates)} rates for {parts} parts.  "
-            "Give one number for each part, in their order."
-        )
-    if rates is not None and temperature != 1:
-        yield (
-            f"{kind}.temperature = {temperature}: it counts only by size, and {kind}.rates is "
-            "set.  Unset one of them."
-        )

@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from configs.errors import UserError, listed
-from configs.spec import Count, CountOrZero, Positive, Seed, abstract_spec, spec
-from data.mixture import MixtureOrder
+from configs.errors import UserError
+from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
 from data.sources import mixing, pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
 from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
@@ -198,7 +197,7 @@ def _phrases(
 
 
 @spec
-class Mixture(Pairs):
+class Mixture(mixing.MixedSource, Pairs):
     """Reads several sources as one; the parts of a batch come at rates that the settings choose.
 
     Each part is packed into rows of its own, and rates and sizes are of rows.
@@ -209,19 +208,6 @@ class Mixture(Pairs):
     languages: tuple[str, ...] = ()
     """Repeats each part for each of these languages and names it after the language, which replaces
     "{language}" in its settings, as in Tsv.train = "{language}-eng.tsv"."""
-    rates: tuple[Positive, ...] | None = None
-    """One number per part, with any sum. None: by size."""
-    temperature: Positive = 1.0
-    """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
-    proportion to its size, and a large number from all parts alike."""
-
-    def __post_init__(self) -> None:
-        problems = list(self._problems())
-        if problems:
-            raise UserError(listed("Mixture", problems))
-
-    def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))
 
     @property
     def all_parts(self) -> tuple[Pairs, ...]:
@@ -235,18 +221,10 @@ class Mixture(Pairs):
         are numbered."""
         return {name: part for name, part in self._named_parts() if split in part.splits()}
 
-    def fingerprint(self) -> dict[str, Any] | None:
-        fingerprints = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
-        return fingerprints if None not in fingerprints.values() else None
-
     @property
     def tags(self) -> tuple[str, ...]:
         """Names the tags that source lines may have."""
         return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
-
-    def mix(self, rows: Sequence[int]) -> MixtureOrder:
-        """Returns the rates of the parts in training, given the number of rows of each."""
-        return mixing.order_of(rows, self.rates, self.temperature)
 
     def _named_parts(self) -> list[tuple[str, Pairs]]:
         parts = self.all_parts
@@ -254,7 +232,7 @@ class Mixture(Pairs):
         names = mixing.part_names([part.name for part in parts], kinds)
         return list(zip(names, parts, strict=True))
 
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):
             yield "Mixture.parts: a part is a mixture itself.  Name its parts here instead."
         if self.tag is not None:
@@ -267,8 +245,6 @@ class Mixture(Pairs):
         for split in SPLITS:
             names = [name for name, part in self._named_parts() if split in part.splits()]
             yield from mixing.name_problems("Mixture", split, names)
-        training = [part for part in self.all_parts if "train" in part.splits()]
-        yield from mixing.rate_problems("Mixture", self.rates, self.temperature, len(training))
 
     def _language_problems(self) -> Iterator[str]:
         for part in self.parts:

@@ -1,20 +1,18 @@
 """Mixes the text of several sources at rates that the settings choose."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 from pydantic import Field
 
-from configs.errors import UserError, listed
-from configs.spec import Positive, spec
-from data.mixture import MixtureOrder
+from configs.spec import spec
 from data.sources import mixing
 from data.sources.pairs import Pairs
-from data.sources.text import SPLITS, Source
+from data.sources.text import Source
 
 
 @spec
-class TextMixture(Source):
+class TextMixture(mixing.MixedSource):
     """Reads the text of several sources as one; the parts of a batch come at rates that the
     settings choose.
 
@@ -24,27 +22,14 @@ class TextMixture(Source):
     parts: Annotated[tuple[Source, ...], Field(min_length=1)]
     """Sources to mix; in a gin file each has a scope, as in (@web/JsonlText(), @books/TextFiles()).
     """
-    rates: tuple[Positive, ...] | None = None
-    """One number per part, with any sum. None: by size."""
-    temperature: Positive = 1.0
-    """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
-    proportion to its size, and a large number from all parts alike."""
 
-    def __post_init__(self) -> None:
-        problems = list(self._problems())
-        if problems:
-            raise UserError(listed("TextMixture", problems))
-
-    def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if any(s in part.splits() for part in self.parts))
+    @property
+    def all_parts(self) -> tuple[Source, ...]:
+        return self.parts
 
     def lines(self, split: str) -> Iterator[str]:
         for part in self.parts_of(split).values():
             yield from part.lines(split)
-
-    def fingerprint(self) -> dict[str, Any] | None:
-        fingerprints = {str(i): part.fingerprint() for i, part in enumerate(self.parts, 1)}
-        return fingerprints if None not in fingerprints.values() else None
 
     @property
     def has_newlines(self) -> bool:
@@ -55,14 +40,11 @@ class TextMixture(Source):
         named = zip(self._names(), self.parts, strict=True)
         return {name: part for name, part in named if split in part.splits()}
 
-    def mix(self, rows: Sequence[int]) -> MixtureOrder:
-        return mixing.order_of(rows, self.rates, self.temperature)
-
     def _names(self) -> list[str]:
         kinds = [type(part).__name__ for part in self.parts]
         return mixing.part_names([part.part_name for part in self.parts], kinds)
 
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         for part in self.parts:
             if isinstance(part, Pairs):
                 yield (
@@ -72,5 +54,3 @@ class TextMixture(Source):
             if isinstance(part, TextMixture):
                 yield "TextMixture.parts: a part is a mixture itself.  Name its parts here instead."
         yield from mixing.name_problems("TextMixture", "train", self._names())
-        training = [part for part in self.parts if "train" in part.splits()]
-        yield from mixing.rate_problems("TextMixture", self.rates, self.temperature, len(training))

@@ -1,21 +1,17 @@
 """Defines tasks of prompts and answers, of which a decoder learns the answers alone."""
 
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pair_rows import LONG
+from data.mixture import MixtureOrder
 from data.packing.prompt_rows import PromptRows, packed_prompts
-from data.packing.rows import Counts, Rows
-from data.sources.clean import Clean
+from data.packing.rows import Counts, Rows, RowsOfPart
 from data.sources.pairs import Pair, Pairs
 from data.storage import CheckedArray
-from data.task import PackChunk, PartOfText, Task, hashed_pairs, pair_of_line, rows_of_parts
+from data.task import PackChunk, PairTask, pair_of_line
 from data.vocab import Tokenizer
 from data.vocabs import Vocabs
 
@@ -23,7 +19,7 @@ PROMPT = "{prompt}"
 
 
 @spec
-class PromptTask(Task):
+class PromptTask(PairTask):
     """Defines a task of pairs, for a decoder that reads the source and predicts the target.
 
     Both stand in one row, one behind the other; the loss is that of the target and of its end.
@@ -35,12 +31,6 @@ class PromptTask(Task):
     """How both are tokenized."""
     template: str = "{prompt}\n"
     """What stands before an answer, in training and in decoding: {prompt} is the prompt."""
-    clean: Clean = Clean()
-    """Which training pairs are dropped, beside those that are longer than a row."""
-    word_list: None = None
-    """A model reads every word."""
-
-    takes_pairs = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,16 +49,9 @@ class PromptTask(Task):
         """Returns what a model reads before it answers."""
         return self.template.replace(PROMPT, line)
 
-    def lines(self, split: str) -> Iterator[str]:
-        """Yields the raw text of a split, a pair a line."""
-        return self.source.lines(split, self.clean.errors)
-
-    def vocab_text(self, name: str) -> Iterator[str]:
-        """Yields what a vocab is trained on."""
-        for part in self.source.parts_of("train").values():
-            pairs = part.read("train", self.clean.errors)
-            for source, target in self.clean.kept(pairs, "train", Counter()):
-                yield from (self.prompt(source), target)
+    def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
+        """Yields the pairs of one part of a split, which may have tabs and newlines."""
+        return part.read(split, self.clean.errors)
 
     # Rows
 
@@ -94,13 +77,6 @@ class PromptTask(Task):
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
 
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, source in self.source.parts_of(split).items():
-            dropped = Counter[str]()
-            pairs = hashed_pairs(source.read(split, self.clean.errors), digest)
-            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped)
-
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
 
@@ -116,32 +92,20 @@ class PromptTask(Task):
         prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
         return packed_prompts(prompted, vocabs.target, self.length, packs=self.packs)
 
-    def part_entries(
-        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split."""
-        return {"dropped": dict(dropped), "parts": list(parts)}
-
-    def cached_rows(
+    def rows(
         self,
-        split: str,
-        entry: Mapping[str, Any],
-        array: Callable[[str], CheckedArray],
+        arrays: Sequence[CheckedArray],
+        counts: Counts,
         vocabs: Vocabs,
+        mix: MixtureOrder | None,
+        parts: Sequence[RowsOfPart],
     ) -> PromptRows:
-        """Returns the rows of a split from its arrays and its entry in the manifest."""
-        parts = list(rows_of_parts(entry["parts"], LONG))
-        sizes = [part.counts.rows for part in parts]
+        """Returns the rows that arrays hold, in the order of `columns`."""
+        targets_BL, segments_BL, loss_mask_BL = arrays
         return PromptRows(
-            array("targets"),
-            array("segments"),
-            array("loss_mask"),
-            Counts.read(entry),
-            mix=self.source.mix(sizes) if split == "train" else None,
-            parts=parts,
-            begin_id=vocabs.target.begin_id,
-            reads_begin=vocabs.target.reads_begin,
-        )
+            targets_BL, segments_BL, loss_mask_BL, counts, mix=mix, parts=parts,
+            begin_id=vocabs.target.begin_id, reads_begin=vocabs.target.reads_begin,
+        )  # fmt: skip
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of places in the rows that hold a token."""

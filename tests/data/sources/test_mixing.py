@@ -1,6 +1,23 @@
 """Parts of mixtures: their names, rates and order."""
 
-from data.sources.mixing import name_problems, order_of, part_names, rate_problems
+import pytest
+
+from configs.errors import UserError
+from data.sources.mixing import MixedSource, name_problems, part_names
+from data.sources.pair_kinds import Mixture, Tsv
+from data.sources.text import TextFiles
+from data.sources.text_mixture import TextMixture
+
+
+def texts(count, **settings):
+    return TextMixture(parts=(TextFiles(train="x.txt"),) * count, **settings)
+
+
+def pairs(count, **settings):
+    return Mixture(parts=tuple(Tsv(train=f"{i}.tsv") for i in range(count)), **settings)
+
+
+MIXTURES = pytest.mark.parametrize("mixture", [texts, pairs])
 
 
 def test_labels_that_are_alike_are_numbered():
@@ -8,17 +25,25 @@ def test_labels_that_are_alike_are_numbered():
     assert part_names([None, "web", None], ["Tsv", "Tsv", "Tsv"]) == ["Tsv_1", "web", "Tsv_3"]
 
 
-def test_rates_are_by_size_unless_they_are_set():
-    assert order_of([100, 300], None, 1.0).quotas == (1024, 3072)
-    assert order_of([100, 300], None, 1e9).quotas == (2048, 2048)
-    assert order_of([100, 300], (3, 1), 1.0).quotas == (3072, 1024)
+@MIXTURES
+def test_rates_are_by_size_unless_they_are_set(mixture):
+    assert isinstance(mixture(2), MixedSource)
+    assert mixture(2).mix([100, 300]).quotas == (1024, 3072)
+    assert mixture(2, temperature=1e9).mix([100, 300]).quotas == (2048, 2048)
+    assert mixture(2, rates=(3, 1)).mix([100, 300]).quotas == (3072, 1024)
 
 
-def test_names_and_rates_that_make_no_sense_are_described():
+def test_names_that_make_no_sense_are_described():
     assert not [*name_problems("Mixture", "train", ["a", "b", "c"])]
-    assert not [*rate_problems("Mixture", (1, 2), 1.0, 2), *rate_problems("Mixture", None, 2, 2)]
     [problem] = name_problems("Mixture", "test", ["a", "b", "a"])
     assert problem == "Mixture.parts: several of 'test' have the name a."
-    problems = list(rate_problems("TextMixture", (1, 2), 3.0, 3))
-    assert problems[0].startswith("TextMixture.rates: 2 rates for 3 parts.")
-    assert problems[1].startswith("TextMixture.temperature = 3.0: it counts only by size")
+
+
+@MIXTURES
+def test_rates_that_make_no_sense_are_described(mixture):
+    assert mixture(2, rates=(1, 2)) and mixture(2, temperature=2)
+    kind = type(mixture(2)).__name__
+    with pytest.raises(UserError) as error:
+        mixture(3, rates=(1, 2), temperature=3.0)
+    assert f"{kind}.rates: 2 rates for 3 parts." in str(error.value)
+    assert f"{kind}.temperature = 3.0: it counts only by size" in str(error.value)
