@@ -1,12 +1,15 @@
 """Reads the 1 Billion Word Benchmark from its own archive, without TFDS."""
 
 import contextlib
+import io
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import zstandard
 from pydantic import Field
 
 from configs.errors import UserError
@@ -24,6 +27,7 @@ _SHARD = re.compile(
 )
 Shard = Annotated[int, Field(ge=0, lt=50)]
 Key = tuple[str, int]
+NamedFile = tuple[str, Iterable[bytes]]
 
 
 @spec
@@ -32,7 +36,8 @@ class Lm1b(Source):
     the 50 held-out ones."""
 
     archive: str = f"{TOP}.tar.gz"
-    """Path of the archive, or of the folder that it unpacks to."""
+    """Path of the archive, or of the folder that it unpacks to. An archive with shards out of order
+    takes temporary space (TMPDIR), about as much as its own size."""
     validation: tuple[Shard, ...] = (1,)
     """Held-out shards to validate on, 0 to 49."""
     test: tuple[Shard, ...] = (0,)
@@ -42,27 +47,51 @@ class Lm1b(Source):
         return tuple(s for s in SPLITS if self._shards(s))
 
     def lines(self, split: str) -> Iterator[str]:
-        """Yields the sentences shard by shard, in the order of the archive."""
-        missing = dict.fromkeys(self._shards(split))
+        """Yields the sentences shard by shard, by the numbers of the shards."""
+        shards = sorted(set(self._shards(split)))
         with _archive_errors(self.archive):
-            for key, name, file in _shards_of(self.archive):
-                if key in missing:
-                    del missing[key]
-                    lines = text_files.decoded_lines(file, name)
-                    yield from (line for line in lines if line and not line.isspace())
-                if not missing:
-                    return
-        raise UserError(
-            f"Lm1b.archive = {self.archive!r}: {len(missing)} of {len(self._shards(split))} shards "
-            f"are missing, such as {_name(*next(iter(missing)))}.  Legal: {TOP}.tar.gz, whole, or "
-            "the folder that it unpacks to."
+            for name, file in self._in_order(shards, _shards_of(self.archive)):
+                lines = text_files.decoded_lines(file, name)
+                yield from (line for line in lines if line and not line.isspace())
+
+    def _in_order(
+        self, shards: Sequence[Key], stream: Iterator[tuple[Key, NamedFile]]
+    ) -> Iterator[NamedFile]:
+        """Yields the name and the lines of each of these shards, whatever their order in a stream.
+
+        Those that come too early wait in temporary files: an archive is read once.
+        """
+        missing = dict.fromkeys(shards)
+        with contextlib.ExitStack() as stack:
+            waiting: dict[Key, NamedFile] = {}
+            for key in shards:
+                while key not in waiting:
+                    arrived, (name, file) = next(stream, (None, ("", ())))
+                    if arrived is None:
+                        raise self._error_of(list(missing), len(shards))
+                    if arrived in missing:
+                        del missing[arrived]
+                        is_next = arrived == key
+                        waiting[arrived] = (
+                            name,
+                            file if is_next else stack.enter_context(copy(file)),
+                        )
+                yield waiting.pop(key)
+
+    def _error_of(self, missing: Sequence[Key], count: int) -> UserError:
+        return UserError(
+            f"Lm1b.archive = {self.archive!r}: {len(missing)} of {count} shards are missing, such "
+            f"as {_name(*missing[0])}.  Legal: {TOP}.tar.gz, whole, or the folder that it unpacks "
+            "to."
         )
 
     def fingerprint(self) -> dict[str, Any] | None:
         path = path_of(self.archive).expanduser()
-        paths = sorted(map(str, path.glob("**/news.en*"))) if path.is_dir() else [self.archive]
+        is_folder = path.is_dir()
+        paths = sorted(map(str, path.glob("**/news.en*"))) if is_folder else [self.archive]
+        order = {} if is_folder else {"order of shards": "by number"}  # once that of the archive
         try:
-            return {"archive": text_files.stamps(paths)}
+            return {"archive": text_files.stamps(paths), **order}
         except OSError:
             return None
 
@@ -90,7 +119,19 @@ def _archive_errors(archive: str) -> Iterator[None]:
             ) from None
 
 
-def _shards_of(archive: str) -> Iterator[tuple[Key, str, Iterable[bytes]]]:
+@contextlib.contextmanager
+def copy(lines: Iterable[bytes]) -> Iterator[Iterable[bytes]]:
+    """Keeps lines in a compressed temporary file, and yields what reads them."""
+    with tempfile.TemporaryFile() as file:
+        with zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as writer:
+            for line in lines:
+                writer.write(line)
+        file.seek(0)
+        with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as reader:
+            yield io.BufferedReader(reader)
+
+
+def _shards_of(archive: str) -> Iterator[tuple[Key, NamedFile]]:
     """Yields each shard, its name and its lines; an archive is read once, as a stream."""
     path = path_of(archive).expanduser()
     if path.is_dir():
@@ -105,19 +146,19 @@ def _shards_of(archive: str) -> Iterator[tuple[Key, str, Iterable[bytes]]]:
             yield from _shards_in_tar(archive, file)
 
 
-def _shards_in_folder(folder: Path) -> Iterator[tuple[Key, str, Iterable[bytes]]]:
+def _shards_in_folder(folder: Path) -> Iterator[tuple[Key, NamedFile]]:
     for path in sorted(folder.glob("**/news.en*")):
         if key := _key(path.as_posix()):
             with open_file(str(path)) as file:
-                yield key, str(path), file
+                yield key, (str(path), file)
 
 
-def _shards_in_tar(archive: str, file: Any) -> Iterator[tuple[Key, str, Iterable[bytes]]]:
+def _shards_in_tar(archive: str, file: Any) -> Iterator[tuple[Key, NamedFile]]:
     with tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
             key, shard = _key(member.name), tar.extractfile(member) if member.isfile() else None
             if key and shard is not None:
-                yield key, f"{archive}, {member.name}", shard
+                yield key, (f"{archive}, {member.name}", shard)
 
 
 def _key(name: str) -> Key | None:

@@ -6,12 +6,16 @@ import tarfile
 import pytest
 
 from configs.errors import UserError
+from data.manifest import text_hash
 from data.sources.lm1b import TOP, Lm1b
+from data.task import Task
+from data.tokenizers.sentence_piece import SentencePiece
 
 TRAIN = [f"training-monolingual.tokenized.shuffled/news.en-{i:05d}-of-00100" for i in range(1, 100)]
 HELD_OUT = [
     f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05d}-of-00050" for i in range(50)
 ]
+BYTES = SentencePiece(size=300)
 
 
 def text_of(name):
@@ -57,6 +61,23 @@ def test_the_splits_are_the_shards_of_published_numbers(request, kind):
     assert source.splits() == ("train", "validation", "test")
     assert not source.has_newlines
     assert source.fingerprint() == source.fingerprint() != Lm1b(archive="x").fingerprint()
+
+
+def test_an_archive_in_any_order_gives_what_its_folder_gives(archive, folder, tmp_path):
+    names = [*TRAIN[50:], *HELD_OUT, *TRAIN[:50][::-1]]
+    shuffled = Lm1b(archive=str(written(tmp_path / "shuffled.tar.gz", names)))
+    assert list(shuffled.lines("train")) == lines_of(TRAIN)
+    tasks = [
+        Task(name="lm1b", source=Lm1b(archive=str(path)), vocab=BYTES, length=64)
+        for path in (archive, folder, tmp_path / "shuffled.tar.gz")
+    ]
+    assert len({text_hash(task) for task in tasks}) == 1
+
+
+def test_a_cache_in_the_order_of_an_archive_is_of_another_text(archive, folder):
+    of_archive, of_folder = (Lm1b(archive=str(path)).fingerprint() for path in (archive, folder))
+    assert of_archive["order of shards"] == "by number"
+    assert [*of_folder] == ["archive"]  # whose order has always been this
 
 
 def test_other_shards_can_be_chosen(folder):
