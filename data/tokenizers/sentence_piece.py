@@ -66,15 +66,13 @@ class SentencePieceVocab(Vocab):
     """Maps text to ids and back by a model of SentencePiece."""
 
     def __init__(self, model: bytes, name: str = "a SentencePiece model"):
-        try:
-            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            ids = range(processor.vocab_size())
-            _ = [processor.id_to_piece(i) for i in ids]  # those of a damaged model are not all text
-        except (RuntimeError, UnicodeDecodeError):
+        processor = _processor(model)
+        if processor is None:
             raise UserError(
                 f"vocab {name}: is not a SentencePiece model.  (Hugging Face's tokenizer.json is "
                 "read by @TokenizerJson().)"
-            ) from None
+            )
+        ids = range(processor.vocab_size())
         pad, begin, end = processor.pad_id(), processor.bos_id(), processor.eos_id()
         if end < 0:
             raise UserError(
@@ -99,6 +97,22 @@ class SentencePieceVocab(Vocab):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def is_sentence_piece(model: bytes) -> bool:
+    """Returns whether a file is a model of SentencePiece."""
+    return _processor(model) is not None
+
+
+def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
+    """Returns a model of SentencePiece; None where the bytes are none."""
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        for i in range(processor.vocab_size()):
+            processor.id_to_piece(i)  # those of a damaged model are not all text
+    except (RuntimeError, UnicodeDecodeError):
+        return None
+    return processor
 
 
 def _train(

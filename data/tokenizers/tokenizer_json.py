@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tokenizers
 from configs.errors import UserError, brief, did_you_mean
 from configs.paths import path_of
 from configs.spec import spec
+from data.tokenizers.sentence_piece import is_sentence_piece
 from data.vocab import Tokenizer, Vocab, read_model
 
 TOKENIZER = "tokenizer.json"
@@ -130,6 +132,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     file = path_of(path).expanduser()
     if file.is_dir():
         file = file / TOKENIZER
+    check_kind(file)
     text = _utf8(read_model(file), str(file))
     content = _object(text, str(file))
     if "format" in content:  # a tokenizer.json has none
@@ -140,6 +143,18 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept)
     joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files}
     return json.dumps(joined, sort_keys=True).encode()
+
+
+def check_kind(file: Path) -> None:
+    """Refuses a model of SentencePiece, also where a folder has one in place of the file."""
+    others = [file] if file.exists() else sorted(file.parent.glob("*.model"))
+    for other in others:
+        model = read_model(other)
+        if not is_bundle(model.lstrip()) and is_sentence_piece(model):
+            raise UserError(
+                f"TokenizerJson.path: {other} is a SentencePiece model, no {TOKENIZER}.  "
+                f"@SentencePiece() reads it: SentencePiece.model_file = {str(other)!r}."
+            )
 
 
 def is_bundle(model: bytes) -> bool:

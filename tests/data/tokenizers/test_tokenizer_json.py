@@ -7,6 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from configs.errors import UserError
+from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import make
 from data.vocabs import load_vocab
@@ -139,6 +140,17 @@ def test_what_is_wrong_is_said(folder, monkeypatch, settings, message):
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=message):
         make(TokenizerJson(**{"path": ".", **settings}), iter(()))
+
+
+def test_a_model_of_sentencepiece_is_recognised(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = SentencePiece(size=290, character_coverage=1.0)
+    make(settings, iter(["one two three four five six seven"] * 9)).save("tokenizer.model")
+    for path in ("tokenizer.model", str(tmp_path)):
+        with pytest.raises(UserError) as error:
+            TokenizerJson(path=path).given()
+        assert "tokenizer.model is a SentencePiece model, no tokenizer.json" in str(error.value)
+        assert "@SentencePiece() reads it: SentencePiece.model_file = '" in str(error.value)
 
 
 def test_without_a_known_end_it_is_refused(folder):
