@@ -128,8 +128,10 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         return AnyPath()
     if typing.get_origin(kind) is Literal:
         return click.Choice(typing.get_args(kind))
-    if kind in METAVARS and (flag.min, flag.max) != (None, None):
+    if kind in METAVARS and (flag.min, flag.above, flag.max) != (None, None, None):
         ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
+        if flag.above is not None:
+            return ranges[kind](flag.above, flag.max, min_open=True)
         return ranges[kind](flag.min, flag.max)
     return typing.cast(type, kind if kind in METAVARS else str)
 

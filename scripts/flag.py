@@ -12,6 +12,8 @@ class Flag:
     help: str
     metavar: str | None = None
     min: float | None = None
+    above: float | None = None
+    """What a number is larger than."""
     max: float | None = None
     name: str | None = None
     """Of the flag, where it is not the field's."""

@@ -169,6 +169,13 @@ def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
         cli.cli.main(arguments, standalone_mode=False)
 
 
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_a_factor_of_logits_is_positive(value: str) -> None:
+    arguments = ["evaluate", "--model_dir=m", f"--logit_scale={value}"]
+    with pytest.raises(click.BadParameter, match="not in the range x>0"):
+        cli.cli.main(arguments, standalone_mode=False)
+
+
 def test_an_integer_beyond_int32_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="not between"):
         cli.cli.main(["layouts", f"--simulate_devices={2**31}"], standalone_mode=False)

@@ -101,7 +101,7 @@ class EvaluateFlags:
     )
     data_dir: DataDir = None
     batch_sequences: BatchSequences = None
-    logit_scale: Annotated[float, Flag("Factor of every logit.")] = 1.0
+    logit_scale: Annotated[float, Flag("Factor of every logit.", above=0)] = 1.0
     drop_tokens: Annotated[
         bool,
         Flag(
