@@ -4,7 +4,7 @@ import linecache
 from collections.abc import Iterable, Sequence
 
 from configs.errors import UserError
-from layouts.axes import AXES
+from layouts.axes import AXES, axes_of_path
 from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
 from layouts.lint.recorder import Record, Tensor
@@ -67,19 +67,37 @@ def tensors_by_kind(record: Record) -> dict[tuple[str, bool], list[str]]:
     """Names the tensors of each kind: axes, and whether the rules for stored weights hold.
 
     Weights are named by their paths, activations as the model's lines name them; of a kind without
-    names these lines are listed.
+    names these lines are listed.  What a layer takes of a stack, or writes in another shape, is
+    named by the weight.
     """
     weights = {weight.path for weight in record.weights}
+    of_a_layer = layers_by_axes(weight.path for weight in record.weights)
     kinds: dict[tuple[str, bool], dict[str, None]] = {}
     for tensor in sorted(record.tensors):
         names = kinds.setdefault((tensor.axes, tensor.stored), {})
         names.update(dict.fromkeys(names_of(tensor)))
     return {
         kind: [name for name in names if name in weights]
+        or (of_a_layer.get(kind[0].replace("_", ""), []) if kind[1] else [])
         or [name for name in names if name.isidentifier()]
         or list(names)
         for kind, names in kinds.items()
     }
+
+
+def layers_by_axes(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Names each weight as a layer reads it, by its axes without those of stacks.
+
+    >>> layers_by_axes(["decoder/layers_N/mlp/wi_DF", "decoder/norm/scale_D"])
+    {'DF': ['a layer of decoder/layers_N/mlp/wi_DF'], 'D': ['decoder/norm/scale_D']}
+    """
+    names: dict[str, list[str]] = {}
+    for path in paths:
+        axes = axes_of_path(path)
+        own_axes = path.rpartition("_")[2]
+        name = path if own_axes == axes else f"a layer of {path}"
+        names.setdefault(own_axes, []).append(name)
+    return names
 
 
 def names_of(tensor: Tensor) -> list[str]:

@@ -26,6 +26,21 @@ def test_tensors_are_named_as_the_model_names_them() -> None:
     assert line.startswith("tests/scripts/commands/inspect/test_layout.py:")
 
 
+def test_what_a_layer_takes_of_a_stack_is_named_by_the_weight() -> None:
+    def trace_layers(layout: Layout) -> Any:
+        shape = (3, 10, 14)
+        wi_NDF = layout.random(jax.random.normal, jax.random.key(0), "NDF", shape, stored=True)
+        x_BD = layout.iota("BD", (4, 10), "D").astype(jnp.float32)
+        for layer in layout.unstack({"wi_DF": wi_NDF}):
+            layout.einsum("BD,DF->BF", x_BD, layer["wi_DF"])
+        return {"layers_N": {"wi_DF": wi_NDF}}
+
+    kinds = tensors_by_kind(record(trace_layers))
+    stored = {axes: names for (axes, is_stored), names in kinds.items() if is_stored}
+    assert stored.pop("NDF") == ["layers_N/wi_DF"]
+    assert stored and {*map(tuple, stored.values())} == {("a layer of layers_N/wi_DF",)}
+
+
 def test_the_legend_explains_the_letters_of_the_table() -> None:
     rows = legend(["DF", "B_F"])
     assert [row[:2] for row in rows] == [("B", "batch"), ("D", "d_model"), ("F", "d_ff"), ("_", "")]
