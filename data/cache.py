@@ -198,7 +198,8 @@ class TaskCaches:
         elif self._stamps != stored["fingerprint"]:
             if not self._is_of_the_run(stored):
                 stored = {**stored, "fingerprint": self._stamps}
-                with contextlib.suppress(OSError):  # one that cannot be written serves all the same
+                # One that cannot be written serves all the same.
+                with contextlib.suppress(OSError, UserError):
                     manifest.write(folder, stored)
             else:
                 logger.info(

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import glob
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ import numpy as np
 from configs.errors import RunError, UserError
 from configs.paths import REMOTE, is_remote, path_of
 from data import remote
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 """Rows that share a checksum take at most as much: part of the format of a cache."""
@@ -216,7 +219,11 @@ def lock(target: Path) -> Iterator[None]:
     try:
         # A file system without locks still gets whole folders, built twice at worst.
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("%s: another process writes it; this one waits for that", target)
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

@@ -138,12 +138,13 @@ def test_another_format_builds_beside(text, data_dir, log_lines, monkeypatch):
     assert "the format of caches was 1 and is 2" in reasons_in(log_lines)[0]
 
 
-def test_two_processes_build_two_settings_or_one(text, data_dir):
+def test_two_processes_build_two_settings_or_one(text, data_dir, log_lines):
     """Both begin before there is any cache."""
     tasks = [task_of(text), task_of(text, length=48), task_of(text)]
     with ThreadPoolExecutor(3) as pool:
         folders = list(pool.map(lambda task: prepare(task, data_dir).folder, tasks))
     assert folders[0] == folders[2] != folders[1]
+    assert any("another process writes it" in line for line in log_lines)
     assert sorted(_left(data_dir)) == sorted({folder.name for folder in folders})
 
 
@@ -185,6 +186,13 @@ def test_other_text_builds_beside_but_a_new_date_does_not(text, data_dir, log_li
     of_run = {"vocab": first.vocab, "content_hash": first.manifest["content_hash"]}
     assert prepare(task_of(text), data_dir, **of_run).folder == first.folder
     text.write_text("\n".join(TEXT) + "\n")
+    assert prepare(task_of(text), data_dir).folder == first.folder
+
+
+def test_a_cache_that_cannot_be_written_serves_a_text_of_another_date(text, data_dir, monkeypatch):
+    first = prepare(task_of(text), data_dir)
+    os.utime(text, (1, 1))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a read-only disk
     assert prepare(task_of(text), data_dir).folder == first.folder
 
 
