@@ -54,13 +54,15 @@ def read_errors(path: str) -> Iterator[None]:
 
 
 def nearest(path: str) -> str:
-    """Proposes the file whose name is most like that of one that does not exist."""
+    """Proposes the file whose name is most like that of one that cannot be opened."""
     if is_remote(path):
         return ""
     folder, name = os.path.split(os.path.expanduser(path))
     while folder and not os.path.isdir(folder):
         folder, name = os.path.split(folder)
-    names = os.listdir(folder or ".")
+    names = list[str]()
+    with contextlib.suppress(OSError):  # a folder that may not be read
+        names = [other for other in os.listdir(folder or ".") if other != name]
     hint = did_you_mean(name, names)
     return f"{hint}  (in {folder or 'this folder'})" if hint else ""
 

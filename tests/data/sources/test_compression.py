@@ -1,5 +1,7 @@
 """Compressed files: several frames, and files that are not what their name says."""
 
+import bz2
+
 import pytest
 import zstandard
 
@@ -36,4 +38,11 @@ def test_a_compressed_file_with_another_ending_is_recognized(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(zstandard.compress(b"some text"))
     with pytest.raises(UserError, match=r"a\.txt: is no text but compressed.*ends in \.zst"):
+        list(read_lines(str(path)))
+
+
+def test_a_compression_that_is_not_read_is_named(tmp_path):
+    path = tmp_path / "a.bz2"
+    path.write_bytes(bz2.compress("ü".encode()))
+    with pytest.raises(UserError, match=r"a\.bz2: is compressed as \.bz2.  Legal: plain"):
         list(read_lines(str(path)))

@@ -67,6 +67,12 @@ def test_missing_file_suggests_the_nearest(tmp_path):
         list(TextFiles(train=f"{tmp_path}/trian.txt").lines("train"))
 
 
+def test_a_link_to_nothing_is_not_proposed_for_itself(tmp_path):
+    (tmp_path / "link.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"link\.txt: cannot be opened: [^.]*\.$"):
+        list(TextFiles(train=f"{tmp_path}/link.txt").lines("train"))
+
+
 def test_folder_is_no_file(tmp_path):
     with pytest.raises(UserError, match=r"is a folder.  Name its files, such as '.*/\*\.txt'"):
         list(TextFiles(train=str(tmp_path)).lines("train"))
