@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 STYLE = (
+    ":root{color-scheme:light dark}"
     "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "img{max-width:100%}.scroll,pre{overflow-x:auto}table{border-collapse:collapse}"
-    "td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right}"
+    "td,th{padding:.2rem .8rem;border-bottom:1px solid #8886;text-align:right}"
 )
 
 

@@ -118,7 +118,6 @@ TESTED_ELSEWHERE = {
     "scripts/quickstart*.py": "test_readme.py",
     "trainer/checkpoints/unpadded.py": "trainer/test_uneven.py",
     "trainer/checks.py": "scripts/commands/test_trained.py",
-    "trainer/planning/report.py": "scripts/commands/planning/test_plan.py",
     "trainer/planning/step_benchmark.py": "trainer/planning/test_search.py",
     "trainer/prepare.py": "scripts/test_processes.py",
     "trainer/progress.py": "trainer/test_loop.py",

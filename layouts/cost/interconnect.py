@@ -82,6 +82,7 @@ class Slice:
                 f"published.  Legal: one slice, {kind}:{sizes}, or several of "
                 f"{', '.join(kind for kind in CHIPS if kind in NETWORK_BANDWIDTH)}."
             )
+        name = name if count > 1 else f"{kind}:{sizes}"  # of "1xv5e:4x4" as well
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
 
     @classmethod
@@ -165,18 +166,19 @@ class Slice:
 
         `places` are [x, y, ..] of each device's chip, then the number of its box if there are
         several; in a permutation each sends to the next one.  Between boxes, each device exchanges
-        what it keeps inside its own: before a gather there, after a reduction.
+        what it keeps inside its own: before a gather there, after a reduction.  A box with fewer
+        devices of the group than others keeps more on each.
         """
         if self.count == 1:
             return self.seconds_inside(kind, size_bytes, places)
-        boxes = len(np.unique(places[:, -1]))
-        inside = places[places[:, -1] == places[0, -1], :-1]
+        boxes, devices = np.unique(places[:, -1], return_counts=True)
+        inside = places[places[:, -1] == boxes[devices.argmax()], :-1]
         inside_s = self.seconds_inside(kind, size_bytes, inside) if len(inside) > 1 else 0.0
-        if boxes == 1:
+        if len(boxes) == 1:
             return inside_s
-        sent_bytes = RING.get(kind, 1) * size_bytes / (len(inside) if kind in RING else 1)
-        share = 1 if kind == "collective-permute" else 1 - 1 / boxes
-        return inside_s + share * sent_bytes / self.network_rate
+        sent_bytes = RING.get(kind, 1) * size_bytes / (devices.min() if kind in RING else 1)
+        share = 1 if kind == "collective-permute" else 1 - 1 / len(boxes)
+        return float(inside_s + share * sent_bytes / self.network_rate)
 
     @property
     def network_rate(self) -> float:

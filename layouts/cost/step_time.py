@@ -1,6 +1,7 @@
 """Estimates the step time on a slice: products, other operations, traffic by mesh axis."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -76,12 +77,18 @@ def coordinates(
 def seconds(
     slice: Slice, places: np.ndarray, mesh: Mapping[str, int], collective: Collective
 ) -> float:
-    """Returns the seconds that one collective takes, each time."""
-    index = tuple(np.s_[:] if name in collective.mesh_axes else 0 for name in mesh)
-    group = places[index].reshape(-1, places.shape[-1])
+    """Returns the seconds that one collective takes, each time; among boxes, its slowest group."""
+    inner = [name in collective.mesh_axes for name in mesh]
+    devices = math.prod(size for size, is_in in zip(mesh.values(), inner, strict=True) if is_in)
+    by_group = np.argsort([*inner, True], kind="stable")  # axes of a group behind the others
+    groups = places.transpose(by_group).reshape(-1, devices, places.shape[-1])
     if collective.kind != "collective-permute":  # which is known by one pair alone
-        group = group[: collective.group]
-    return slice.seconds(collective.kind, collective.bytes, group)
+        groups = groups[:, : collective.group]
+    if slice.count == 1:  # whose groups are all alike
+        return slice.seconds(collective.kind, collective.bytes, groups[0])
+    boxes = groups[..., -1] - groups[:, :1, -1]
+    _, unlike = np.unique(boxes, axis=0, return_index=True)
+    return max(slice.seconds(collective.kind, collective.bytes, groups[i]) for i in unlike)
 
 
 def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:

@@ -44,7 +44,8 @@ FIGURES = {
     "step_time_range_s": Figure(
         "range of the step time",
         "s",
-        "on GPUs, from all traffic overlapped to none and products at half of the peak",
+        "on GPUs, not validated: from all traffic overlapped to none and products at half of the "
+        "peak",
         "not on GPUs",
     ),
     "step_time_parts_s": Figure("parts of the step time", "s", "by what takes them"),
@@ -83,8 +84,9 @@ FIGURES = {
     "collectives": Figure(
         "collectives",
         "",
-        "each with kind, mesh_axes, count, bytes (of the tensor), received_bytes (of a device, in "
-        "all), overlaps (with compute), source (line of the model) and seconds where known",
+        "each with part (of decoding), kind, mesh_axes, count, bytes (of the tensor), "
+        "received_bytes (of a device, in all), overlaps (with compute), source (line of the model) "
+        "and seconds where known",
     ),
     "unexpected_collectives": Figure(
         "unexpected collectives", "", "sentences: what the compiler does beyond the layout"

@@ -17,9 +17,12 @@ MAX_WEIGHTS = 12  # in a list of the largest
 HOUR_S = 3600
 
 
-def as_json(plan: StepPlan, layout: Layout) -> dict[str, Any]:
-    """Lists every figure of a training plan; None where it is not known."""
-    step_s, slice = plan.step_s, plan.slice
+def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> dict[str, Any]:
+    """Lists every figure of a training plan; None where it is not known.
+
+    The times are those of a measured step, where there is one.
+    """
+    step_s, slice = plan.step_s if measured_s is None else measured_s, plan.slice
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
     return {
         **common_figures(plan),

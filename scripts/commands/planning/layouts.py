@@ -170,9 +170,7 @@ def comment(ranked: RankedLayout, best: RankedLayout) -> str:
 
 def figures_of(ranked: RankedLayout) -> dict[str, Any]:
     """Lists the plan's figures, and what the time of a step is known by."""
-    plan, step_s = ranked.plan, ranked.step_s
-    figures = {"by": ranked.basis, **as_json(plan, ranked.layout), "step_time_s": step_s}
-    return figures | {"tokens_per_s": plan.tokens_per_step / step_s}
+    return {"by": ranked.basis, **as_json(ranked.plan, ranked.layout, ranked.measured_s)}
 
 
 def row(figures: dict[str, Any]) -> list[str]:

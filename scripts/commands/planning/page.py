@@ -9,28 +9,32 @@ import click
 from layouts.lint.warnings import size_text
 from scripts.commands.common import open_output
 from scripts.html_page import page, table
-from trainer.planning.figures import FIGURES
-from trainer.planning.report import by_line
+from trainer.planning.figures import FIGURES, Figure
+from trainer.planning.report import HOUR_S, by_line
 
 STYLE = (
-    ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#eee}"
+    ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#8883}"
     ".limit{position:absolute;top:-.3rem;bottom:-.3rem;border-left:3px solid #d00}"
-    ".legend{list-style:none;padding:0;columns:18rem}"
+    ".legend{list-style:none;padding:0;columns:22rem}"
     ".legend i{display:inline-block;width:.8rem;height:.8rem;margin-right:.4rem}"
     "td:last-child,th:last-child{text-align:left}.legend li{break-inside:avoid}"
+    "td:not(:last-child){white-space:nowrap}"
 )
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 HEAD = ("fits", "bytes_per_device", "memory_bytes", "cache_bytes", "devices", "parameters",
-        "model_flops", "executed_flops", "step_time_s", "step_time_range_s", "start_latency_s",
-        "token_latency_s", "suffix_latency_s", "output_latency_s", "tokens_per_s",
-        "utilisation", "run_steps", "run_hours", "chip_hours", "compiled_for",
+        "batch_sequences", "source_tokens", "prompt_tokens", "new_tokens", "suffix_tokens",
+        "hypotheses", "model_flops", "executed_flops", "step_time_s", "step_time_range_s",
+        "start_latency_s", "token_latency_s", "suffix_latency_s", "output_latency_s",
+        "tokens_per_s", "utilisation", "run_steps", "run_hours", "chip_hours", "compiled_for",
         "compile_s")  # fmt: skip
+SHOWN_AS_NULL = {"fits", "compiled_for"}
 TIMES = {
     "step_time_parts_s": ("Time of a step", "step_time_s"),
     "start_parts_s": ("Time to the first token", "start_latency_s"),
     "token_parts_s": ("Time of a token", "token_latency_s"),
     "suffix_parts_s": ("Time of the suffix", "suffix_latency_s"),
 }
+SHORT_HOURS = 0.1  # shown in seconds
 OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute beside it."
 
 
@@ -57,12 +61,17 @@ def head(figures: Mapping[str, Any]) -> str:
     return table(
         {
             "figure": FIGURES[name].label,
-            "value": with_unit(figures[name], FIGURES[name].unit),
+            "value": value_text(figures[name], FIGURES[name]),
             "meaning": FIGURES[name].meaning,
         }
         for name in HEAD
-        if figures.get(name) is not None or name == "fits"
+        if figures.get(name) is not None or name in SHOWN_AS_NULL & figures.keys()
     )
+
+
+def value_text(value: Any, figure: Figure) -> str:
+    """Writes a figure, or what it means that there is none."""
+    return with_unit(value, figure.unit) if value is not None else figure.null
 
 
 def memory(figures: Mapping[str, Any]) -> list[str]:
@@ -81,7 +90,7 @@ def times(seconds: Mapping[str, float], whole_s: float) -> list[str]:
     parts = {name: s for name, s in seconds.items() if s and not name.startswith("overlapped")}
     overlapped = {name: s for name, s in seconds.items() if s and name.startswith("overlapped")}
     texts = {
-        name: (f"{with_unit(s, 's')}, {s / whole_s:.1%}", s)
+        name: (f"{with_unit(s, 's')}, {with_unit(s / whole_s, 'share')}", s)
         for name, s in {**parts, **overlapped}.items()
     }
     note = [f"<p>{OVERLAPPED}"] if overlapped else []
@@ -132,6 +141,8 @@ def with_unit(value: Any, unit: str) -> str:
     ('12.3 ms', '50.0 %', '1,234 hours')
     >>> with_unit(3.2e15, "FLOPs"), with_unit(True, ""), with_unit(None, "s")
     ('3.2 PFLOPs', 'yes', 'unknown')
+    >>> with_unit(0.0000123, "s"), with_unit(2.25e-10, "s"), with_unit(0.01, "hours")
+    ('12.3 µs', '0.225 ns', '36 s')
     """
     if value is None:
         return "unknown"
@@ -143,13 +154,25 @@ def with_unit(value: Any, unit: str) -> str:
         case "bytes":
             return size_text(value)
         case "s":
-            return f"{value:.4g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+            return seconds_text(value)
+        case "hours" if 0 < value < SHORT_HOURS:
+            return seconds_text(HOUR_S * value)
         case "share":
             return f"{100 * value:.1f} %"
         case "FLOPs":
             return flops_text(value)
     number = value if isinstance(value, str) else rounded(value)
     return f"{number} {unit}".strip()
+
+
+def seconds_text(seconds: float) -> str:
+    """Formats a time, a short one in smaller units."""
+    if seconds >= 1:
+        return f"{seconds:.4g} s"
+    for unit, size in (("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
 
 
 def flops_text(flops: float) -> str:

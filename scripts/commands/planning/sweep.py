@@ -18,7 +18,7 @@ from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, read_inputs
-from scripts.commands.planning.page import with_unit
+from scripts.commands.planning.page import STYLE, with_unit
 from scripts.html_page import page, table
 from scripts.terminal import print_note, print_table
 from trainer.checks import layout_name
@@ -29,6 +29,7 @@ from trainer.planning.sweep import SweepPoint, sweep
 
 RANKED = 3  # layouts that are swept beside the run's own
 SHOWN = 20  # combinations in the terminal
+WIDE = "body{max-width:80rem}"  # a row ends with its layout
 HOW = (
     "Each combination of batch, recomputation, precision and layout has the fewest microbatches "
     "with which it fits; all read as many tokens as the whole run. By traces: compile the best by "
@@ -121,14 +122,15 @@ def write_page(
         table(rows),
     ]
     with open_output(file) as output:
-        output.write(page(title, parts))
+        output.write(page(title, parts, STYLE + WIDE))
     click.echo(f"Wrote {file}.")
 
 
 def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     """Draws chip-hours over step time: a colour for each layout, larger with more memory."""
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    for number, name in enumerate(dict.fromkeys(point.layout for point in points)):
+    layouts = list(dict.fromkeys(point.layout for point in points))
+    figure, axes = pyplot.subplots(figsize=(9, 5 + 0.2 * len(layouts)), layout="constrained")
+    for number, name in enumerate(layouts):
         of_layout = [point for point in points if point.layout == name]
         shares = [
             point.plan.memory.needed_bytes / point.plan.slice.chip.memory_bytes
@@ -152,5 +154,6 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(title="layout; larger: more memory", fontsize="x-small")
+    title = "layout; larger: more memory"
+    figure.legend(title=title, fontsize="x-small", loc="outside lower left")  # below all points
     return figure

@@ -76,7 +76,7 @@ def seconds_over(kind: str, *mesh_axes: str) -> float:
 
 def test_slices_exchange_over_the_network_what_a_chip_keeps() -> None:
     one = Slice.named("v5e:16x16")
-    assert TWO.devices == 512
+    assert TWO.devices == 512 and Slice.named("1xv5e:16x16") == one
     rate = NETWORK_BANDWIDTH["v5e"] * LINK_UTILISATION
     inside = coordinates(one, {"data": 256}, None).reshape(-1, 2)
     for kind, times in (("all-gather", 1), ("reduce-scatter", 1), ("all-reduce", 2)):
@@ -196,3 +196,14 @@ def test_between_nodes_each_gpu_has_an_adapter() -> None:
         Slice.named("h100:1x8").seconds("all-reduce", 1e9, places[0, :, :1])
     )
     assert between == pytest.approx(2 * 3 / 4 * 1e9 / (50e9 * LINK_UTILISATION))
+
+
+def test_a_group_that_straddles_nodes_waits_for_its_adapters() -> None:
+    """Groups of 3 on nodes of 8: [0, 1, 2] is inside one; of [6, 7, 8], 8 is alone in a node."""
+    nodes, mesh = Slice.named("h100:3x8"), {"data": 8, "model": 3}
+    places = coordinates(nodes, mesh, None)
+    assert places[2, :, -1].tolist() == [0, 0, 1]
+    switch, adapter = 450e9 * LINK_UTILISATION, 50e9 * LINK_UTILISATION
+    for kind, times in (("all-gather", 1), ("all-reduce", 2)):
+        straddles_s = seconds(nodes, places, mesh, Collective(kind, ("model",), 3, 10**9, 1, ""))
+        assert straddles_s == pytest.approx(times * (0.5e9 / switch + 0.5e9 / adapter))

@@ -34,7 +34,8 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     )
     assert {row["part"] for row in figures["collectives"]} == {"token", "start"}
     assert "waiting for memory" in answer.out and "ms a token" in answer.out
-    assert "Time to the first token" in page.read_text()
+    text = page.read_text()
+    assert "Time to the first token" in text and "<td>hypotheses<td>3" in text
 
 
 @pytest.mark.parametrize(
