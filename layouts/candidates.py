@@ -66,7 +66,7 @@ def rule_sets(record: Record, sizes: Mapping[str, int]) -> Iterator[tuple[str, s
     weights = [rule for rule in WEIGHTS if rows or not rule]
     experts = [""]
     if has_experts and rows:
-        experts = [EXPERTS, EVERYWHERE] if "model" in sizes else [EXPERTS]
+        experts += [EXPERTS, EVERYWHERE] if "model" in sizes else [EXPERTS]
     for activation, weight, expert in itertools.product(activations, weights, experts):
         if weight.endswith("?") and not expert:
             continue  # the same as without

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from configs.load import load
-from layouts.candidates import as_gin, candidates, shapes, widened
+from layouts.candidates import (
+    DATA_PARALLEL,
+    FSDP,
+    FSDP_AND_MODEL,
+    as_gin,
+    candidates,
+    shapes,
+    widened,
+)
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
@@ -50,6 +58,11 @@ def test_the_published_kinds_are_among_them() -> None:
     } <= rules
 
 
+def test_standard_layouts_are_tried_with_experts_too() -> None:
+    rules = {(layout.rules, layout.param_rules) for layout in candidates(EXPERTS, 8)}
+    assert {DATA_PARALLEL, FSDP, FSDP_AND_MODEL} <= rules
+
+
 def test_experts_take_the_devices_of_the_rows_or_all() -> None:
     """GShard's layout, the one with model parallelism, and both with other weights split too."""
     rules = {(layout.rules, layout.param_rules) for layout in candidates(EXPERTS, 8)}
@@ -69,7 +82,7 @@ def test_a_third_mesh_axis_splits_weights_over_some_of_the_rows_only() -> None:
     assert {layout.param_rules for layout in layouts} == {"d_model:shard"}
     assert all(layout.rules.startswith("batch:data;batch:shard;heads:model") for layout in layouts)
     expert_rules = {layout.rules for layout in widened(EXPERTS, Layout(mesh="data:8"))}
-    assert expert_rules == {"batch:data;batch:shard;experts:shard"}
+    assert expert_rules == {"batch:data;batch:shard", "batch:data;batch:shard;experts:shard"}
     assert not list(widened(DENSE, Layout(mesh="data:2,model:4")))
 
 
