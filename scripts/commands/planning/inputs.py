@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -81,6 +84,17 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
     files = (*flags.settings.gin_file, *layout_files)
     config = settings_of(dataclasses.replace(flags.settings, gin_file=files))
     return PlanInputs.read(config, parse_topology(flags.topology))
+
+
+def named_layouts(files: Iterable[str], *taken: str) -> dict[str, str]:
+    """Returns layout files by the names of their plans: by their paths where names are equal.
+
+    >>> named_layouts(["a/fsdp.gin", "b/fsdp.gin", "whole.gin"])
+    {'a/fsdp.gin': 'a/fsdp.gin', 'b/fsdp.gin': 'b/fsdp.gin', 'whole': 'whole.gin'}
+    """
+    stems = {file: Path(file).stem for file in files}
+    counts = Counter([*stems.values(), *taken])
+    return {stem if counts[stem] == 1 else file: file for file, stem in stems.items()}
 
 
 def parse_topology(topology: str | None) -> Slice | None:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
 from scripts.commands.planning.inputs import (
     NO_COMPILER,
     best_plan,
+    named_layouts,
     parse_topology,
     read_inputs,
     sizes_on,
@@ -58,10 +58,10 @@ COLUMNS = [
 def compare(flags: PlanFlags) -> None:
     """Plans one run under several layout files, the fastest first."""
     figures = {}
-    for name in flags.layouts:
-        inputs = read_inputs(flags, name)
+    for name, file in named_layouts(flags.layouts).items():
+        inputs = read_inputs(flags, file)
         inputs.check(inputs.run)
-        figures[Path(name).stem] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
+        figures[name] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
     names = sorted(figures, key=lambda name: sort_key(figures[name], "step_time_s"))
     print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
     warn_of_excess(figures)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
@@ -18,7 +17,7 @@ from scripts.commands.common import (
 )
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
-from scripts.commands.planning.inputs import PlanInputs, can_compile, read_inputs
+from scripts.commands.planning.inputs import PlanInputs, can_compile, named_layouts, read_inputs
 from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.tables import (
     print_collectives,
@@ -65,8 +64,8 @@ def plan_decoding(flags: PlanFlags) -> None:
 def compare_decoding(flags: PlanFlags) -> None:
     """Plans the decoding of one batch under several layout files, the fastest first."""
     plans = {}
-    for name in flags.layouts:
-        plans[Path(name).stem] = decode_as_json(plan_batch(read_inputs(flags, name), flags))
+    for name, file in named_layouts(flags.layouts).items():
+        plans[name] = decode_as_json(plan_batch(read_inputs(flags, file), flags))
     names = sorted(plans, key=lambda name: sort_key(plans[name], "output_latency_s"))
     print_table(["layout", *COMPARED], [[name, *row(plans[name])] for name in names])
     write_json(flags.json_file, {name: plans[name] for name in names})

@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from layouts.lint.warnings import size_text
 from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
-from scripts.commands.planning.inputs import PlanInputs, read_inputs
+from scripts.commands.planning.inputs import PlanInputs, named_layouts, read_inputs
 from scripts.commands.planning.page import STYLE, with_unit
 from scripts.html_page import page, table
 from scripts.terminal import print_note, print_table
@@ -62,11 +61,12 @@ def sweep_run(flags: PlanFlags) -> None:
 def layouts_of(inputs: PlanInputs, slice: Slice, flags: PlanFlags) -> dict[str, Layout]:
     """Returns the given layouts, or that of the run and those that a ranking prefers."""
     inputs.check(inputs.run)
-    layouts = {layout_name(setting_origins(inputs.config)): inputs.layout}
-    for name in flags.layouts:
-        other = read_inputs(flags, name)
+    of_run = layout_name(setting_origins(inputs.config))
+    layouts = {of_run: inputs.layout}
+    for name, file in named_layouts(flags.layouts, of_run).items():
+        other = read_inputs(flags, file)
         other.check(other.run)
-        layouts[Path(name).stem] = other.layout
+        layouts[name] = other.layout
     if not flags.layouts and slice.count == 1:
         ranking = rank_layouts(inputs.run, slice, [inputs.layout])
         layouts |= {ranked.name: ranked.layout for ranked in ranking[:RANKED]}

@@ -153,6 +153,18 @@ def test_layouts_beside_each_other(run: Meshloom, tmp_path: Path) -> None:
     assert run("plan", *toy(tmp_path), *files).code == 2
 
 
+def test_layouts_of_one_name_are_all_compared(run: Meshloom, tmp_path: Path) -> None:
+    same = tmp_path / "fsdp.gin"
+    same.write_text(Path("layouts/data_parallel.gin").read_text())
+    files = ["layouts/fsdp.gin", str(same)]
+    for number, flags in enumerate([["--compare"], ["--compare", "--decode"]]):
+        json_file = tmp_path / f"{number}.json"
+        outputs = ["--topology=v3:2x2", "--analytic", f"--json={json_file}"]
+        answer = run("plan", *toy(tmp_path)[1:], *outputs, *flags, *files)
+        assert answer.code == 0, answer.error
+        assert set(json.loads(json_file.read_text())) == set(files)
+
+
 def test_the_best_layout_is_written(run: Meshloom, tmp_path: Path) -> None:
     best = tmp_path / "best.gin"
     flags = ["--topology=v5e:2x2", f"--output={best}", f"--json={tmp_path / 'all.json'}"]
