@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+import os
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,6 +154,20 @@ class Command(click.Command):
     """Shows in its help groups of flags under their headings, and examples."""
 
     examples: Sequence[str] = ()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuses two flags that write the same file, as one would replace the other."""
+        rest = super().parse_args(ctx, args)
+        writers: dict[str, str] = {}
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name or "")
+            if not isinstance(parameter.type, OutputFile) or value in (None, "-"):
+                continue
+            flag, file = parameter.opts[0], os.path.normpath(value)
+            if file in writers:
+                raise click.UsageError(f"{writers[file]} and {flag} name the same file, {value}.")
+            writers[file] = flag
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}

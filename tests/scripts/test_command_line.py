@@ -56,6 +56,12 @@ def test_flags_arrive_as_the_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_two_flags_may_not_write_the_same_file(run: Meshloom, tmp_path: Path) -> None:
+    outputs = [f"--json={tmp_path}/plan", f"--html={tmp_path}/./plan"]
+    answer = run("plan", "--gin_file=configs/runs/quickstart.gin", *outputs)
+    assert answer.code == 2 and "--html and --json name the same file" in answer.error
+
+
 @pytest.mark.parametrize("wrong", ["--width=0", "--share=2", "--kind=c", "--names=x"])
 def test_illegal_values_are_usage_errors(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(click.UsageError):

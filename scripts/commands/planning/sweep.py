@@ -28,6 +28,7 @@ from trainer.planning.sweep import SweepPoint, sweep
 
 RANKED = 3  # layouts that are swept beside the run's own
 SHOWN = 20  # combinations in the terminal
+MARGIN = 1.1  # of the picture, for circles and labels at its edge
 WIDE = "body{max-width:80rem}"  # a row ends with its layout
 HOW = (
     "Each combination of batch, recomputation, precision and layout has the fewest microbatches "
@@ -151,8 +152,8 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
             textcoords="offset points", fontsize="small",
         )  # fmt: skip
     axes.set(xlabel="step time in s", ylabel="chip-hours of the whole run")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, MARGIN * max(point.step_s for point in points))
+    axes.set_ylim(0, MARGIN * max(point.chip_hours for point in points))
     axes.grid(alpha=0.3)
     title = "layout; larger: more memory"
     figure.legend(title=title, fontsize="x-small", loc="outside lower left")  # below all points

@@ -236,6 +236,7 @@ def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     figure.draw_without_rendering()
     legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
     assert legend.y1 < axes.y0  # it hides no point
+    assert figure.axes[0].get_ylim()[1] > 1.05 * max(row["chip_hours"] for row in rows)
 
 
 @pytest.mark.parametrize(
