@@ -173,7 +173,7 @@ def orders(mesh: Mapping[str, int], torus: Torus) -> Iterator[str]:
             ]
             key = (str(sorted(chains[:-1])), str(chains[-1]))
             by_cost.setdefault(key, pieces)
-    for pieces in sorted(by_cost.values(), key=len):
+    for pieces in sorted(filter(None, by_cost.values()), key=len):  # one device has none
         yield order_text(pieces, torus)
 
 

@@ -69,6 +69,10 @@ def test_orders_that_cost_the_same_are_tried_once() -> None:
     }
 
 
+def test_one_device_has_no_order() -> None:
+    assert list(orders({"data": 1}, Slice.named("v5e:1x1").torus)) == []
+
+
 def test_without_coordinates_the_order_is_that_of_jax() -> None:
     plain, ordered = (make_mesh(Layout(mesh="data:2,model:4", order=o)) for o in (None, ORDER))
     assert plain == ordered
