@@ -26,8 +26,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	sed -n '/^uv==/,/[^\]$$/p' requirements.lock > .venv/uv.lock
 	$(PIP) --no-deps --require-hashes -r .venv/uv.lock \
-	  && $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --require-hashes \
-	    -r requirements.lock \
+	  && $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --require-hashes -r requirements.lock \
 	  || $(PIP) --no-deps --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
