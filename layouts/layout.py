@@ -259,8 +259,8 @@ class Layout:
         """Gathers slices of x along its second axis, by an index with the first axis as well."""
         place = self.place(axes)
         assert place[1] is None, "the axis that is gathered along must be replicated"
-        index = jnp.expand_dims(index, range(2, x.ndim))
-        return jnp.take_along_axis(x, index, axis=1, mode="clip")
+        # jnp.take_along_axis cannot tell a batch of one row of one from a gathered axis.
+        return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, index)
 
     def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:
         """Returns the index along one axis, as a tensor of all these axes."""
