@@ -135,3 +135,11 @@ def test_products_and_what_is_turned_or_summed_lie_as_their_letters_say(equation
         computed = layout.einsum(equation, *placed)
     assert jax.typeof(computed).sharding.spec == layout.place(out)
     np.testing.assert_allclose(computed, np.einsum(equation.lower(), *arrays), rtol=1e-5)
+
+
+def test_the_text_of_a_batch_of_one_is_taken_on_one_device() -> None:
+    layout = Layout(mesh="data:1", rules="batch:data")
+    with jax.set_mesh(make_mesh(layout)):
+        x_BW = layout.reshard(jnp.full((1, 1), 7), "BW")
+        first_BU = layout.reshard(jnp.zeros((1, 1), jnp.int32), "BW")
+        assert layout.take_along_axis(x_BW, first_BU, "BW").tolist() == [[7]]
