@@ -12,6 +12,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --generate-hashes
 
+export UV_SYSTEM_CERTS := true
+
 .DEFAULT_GOAL := help
 .PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-sweep lint bench bench-gpu audit \
   lock
@@ -26,7 +28,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	sed -n '/^uv==/,/[^\]$$/p' requirements.lock > .venv/uv.lock
 	$(PIP) --no-deps --require-hashes -r .venv/uv.lock \
-	  && $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --require-hashes -r requirements.lock \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock \
 	  || $(PIP) --no-deps --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@

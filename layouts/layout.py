@@ -259,7 +259,7 @@ class Layout:
         """Gathers slices of x along its second axis, by an index with the first axis as well."""
         place = self.place(axes)
         assert place[1] is None, "the axis that is gathered along must be replicated"
-        # jnp.take_along_axis cannot tell a batch of one row of one from a gathered axis.
+        # jnp.take_along_axis raises a ShardingTypeError where x is 1 x 1 (jax 0.10.2).
         return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, index)
 
     def iota(self, axes: str, shape: tuple[int, ...], letter: str) -> Array:

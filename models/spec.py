@@ -130,8 +130,8 @@ class TransformerSpec(ModelSpec):
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or everything."""
     remat_saves: tuple[SavedProduct, ...] = ()
-    """What remat = "full" saves nevertheless: queries, keys, values, the output of attention, the
-    inner products of dense feed-forward layers."""
+    """Products that remat = "full" saves: queries, keys, values, the output of attention, and the
+    inputs of the activation in dense feed-forward layers."""
     attention: AttentionKind = "auto"
     """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
     logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.

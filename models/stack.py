@@ -169,7 +169,7 @@ def unrolled(
 
 
 def remat_policy(spec: TransformerSpec) -> Callable[..., bool]:
-    """Returns what the backward pass finds saved of a layer."""
+    """Returns the checkpoint policy: what a layer saves for its backward pass."""
     if spec.remat == "dots":
         return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     return jax.checkpoint_policies.save_only_these_names(*spec.remat_saves)

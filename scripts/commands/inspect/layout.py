@@ -94,9 +94,9 @@ def layers_by_axes(paths: Iterable[str]) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for path in paths:
         axes = axes_of_path(path)
-        own_axes = path.rpartition("_")[2]
-        name = path if own_axes == axes else f"a layer of {path}"
-        names.setdefault(own_axes, []).append(name)
+        layer_axes = path.rpartition("_")[2]
+        name = path if layer_axes == axes else f"a layer of {path}"
+        names.setdefault(layer_axes, []).append(name)
     return names
 
 
