@@ -264,6 +264,8 @@ def _candidates(name: str) -> tuple[Path, ...]:
 
 def _no_such_file(name: str) -> str:
     """Describes where a file was searched, and suggests a similar name beside it."""
+    if not name:
+        return "'' names no file.  Name one, as in --gin_file=configs/runs/quickstart.gin."
     folders = [path.parent for path in _candidates(name)]
     local = [folder for folder in folders if not is_remote(folder) and _is(folder, Path.is_dir)]
     near = [file.name for folder in local for file in folder.glob("*.gin")]

@@ -81,7 +81,10 @@ class PlanFlags:
     ] = False
     price_per_chip_hour: Annotated[
         float | None,
-        Flag("With --sweep: adds what a whole run costs, in your currency.", metavar="P", min=0),
+        Flag(
+            "With --sweep: adds what a whole run costs, in your currency.",
+            metavar="P", min=0, max=1e6,
+        ),  # fmt: skip
     ] = None
     topology: Topology = None
     analytic: Annotated[

@@ -246,6 +246,8 @@ def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--sweep", "--compare", "layouts/fsdp.gin"], "--sweep and --compare are different plans"),
         (["--price_per_chip_hour=2"], "needs --sweep"),
         (["--sweep", "--price_per_chip_hour=-1"], "-1"),
+        (["--sweep", "--price_per_chip_hour=1e300"], "not in the range"),
+        (["--gin_file="], "'' names no file"),
         (["--sweep", "--topology=v5e:2x2", "--beam=4"], "--beam needs --decode"),
     ],
 )
