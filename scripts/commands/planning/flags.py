@@ -83,8 +83,10 @@ class PlanFlags:
         float | None,
         Flag(
             "With --sweep: adds what a whole run costs, in your currency.",
-            metavar="P", min=0, max=1e6,
-        ),  # fmt: skip
+            metavar="P",
+            min=0,
+            max=1e6,
+        ),
     ] = None
     topology: Topology = None
     analytic: Annotated[
