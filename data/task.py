@@ -125,6 +125,11 @@ class Task:
         return dict.fromkeys(names, self.length)
 
     @property
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names the arrays of a batch, each with the shape that it has in a row."""
+        return {name: (length,) for name, length in self.array_lengths.items()}
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """Names the tags that a source line may have."""
         return ()
@@ -285,7 +290,7 @@ class PairTask(Task):
         """Yields the parts of a split, one after another; digest is fed the raw text."""
         for name, part in self.source.parts_of(split).items():
             dropped = Counter[str]()
-            pairs = _hashed_pairs(self.pairs_of(part, split), digest)
+            pairs = hashed_pairs(self.pairs_of(part, split), digest)
             yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
 
     def part_entries(
@@ -454,7 +459,7 @@ def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str
         yield line
 
 
-def _hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
+def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
     for pair in pairs:
         digest.update(hashed_bytes("\t".join(pair)))
         yield pair

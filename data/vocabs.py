@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from data.tokenizers import tokenizer_json
+from data.tokenizers import labels, tokenizer_json
 from data.tokenizers.sentence_piece import SentencePieceVocab
 from data.vocab import Vocab, read_model
 
@@ -14,6 +14,8 @@ TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
 def load_vocab(path: str | os.PathLike[str]) -> Vocab:
     """Reads what `Vocab.save` wrote, whatever the kind of vocab, or a SentencePiece model."""
     model = read_model(path)
+    if labels.is_labels(model):
+        return labels.LabelVocab(model, str(path))
     if tokenizer_json.is_bundle(model):
         return tokenizer_json.TokenizerJsonVocab(model, str(path))
     return SentencePieceVocab(model, str(path))

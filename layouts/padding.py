@@ -63,8 +63,9 @@ def pad_batch(
         units.append(together // math.gcd(together, length))
     padded_rows = -(-rows // math.lcm(*units)) * math.lcm(*units)
     padded = {
-        name: resized(array, (padded_rows, *array.shape[1:]), layout.place(letters_of(name)))
+        name: resized(array, layout.padded_shape(axes, (padded_rows, *array.shape[1:])), place)
         for name, array in batch.items()
+        for axes, place in [(letters_of(name), layout.place(letters_of(name)))]
     }
     return layout.with_sizes(B=rows), padded
 

@@ -1,5 +1,7 @@
 """Divides by the root mean square: of the residual width, or of each head."""
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,6 +11,18 @@ from models.initializers import Weights
 from models.spec import TransformerSpec
 
 Array = jax.Array
+
+
+class NormSettings(Protocol):
+    """Holds the settings of all norms of a model."""
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Returns what is added to the mean square."""
+
+    @property
+    def norm_offset(self) -> bool:
+        """Returns whether norms multiply by 1 + their scale."""
 
 
 class Norm(nnx.Module):
@@ -39,7 +53,7 @@ class HeadNorm(nnx.Module):
         return normed(self.spec, self.layout, x, self.scale_K[...], axes)
 
 
-def normed(spec: TransformerSpec, layout: Layout, x: Array, scale: Array, axes: str) -> Array:
+def normed(spec: NormSettings, layout: Layout, x: Array, scale: Array, axes: str) -> Array:
     """Divides by the root mean square along the last of these axes, in float32, and scales."""
     wide, wide_scale = x.astype(jnp.float32), scale.astype(jnp.float32)
     if spec.norm_offset:

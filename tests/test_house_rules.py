@@ -98,6 +98,7 @@ TESTED_ELSEWHERE = {
     "data/build_log.py": "data/test_build.py",
     "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
+    "data/corpora/glyphs.py": "data/tasks/test_images.py",
     "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols

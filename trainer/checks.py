@@ -38,8 +38,8 @@ def record_loss(run: Run) -> Record:
         params = model.init(jax.random.key(0))
         rows = run.batch_sequences // run.microbatches
         batch = {
-            name: layout.reshard(jnp.zeros((rows, length), jnp.int32), letters_of(name))
-            for name, length in run.task.array_lengths.items()
+            name: layout.reshard(jnp.zeros((rows, *shape), jnp.int32), letters_of(name))
+            for name, shape in run.task.array_shapes.items()
         }
         model.loss(params, batch, run.criterion, jax.random.key(0))
         return params
@@ -135,21 +135,21 @@ def check_sides(run: Run) -> None:
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
     sides = [("vocab", vocabs.target, run.model.vocab)]
-    source_size = run.model.source_vocab_size
+    source_size, model = run.model.source_vocab_size, type(run.model).__name__
     if vocabs.source is not None:
         sides.append(("source_vocab", vocabs.source, source_size or run.model.vocab))
     for name, vocab, rows in sides:
         if vocab.size > rows:
             raise UserError(
-                f"Transformer.{name} = {rows}: the vocabulary of task {run.task.name} has "
-                f"{vocab.size} tokens.  Set Transformer.{name} to at least that (a multiple of "
+                f"{model}.{name} = {rows}: the vocabulary of task {run.task.name} has "
+                f"{vocab.size} tokens.  Set {model}.{name} to at least that (a multiple of "
                 "128 splits well), or take a smaller vocabulary."
             )
         if vocab.size < rows:
             logger.warning(
-                "Warning: Transformer.%s = %d: the vocabulary of task %s has %d tokens; no text "
+                "Warning: %s.%s = %d: the vocabulary of task %s has %d tokens; no text "
                 "has those of the other %d rows.",
-                name, rows, run.task.name, vocab.size, rows - vocab.size,
+                model, name, rows, run.task.name, vocab.size, rows - vocab.size,
             )  # fmt: skip
     if (
         vocabs.source is not None

@@ -27,9 +27,13 @@ class PartEvaluation(NamedTuple):
     experts: dict[str, Layer]
 
 
+OF_TEXT = ("perplexity_per_word", "bits_per_byte", "words", "bytes")
+"""Results that only a text has."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Holds the results on a text.
+    """Holds the results on a text, or on examples of one token each, such as labelled images.
 
     Words are those of `Counts`, without the ends of lines.  Perplexity per word divides by words
     and lines, as published numbers do: the model predicts each end as well.
@@ -45,7 +49,14 @@ class Evaluation:
     lines: int
     bytes: int
 
+    def numbers(self) -> dict[str, float]:
+        """Names the results, without those of a text where there is none."""
+        absent = () if self.bytes else OF_TEXT
+        return {name: x for name, x in dataclasses.asdict(self).items() if name not in absent}
+
     def __str__(self) -> str:
+        if not self.bytes:
+            return f"loss {self.loss:.3f}, accuracy {self.accuracy:.2%}"
         return (
             f"loss {self.loss:.3f}, perplexity {self.perplexity_per_token:,.1f} per token and "
             f"{self.perplexity_per_word:,.1f} per word, {self.bits_per_byte:.3f} bits per byte"
@@ -59,7 +70,7 @@ class Evaluation:
             loss=loss / tokens,
             perplexity_per_token=_exp(loss / tokens),
             perplexity_per_word=_exp(loss / (counts.words + counts.lines)),
-            bits_per_byte=loss / math.log(2) / counts.bytes,
+            bits_per_byte=loss / math.log(2) / counts.bytes if counts.bytes else math.nan,
             accuracy=correct / tokens,
             tokens=tokens,
             words=counts.words,

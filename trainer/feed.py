@@ -1,7 +1,8 @@
 """Places batches of the host on devices, for any number of hosts and any layout."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from configs.errors import UserError
 from data.order import batches
 from data.packing.rows import Rows
-from layouts.layout import Layout
-from layouts.mesh import batch_shards
+from layouts.layout import Layout, mesh_axes
 
 HostBatch = dict[str, np.ndarray]
 
@@ -27,17 +27,23 @@ class Placement:
     rows_together: int = 1
     """Neighbouring rows that no two microbatches share: experts serve their tokens together."""
 
-    def of(self, name: str, rows: int) -> NamedSharding:
-        """Returns an array's sharding; several microbatches, of so many rows, are its first axis.
+    def of(self, name: str, shape: Sequence[int]) -> NamedSharding:
+        """Returns an array's sharding; several microbatches, of this shape, are its first axis.
 
-        Rows that do not divide and are to be padded come replicated: the model pads them.
+        Axes that do not divide and are to be padded come replicated: the model pads them.
         """
-        axes = name.rpartition("_")[2]
-        if self.layout.pads("B") and rows % batch_shards(self.layout, self.mesh.shape):
-            axes = axes.replace("B", "b")
+        axes = "".join(
+            letter.lower() if self.layout.pads(letter) and size % self.shards(letter) else letter
+            for letter, size in zip(name.rpartition("_")[2], shape, strict=True)
+        )
         return NamedSharding(
             self.mesh, self.layout.place(axes if self.microbatches == 1 else f"a{axes}")
         )
+
+    def shards(self, letter: str) -> int:
+        """Returns into how many shards the layout splits an axis."""
+        names = mesh_axes(self.layout.place(letter)[0])
+        return math.prod(self.mesh.shape.get(name, 1) for name in names)
 
 
 def placement(
@@ -55,9 +61,7 @@ def host_rows(shardings: Placement, batch_sequences: int, microbatches: int) -> 
     places = batch_sequences // microbatches
     batch_axis = 0 if microbatches == 1 else 1
     shape = (places,) if microbatches == 1 else (microbatches, places)
-    rows_only = NamedSharding(
-        shardings.mesh, jax.P(*shardings.of("targets_BL", places).spec[: batch_axis + 1])
-    )
+    rows_only = shardings.of("B", (places,))
     try:
         indices = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
     except ValueError:
@@ -80,44 +84,49 @@ def place(
     first = host_rows(shardings, batch_sequences, microbatches)[0] // microbatches
 
     def put(name: str, rows: np.ndarray) -> jax.Array:
-        length, places = rows.shape[1], batch_sequences // microbatches
-        pieces = rows.reshape(-1, microbatches, shardings.rows_together, length)
-        rows = pieces.swapaxes(0, 1).reshape(microbatches, -1, length)
-        shape: tuple[int, ...] = (microbatches, places, length)
+        of_row, places = rows.shape[1:], batch_sequences // microbatches
+        pieces = rows.reshape(-1, microbatches, shardings.rows_together, *of_row)
+        rows = pieces.swapaxes(0, 1).reshape(microbatches, -1, *of_row)
+        shape: tuple[int, ...] = (microbatches, places, *of_row)
+        sharding = shardings.of(name, shape[1:])
         if microbatches == 1:
             rows, shape = rows[0], shape[1:]
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None
-            return part_of(rows, first, index, places)
+            return part_of(rows, first, index, places, row_axis=int(microbatches > 1))
 
-        return jax.make_array_from_callback(shape, shardings.of(name, places), part)
+        return jax.make_array_from_callback(shape, sharding, part)
 
     return {name: put(name, rows) for name, rows in batch.items()}
 
 
 def abstract_batch(
-    lengths: Mapping[str, int], shardings: Placement, batch_sequences: int, microbatches: int
+    shapes: Mapping[str, tuple[int, ...]],
+    shardings: Placement,
+    batch_sequences: int,
+    microbatches: int,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes, types and shardings of a batch, from the row length of each of its arrays."""
-    places = batch_sequences // microbatches
+    """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
+    leading = () if microbatches == 1 else (microbatches,)
     batch = {}
-    for name, length in lengths.items():
-        shape = (places, length) if microbatches == 1 else (microbatches, places, length)
-        batch[name] = jax.ShapeDtypeStruct(shape, np.int32, sharding=shardings.of(name, places))
+    for name, of_row in shapes.items():
+        shape = (batch_sequences // microbatches, *of_row)
+        sharding = shardings.of(name, shape)
+        batch[name] = jax.ShapeDtypeStruct((*leading, *shape), np.int32, sharding=sharding)
     return batch
 
 
 def part_of(
-    rows: np.ndarray, first: int, index: tuple[slice, ...], places: int
+    rows: np.ndarray, first: int, index: tuple[slice, ...], places: int, row_axis: int = 0
 ) -> np.ndarray[Any, Any]:
     """Returns one device's part of the rows that its host has read, from the first of them on.
 
     A host whose rows are not neighbours has read those between them too.
     """
-    *microbatch, of_rows, across = index
-    start, stop, _ = of_rows.indices(places)
-    return rows[(*microbatch, slice(start - first, stop - first), across)]
+    start, stop, _ = index[row_axis].indices(places)
+    here = slice(start - first, stop - first)
+    return rows[(*index[:row_axis], here, *index[row_axis + 1 :])]
 
 
 def feed(

@@ -145,7 +145,7 @@ def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     run, state = job.run, abstract_like(state)
     batch_placement = placement(job.layout, job.mesh, run.microbatches, run.rows_together)
     batch = abstract_batch(
-        run.task.array_lengths, batch_placement, run.batch_sequences, run.microbatches
+        run.task.array_shapes, batch_placement, run.batch_sequences, run.microbatches
     )
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
@@ -225,6 +225,6 @@ def validate(
     )
     logger.info("Step %d: validation %s.", step, evaluation)
     measures = watch.evaluate(step, state["params"], progress)
-    line: Line = {"step": step, **dataclasses.asdict(evaluation), **measures}
+    line: Line = {"step": step, **evaluation.numbers(), **measures}
     watch.on_evaluation(line, parts)
     return line.get(run.best_by)

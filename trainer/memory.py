@@ -18,8 +18,8 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
     """Raises where weights, optimizer state and batch alone take more than there is."""
     state_bytes = shard_bytes(abstract_state(train_step_spec(run, layout), mesh))
     shardings = placement(layout, mesh, run.microbatches)
-    lengths, batch = run.task.array_lengths, run.batch_sequences
-    batch_bytes = shard_bytes(abstract_batch(lengths, shardings, batch, run.microbatches))
+    shapes, batch = run.task.array_shapes, run.batch_sequences
+    batch_bytes = shard_bytes(abstract_batch(shapes, shardings, batch, run.microbatches))
     memory_bytes = device_memory_bytes(mesh)
     if memory_bytes is not None and state_bytes + batch_bytes > memory_bytes:
         raise UserError(
@@ -32,7 +32,7 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
 def check_batch_memory(run: Run, layout: Layout, mesh: Mesh, rows: int) -> None:
     """Raises where a batch of so many rows takes more than there is."""
     shardings = placement(layout, mesh, 1)
-    batch_bytes = shard_bytes(abstract_batch(run.task.array_lengths, shardings, rows, 1))
+    batch_bytes = shard_bytes(abstract_batch(run.task.array_shapes, shardings, rows, 1))
     memory_bytes = device_memory_bytes(mesh)
     if memory_bytes is not None and batch_bytes > memory_bytes:
         raise UserError(

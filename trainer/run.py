@@ -6,7 +6,8 @@ from typing import Literal
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Seed, spec
 from data.task import Task
-from data.tasks import prompts as prompts  # task files name what it defines
+from data.tasks import images as images  # task files name what these define
+from data.tasks import prompts as prompts
 from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
 from models.loss import Criterion

@@ -63,4 +63,4 @@ def batch_of_run(
 ) -> AbstractBatch:
     """Returns shapes, types and placements of a batch of the run."""
     shardings = placement(layout, mesh, microbatches)
-    return abstract_batch(run.task.array_lengths, shardings, run.batch_sequences, microbatches)
+    return abstract_batch(run.task.array_shapes, shardings, run.batch_sequences, microbatches)

@@ -55,7 +55,7 @@ def test_a_device_gets_its_part_of_what_its_host_has_read(microbatches: int) -> 
     index = (slice(12 // microbatches, 18 // microbatches), slice(None))
     actual = part_of(read[-1], 6 // microbatches, index, 24 // microbatches)
     assert np.array_equal(actual, every[12:18][microbatches - 1 :: microbatches])
-    both = part_of(np.stack(read), 6 // microbatches, (slice(None), *index), 24 // microbatches)
+    both = part_of(np.stack(read), 6 // microbatches, (slice(None), *index), 24 // microbatches, 1)
     assert np.array_equal(both[-1], actual)
 
 

@@ -58,14 +58,14 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
     rng, rows = np.random.default_rng(0), run.batch_sequences
     vocab = min(run.model.vocab, run.model.source_vocab_size or run.model.vocab)
 
-    def array(name: str, length: int) -> np.ndarray:
+    def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name.startswith("segments"):
-            return np.ones((rows, length), np.int32)
+            return np.ones((rows, *shape), np.int32)
         if name.startswith("positions"):
-            return np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-        return rng.integers(FIRST_TOKEN, vocab, (rows, length)).astype(np.int32)
+            return np.tile(np.arange(*shape, dtype=np.int32), (rows, 1))
+        return rng.integers(FIRST_TOKEN, vocab, (rows, *shape)).astype(np.int32)
 
-    return {name: array(name, length) for name, length in run.task.array_lengths.items()}
+    return {name: array(name, shape) for name, shape in run.task.array_shapes.items()}
 
 
 def time_rounds(

@@ -124,7 +124,8 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 show(made, is_subset=flags.sentences is not None)
                 write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
             lines.append(line | ({"parts": parts} if parts else {}))
-    names = ["step", *(field.name for field in dataclasses.fields(Evaluation))]
+    columns = ["step", *(field.name for field in dataclasses.fields(Evaluation))]
+    names = [name for name in columns if name in lines[0]]
     print_table(names, [[short(line[name]) for name in names] for line in lines])
     if drops_tokens:
         print(dropping(flags.drop_tokens))
@@ -153,7 +154,7 @@ def evaluate_loss(
         )
     line = {
         "step": trained.step,
-        **dataclasses.asdict(evaluation),
+        **evaluation.numbers(),
         "left_out_pairs": rows.counts.left_out if trained.run.task.has_source else None,
         "drop_tokens": flags.drop_tokens and trained.run.model.drops_tokens,
     }

@@ -1,0 +1,73 @@
+"""Draws digits and capital letters in the fonts that come with matplotlib."""
+
+import functools
+import hashlib
+import importlib.metadata
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.ft2font import FT2Font
+
+CHARACTERS = string.digits + string.ascii_uppercase
+FONTS = {
+    "train": (
+        "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono",
+        "DejaVuSansMono-Bold", "DejaVuSansMono-BoldOblique", "DejaVuSerif", "DejaVuSerif-Bold",
+        "DejaVuSerif-BoldItalic", "STIXGeneral", "STIXGeneralBol", "STIXGeneralBolIta", "cmr10",
+        "cmss10", "cmti10",
+    ),
+    "validation": ("DejaVuSansMono-Oblique", "STIXGeneralItalic", "cmb10"),
+    "test": ("DejaVuSans-BoldOblique", "DejaVuSerif-Italic", "cmtt10"),
+}  # fmt: skip
+"""Faces of each split: no split has a face of another."""
+SIZES = (10, 18)
+"""Least and largest size of a font, in pixels."""
+ANGLES = (-20, 20)
+"""Least and largest rotation, in degrees."""
+
+
+def images(split: str, side: int, count: int) -> Iterator[tuple[np.ndarray, str]]:
+    """Yields `count` images of each character in each font of a split, beside the character.
+
+    Size, rotation and place are random, and the same in every call.
+    """
+    rng = np.random.Generator(np.random.PCG64([*split.encode(), side, count]))
+    for face in FONTS[split]:
+        for character in CHARACTERS:
+            for _ in range(count):
+                yield image(face, character, side, rng), character
+
+
+def image(face: str, character: str, side: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws a character somewhere in a square, white on black."""
+    from matplotlib.ft2font import LoadFlags  # matplotlib takes a second
+
+    font = _font(face)
+    font.set_size(rng.uniform(*SIZES), 72)
+    font.set_text(character, rng.uniform(*ANGLES), flags=LoadFlags.NO_HINTING)
+    font.draw_glyphs_to_bitmap(antialiased=True)
+    drawn = np.asarray(font.get_image())[:side, :side]
+    pixels = np.zeros((side, side), np.uint8)
+    top, left = (rng.integers(side - size + 1) for size in drawn.shape)
+    pixels[top : top + drawn.shape[0], left : left + drawn.shape[1]] = drawn
+    return pixels
+
+
+@functools.cache
+def _font(face: str) -> "FT2Font":
+    import matplotlib
+    from matplotlib.ft2font import FT2Font
+
+    return FT2Font(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"))
+
+
+def versions() -> dict[str, str]:
+    """Names what the images depend on: the versions of the packages, and this file."""
+    rules = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    packages = {name: importlib.metadata.version(name) for name in ("matplotlib", "numpy")}
+    return {**packages, "rules": rules}

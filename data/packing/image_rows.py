@@ -1,0 +1,76 @@
+"""Holds images and their labels: each is a row, whose only target is the label."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from configs.errors import UserError
+from data.mixture import MixtureOrder
+from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, read_rows
+from data.sources.images import image_of
+from data.sources.pairs import Pair
+from data.vocab import Vocab
+
+Shape = tuple[int, int, int]
+
+
+class ImageRows(Rows):
+    """Holds the images and labels of one split."""
+
+    def __init__(
+        self,
+        images: RowArray,
+        shape: Shape,
+        targets_BL: RowArray,
+        segments_BL: RowArray,
+        counts: Counts,
+        pieces: np.ndarray | None = None,
+        mix: MixtureOrder | None = None,
+        parts: Sequence[RowsOfPart] = (),
+    ):
+        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts)
+        self.images = images
+        self.shape = shape
+
+    def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns rows as int32 arrays; NO_ROW gives an image of zeros without a target."""
+        images, targets_BL, segments_BL = read_rows(
+            row_ids, self.images, self.targets_BL, self.segments_BL
+        )
+        return {
+            "images_BYXZ": images.reshape(-1, *self.shape).astype(np.int32),
+            "targets_BL": targets_BL.astype(np.int32),
+            "segments_BL": segments_BL.astype(np.int32),
+        }
+
+
+def packed_images(
+    pairs: Sequence[Pair], vocab: Vocab, shape: Shape
+) -> tuple[dict[str, np.ndarray], Counts]:
+    """Reads images, each with its label, into the arrays of the cache."""
+    images = np.zeros((len(pairs), *shape), np.uint8)
+    for number, pair in enumerate(pairs):
+        pixels = image_of(pair.source)
+        if pixels.shape != shape:
+            raise UserError(
+                f"image with the label {pair.target!r}: found {described(pixels.shape)}.  Legal: "
+                f"{described(shape)}, as the settings of the ImageTask say."
+            )
+        images[number] = pixels
+    labels = vocab.encode([pair.target for pair in pairs])
+    arrays = {
+        "images": images.reshape(len(pairs), -1),
+        "targets": np.array(labels, vocab.dtype).reshape(-1, 1),
+        "segments": np.ones((len(pairs), 1), np.uint16),
+    }
+    return arrays, Counts(lines=len(pairs), tokens=len(pairs), rows=len(pairs))
+
+
+def described(shape: Sequence[int]) -> str:
+    """Names the sizes of an image.
+
+    >>> described((24, 20, 1))
+    'height 24, width 20, channels 1'
+    """
+    names = ("height", "width", "channels")
+    return ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))

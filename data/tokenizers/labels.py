@@ -1,0 +1,77 @@
+"""Maps the labels of examples to ids, as a vocab in which each label is one token."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from configs.errors import UserError, did_you_mean
+from configs.spec import spec
+from data.vocab import Tokenizer, Vocab
+
+_FORMAT = "meshloom labels 1\n"
+
+
+@spec
+class Labels(Tokenizer):
+    """Makes a vocab of all labels of the training examples, sorted."""
+
+    @property
+    def package(self) -> str:
+        """Names the package that tokenizes: another version may give other tokens."""
+        return "numpy"
+
+    @property
+    def given_path(self) -> str | None:
+        return None
+
+    def given(self) -> Vocab | None:
+        return None
+
+    def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
+        """Makes a vocab of the labels."""
+        return LabelVocab((_FORMAT + "\n".join(sorted({*lines, *words}))).encode())
+
+
+class LabelVocab(Vocab):
+    """Maps each label to one id."""
+
+    def __init__(self, model: bytes, name: str = "labels"):
+        labels = model.decode().removeprefix(_FORMAT).split("\n")
+        super().__init__(model, len(labels), begin_id=0, end_id=len(labels), pad_id=None)
+        self.labels, self._name = labels, name
+        self._ids = {label: i for i, label in enumerate(labels)}
+
+    def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
+        """Returns the id of each label."""
+        for line in lines:
+            if line not in self._ids:
+                raise UserError(
+                    f"label {line[:40]!r}: the training examples have none like it."
+                    f"{did_you_mean(line, self.labels)}  Legal: {listing(self.labels)}."
+                )
+        return [np.array([self._ids[line]], self.dtype) for line in lines]
+
+    def _text(self, ids: list[int]) -> str:
+        return " ".join(self.pieces(ids))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self.labels[i] if i < self.size else "?" for i in map(int, ids)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model, self._name)
+
+
+def listing(labels: Sequence[str], shown: int = 40) -> str:
+    """Lists the first labels, and says how many more there are.
+
+    >>> listing(["cat", "dog", "owl"], 2)
+    'cat, dog and 1 more'
+    """
+    more = f" and {len(labels) - shown} more" if len(labels) > shown else ""
+    return ", ".join(labels[:shown]) + more
+
+
+def is_labels(model: bytes) -> bool:
+    """Returns whether a file is what a vocab of labels saves."""
+    return model.startswith(_FORMAT.encode())

@@ -1,0 +1,169 @@
+"""Classifies images by a convolutional network: an example of a model that is no Transformer.
+
+He et al. 2016, "Identity Mappings in Deep Residual Networks", with the norms of the Transformer.  A
+run file imports this module and says `Run.model = @ConvNet()`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from configs.errors import UserError
+from configs.spec import Count, Positive, spec
+from layouts.layout import Layout
+from layouts.padding import pad_batch, with_padding
+from models.api import Batch, Cache, ModelSpec, Params, Step
+from models.initializers import Weights
+from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
+from models.norms import normed
+from models.spec import Precision
+
+Array = jax.Array
+
+
+@spec
+class ConvNet(ModelSpec):
+    """Makes a network that classifies images of any size."""
+
+    vocab: Count
+    """Classes: at least as many as the task has labels."""
+    channels: Count = 1
+    """Numbers of a pixel: 1 is grey, 3 is RGB."""
+    d_model: Count
+    """Width of the residual stream."""
+    d_ff: Count
+    """Width inside a block, between its two convolutions."""
+    layers: Count
+    """Blocks."""
+    stride_every: Count = 2
+    """Blocks from one that halves height and width, as the first does, to the next."""
+    kernel: Count = 3
+    """Rows, and columns, of a kernel."""
+    norm_epsilon: Positive = 1e-6
+    """Added to the mean square in all norms."""
+    precision: Precision = Precision()
+    """Types of stored weights and of computation."""
+
+    @property
+    def norm_offset(self) -> bool:
+        """Returns whether norms multiply by 1 + their scale."""
+        return False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Returns the size of each axis of the weights, by letter."""
+        return {
+            "V": self.vocab, "N": self.layers, "D": self.d_model, "F": self.d_ff,
+            "Z": self.channels, "O": self.kernel, "P": self.kernel,
+        }  # fmt: skip
+
+    def model(self, layout: Layout) -> "ConvNetModel":
+        return ConvNetModel(self, layout)
+
+
+class Block(nnx.Module):
+    """Adds two convolutions to its input, or halves it by them."""
+
+    def __init__(self, spec: ConvNet, weights: Weights):
+        self.spec = spec
+        self.scale_D = weights.ones("D")
+        self.wi_OPDF = weights.normal("OPDF", fan_in="OPD")
+        self.wo_OPFD = weights.normal("OPFD", fan_in="OPF")
+
+    def __call__(self, layout: Layout, x_BYXD: Array, stride: int) -> tuple[Layout, Array]:
+        """Returns the output, and the layout that knows its size."""
+        y_BYXD = normed(self.spec, layout, x_BYXD, self.scale_D[...], "BYXD")
+        h_BYXF = layout.convolve(
+            "BYXD,OPDF->BYXF", y_BYXD, self.wi_OPDF[...], strides=(stride, stride)
+        )
+        _, height, width, _ = layout.unpadded_shape("BYXD", x_BYXD.shape)
+        layout = layout.with_sizes(Y=-(-height // stride), X=-(-width // stride))
+        y_BYXD = layout.convolve("BYXF,OPFD->BYXD", jax.nn.relu(h_BYXF), self.wo_OPFD[...])
+        return layout, y_BYXD if stride > 1 else x_BYXD + y_BYXD
+
+
+class ConvNetwork(nnx.Module):
+    """Computes one vector for each image."""
+
+    def __init__(self, spec: ConvNet, weights: Weights):
+        self.spec = spec
+        self.stem_OPZD = weights.normal("OPZD", fan_in="OPZ")
+        self.layers_N = Block(spec, weights.stacked("N"))
+        self.scale_D = weights.ones("D")
+        self.softmax_VD = weights.normal("VD", fan_in="D")
+
+    def __call__(self, layout: Layout, images_BYXZ: Array) -> Array:
+        """Returns the mean over the places of an image, as a text of one token."""
+        to_compute = self.spec.precision.to_compute
+        images_BYXZ = to_compute(layout.reshard(images_BYXZ, "BYXZ")) / 255
+        x_BYXD = layout.convolve("BYXZ,OPZD->BYXD", images_BYXZ, to_compute(self.stem_OPZD[...]))
+        graph, stacked = nnx.split(self.layers_N)
+        for index, weights in enumerate(layout.unstack(to_compute(stacked))):
+            block = nnx.merge(graph, weights)
+            stride = 1 if index % self.spec.stride_every else 2
+            layout, x_BYXD = block(layout, x_BYXD, stride)
+        x_BYXD = normed(self.spec, layout, x_BYXD, self.scale_D[...], "BYXD")
+        for axis in "YX":
+            x_BYXD = layout.mask_padding(x_BYXD, "BYXD", axis, 0)
+        _, height, width, _ = layout.unpadded_shape("BYXD", x_BYXD.shape)
+        x_BD = jnp.sum(x_BYXD, axis=(1, 2), dtype=jnp.float32) / (height * width)
+        return to_compute(layout.reshard(x_BD[:, None], "BLD"))
+
+    def output_weights(self) -> Array:
+        return self.spec.precision.to_compute(self.softmax_VD[...])
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNetModel:
+    """Implements `models.api.Model` for a convolutional network under a layout."""
+
+    spec: ConvNet
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))
+
+    def with_layout(self, layout: Layout) -> "ConvNetModel":
+        return dataclasses.replace(self, layout=layout)
+
+    def build(self, key: Array) -> ConvNetwork:
+        spec = self.spec
+        weights = Weights(self.layout, spec.sizes, nnx.Rngs(params=key), spec.precision.store)
+        return ConvNetwork(spec, weights)
+
+    def init(self, key: Array) -> Params:
+        return nnx.to_pure_dict(nnx.split(self.build(key))[1])
+
+    def run(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
+        """Returns the layout and the batch with empty rows if needed, vectors and softmax."""
+        _, height, width, _ = batch["images_BYXZ"].shape
+        layout = self.layout.with_sizes(Y=height, X=width)
+        layout, batch = pad_batch(layout, batch, {})
+        abstract = jax.eval_shape(lambda: self.build(jax.random.key(0)))
+        network = nnx.merge(nnx.split(abstract)[0], params)
+        return layout, batch, network(layout, batch["images_BYXZ"]), network.output_weights()
+
+    def loss(
+        self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
+    ) -> LossSums:
+        layout, batch, x_BLD, softmax_VD = self.run(params, batch)
+        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
+        return softmax_loss(layout, criterion, 1, x_BLD, softmax_VD, targets_BL, counted_BL)
+
+    def token_losses(self, params: Params, batch: Batch) -> Array:
+        rows = batch["targets_BL"].shape[0]
+        layout, batch, x_BLD, softmax_VD = self.run(params, batch)
+        losses_BL = token_losses(
+            layout, x_BLD, softmax_VD, batch["targets_BL"], counted_targets(batch)
+        )
+        return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
+
+    def start(
+        self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
+    ) -> tuple[Step, Cache]:
+        raise UserError(
+            "Run.model = @ConvNet(): it classifies images and continues no text.  Legal: "
+            "meshloom evaluate and meshloom score."
+        )

@@ -1,0 +1,165 @@
+"""A convolutional network: equal under every layout of images, resumed exactly, and its errors."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from configs.load import load
+from data.packing.rows import Rows
+from data.sources.images import image_text
+from data.sources.pair_kinds import Tsv
+from data.tasks.images import ImageTask
+from data.tokenizers.labels import Labels
+from data.vocabs import Vocabs
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.convolutional import ConvNet
+from models.loss import CROSS_ENTROPY
+from tests.toys import ROOT, WHOLE
+from tests.trainer.conftest import optax_types  # noqa: F401
+from trainer.checks import check_layout
+from trainer.evaluate import evaluate
+from trainer.feed import place, placement
+from trainer.loop import TrainJob, train
+from trainer.observers import Observer, StepResult
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.schedules import Constant
+from trainer.run import Run
+from trainer.step import TrainStepSpec, init_state, train_step
+
+HEIGHT, WIDTH, CLASSES, ROWS, STEPS = 11, 9, 5, 6, 3
+SPEC = ConvNet(vocab=CLASSES, channels=3, d_model=4, d_ff=8, layers=2)
+TASK = ImageTask(
+    name="toy", source=Tsv(train="x", validation="x"), height=HEIGHT, width=WIDTH, channels=3
+)
+ADAMW = AdamW(schedule=Constant(peak=3e-3, warmup_steps=2), epsilon=1e-5)
+RUN = Run(model=SPEC, task=TASK, steps=4, batch_sequences=ROWS, checkpoint_every=2, optimizer=ADAMW)
+SHIPPED = {
+    path.stem: load([str(path)]).make(Layout) for path in sorted(ROOT.glob("layouts/images/*.gin"))
+}
+LAYOUTS = SHIPPED | {
+    "channels and weights": Layout(
+        mesh="data:2,model:2,columns:2", rules="batch:data;width:columns+;d_ff:model",
+        param_rules="d_model:data",
+    ),
+    "padded batch": Layout(mesh="data:4,rows:2", rules="batch:data+;height:rows+"),
+}  # fmt: skip
+VOCABS = Vocabs(Labels().train(iter("abcde"), ()), None)
+
+
+def image_rows(count: int, seed: int = 0) -> Rows:
+    """Random images with random labels, as files have them."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (count, HEIGHT, WIDTH, 3)).astype(np.uint8)
+    labels = rng.choice(list("abcde"), count)
+    lines = [f"{image_text(image)}\t{label}" for image, label in zip(pixels, labels, strict=True)]
+    return TASK.pack_lines(lines, VOCABS, None)[0]
+
+
+class Trained(NamedTuple):
+    """Losses and gradient norms of some steps, and the weights before and after them."""
+
+    numbers: list[float]
+    first: dict[str, Any]
+    last: dict[str, Any]
+
+
+def steps_under(layout: Layout) -> Trained:
+    """Trains some steps under a layout."""
+    program = TrainStepSpec(SPEC.model(layout), ADAMW, CROSS_ENTROPY, STEPS, seed=1)
+    mesh, rows, numbers = make_mesh(layout), image_rows(STEPS * ROWS), []
+    state = init_state(program, mesh)
+    first = jax.device_get(state["params"])
+    with jax.set_mesh(mesh):
+        for step in range(STEPS):
+            ids = np.arange(step * ROWS, (step + 1) * ROWS)
+            batch = place(placement(layout, mesh, 1), rows.batch(ids), ROWS, 1)
+            state, metrics = train_step(program, state, batch)
+            numbers += [float(metrics["loss"]), float(metrics["grad_norm"])]
+    return Trained(numbers, first, jax.device_get(state["params"]))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Trained:
+    return steps_under(WHOLE)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_training_under_a_layout_is_training_on_one_device(name: str, whole: Trained) -> None:
+    """Heights of 11 and 6, widths of 9 and 5: none divides."""
+    split = steps_under(LAYOUTS[name])
+    np.testing.assert_allclose(split.numbers, whole.numbers, rtol=5e-6)
+    for weight, expected in zip(*map(jax.tree.leaves, (split.last, whole.last)), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=0, atol=5e-6)
+
+
+def test_training_changes_every_weight_and_loss(whole: Trained) -> None:
+    """Or the sweep would compare nothing with nothing."""
+    before, after = map(jax.tree.leaves, (whole.first, whole.last))
+    assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(before, after, strict=True))
+    assert len(set(whole.numbers)) == 2 * STEPS
+
+
+class Losses(Observer):
+    """Keeps the losses; ends the run after a step."""
+
+    def __init__(self, ends_after: int | None = None):
+        self.ends_after, self.losses = ends_after, dict[int, float | None]()
+
+    def on_step(self, result: StepResult) -> None:
+        self.losses[result.step] = result.line["loss"]
+        if result.step == self.ends_after:
+            raise InterruptedError
+
+
+def test_a_run_resumes_exactly_and_is_evaluated(tmp_path: Path) -> None:
+    splits = {"train": image_rows(14), "validation": image_rows(7, seed=1)}
+    layout = SHIPPED["height_and_width"]
+
+    def losses(name: str, ends_after: int | None = None) -> Mapping[int, float | None]:
+        observer = Losses(ends_after)
+        job = TrainJob(RUN, layout, make_mesh(layout), splits, tmp_path / name)
+        if ends_after is None:
+            train(job, [observer])
+        else:
+            with pytest.raises(InterruptedError):
+                train(job, [observer])
+        return observer.losses
+
+    straight, killed = losses("straight"), losses("killed", ends_after=3)
+    assert losses("killed") == {step: straight[step] for step in (3, 4)}
+    assert killed == {step: straight[step] for step in (1, 2, 3)}
+
+
+def test_an_evaluation_is_that_of_each_image(whole: Trained) -> None:
+    """Rows that do not fill the last batch count nothing; there is no text to count."""
+    rows, mesh = image_rows(8), make_mesh(WHOLE)
+    model = SPEC.model(WHOLE)
+    evaluation, _ = evaluate(model, whole.last, rows, mesh, batch_sequences=ROWS)
+    with jax.set_mesh(mesh):
+        losses = jax.jit(model.token_losses)(whole.last, rows.batch(np.arange(8)))
+    assert evaluation.tokens == 8 and np.isclose(evaluation.loss, np.mean(losses), rtol=1e-6)
+    assert evaluation.numbers().keys() == {
+        "loss", "perplexity_per_token", "accuracy", "tokens", "lines"
+    }  # fmt: skip
+    assert str(evaluation).endswith(f"accuracy {evaluation.accuracy:.2%}")
+
+
+def test_a_size_that_does_not_divide_is_a_problem_of_the_layout() -> None:
+    layout = Layout(mesh="x:4", rules="height:x")
+    with pytest.raises(UserError) as error:
+        check_layout(RUN, layout, {"x": 4}, {"Layout.rules": "layouts/mine.gin:2"})
+    for part in ("height = 11", "height = 6 does", "models/convolutional.py", '"height:x+"'):
+        assert part in str(error.value)
+    check_layout(RUN, dataclasses.replace(layout, rules="height:x+"), {"x": 4}, {})
+
+
+def test_a_network_of_images_continues_no_text() -> None:
+    with pytest.raises(UserError, match=r"@ConvNet\(\): it classifies.*Legal: meshloom evaluate"):
+        SPEC.model(WHOLE).start({}, None, 1, 8)
