@@ -63,7 +63,7 @@ class ConvNet(ModelSpec):
         return ConvNetModel(self, layout)
 
 
-class Block(nnx.Module):
+class ConvBlock(nnx.Module):
     """Adds two convolutions to its input, or halves it by them."""
 
     def __init__(self, spec: ConvNet, weights: Weights):
@@ -90,7 +90,7 @@ class ConvNetwork(nnx.Module):
     def __init__(self, spec: ConvNet, weights: Weights):
         self.spec = spec
         self.stem_OPZD = weights.normal("OPZD", fan_in="OPZ")
-        self.layers_N = Block(spec, weights.stacked("N"))
+        self.layers_N = ConvBlock(spec, weights.stacked("N"))
         self.scale_D = weights.ones("D")
         self.softmax_VD = weights.normal("VD", fan_in="D")
 

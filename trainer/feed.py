@@ -61,7 +61,8 @@ def host_rows(shardings: Placement, batch_sequences: int, microbatches: int) -> 
     places = batch_sequences // microbatches
     batch_axis = 0 if microbatches == 1 else 1
     shape = (places,) if microbatches == 1 else (microbatches, places)
-    rows_only = shardings.of("B", (places,))
+    of_targets = shardings.of("targets_BL", (places, shardings.shards("L")))
+    rows_only = NamedSharding(shardings.mesh, jax.P(*of_targets.spec[: batch_axis + 1]))
     try:
         indices = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
     except ValueError:
