@@ -11,6 +11,7 @@ WORK = {
     "prepare": ("training.flags:PrepareFlags", "training.prepare:prepare_task"),
     "evaluate": ("evaluation.flags:EvaluateFlags", "evaluation.evaluate:evaluate_model"),
     "decode": ("decoding.flags:DecodeFlags", "decoding.decode:decode_file"),
+    "serve": ("serving.flags:ServeFlags", "serving.serve:serve"),
     "score": ("decoding.flags:ScoreFlags", "decoding.score:score_file"),
     "rescore": ("decoding.flags:RescoreFlags", "decoding.rescore:rescore_file"),
     "compare": ("evaluation.flags:CompareFlags", "evaluation.compare:compare"),

@@ -111,6 +111,7 @@ TESTED_ELSEWHERE = {
     "scripts/commands/decoding/*": "scripts/test_translation.py",
     "scripts/commands/doctor/*": "scripts/commands/doctor/test_doctor.py",
     "scripts/commands/planning/*": "scripts/commands/planning/test_plan.py",
+    "scripts/commands/serving/*": "scripts/commands/serving/test_serve.py",
     "scripts/commands/*": "scripts/test_commands.py",
     "scripts/cli.py": "scripts/test_command_line.py",
     "scripts/devices.py": "scripts/test_command_line.py",
@@ -122,6 +123,7 @@ TESTED_ELSEWHERE = {
     "trainer/planning/step_benchmark.py": "trainer/planning/test_search.py",
     "trainer/prepare.py": "scripts/test_processes.py",
     "trainer/progress.py": "trainer/test_loop.py",
+    "trainer/serving/*": "scripts/commands/serving/test_serve.py",  # a server
     "trainer/traces.py": "trainer/planning/test_training.py",
     "trainer/translation/bleu.py": "scripts/test_translation.py",
 }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from models.decoding.generate import DecodeInputs, DecodeOutput
-from models.decoding.sampling import without_early_end
+from models.decoding.sampling import is_early, without_end
 
 Array = jax.Array
 
@@ -93,7 +93,8 @@ class Beam:
         k = min(2 * width + 1, vocab)  # one more than the beam can need: END may be masked
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
-        best_BWU = without_early_end(layout, best_BWU, token_BWU, inputs, step, "BWU")
+        early_B = is_early(inputs, step)
+        best_BWU = without_end(layout, best_BWU, token_BWU, early_B, inputs.end_id, "BWU")
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
         score_BU, token_BU = (
             layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)

@@ -13,7 +13,7 @@ from layouts.layout import Layout
 Array = jax.Array
 
 
-def nucleus_of_sorted(layout: Layout, sorted_BWU: Array, top_p: float) -> Array:
+def nucleus_of_sorted(layout: Layout, sorted_BWU: Array, top_p: float | Array) -> Array:
     """Masks logits, sorted from the largest, outside the nucleus; the first always stays."""
     share_BWU = jax.nn.softmax(sorted_BWU, axis=-1)
     before_BWU = layout.cumsum(share_BWU, "BWU") - share_BWU
@@ -21,14 +21,14 @@ def nucleus_of_sorted(layout: Layout, sorted_BWU: Array, top_p: float) -> Array:
     return jnp.where((before_BWU < top_p) | (rank_BWU == 0), sorted_BWU, -jnp.inf)
 
 
-def nucleus(layout: Layout, logits_BWV: Array, top_p: float) -> Array:
+def nucleus(layout: Layout, logits_BWV: Array, top_p: float | Array) -> Array:
     """Masks logits outside the nucleus, without sorting them; among equals the first stays.
 
     A token belongs to it where the tokens ahead of it hold less than top_p.  Two bisections find
     the smallest logit that belongs and the last token among its equals; all that they need are
     sums over the vocabulary, which may be split.
     """
-    top_p = max(top_p, float(jnp.finfo(jnp.float32).tiny))  # the first always stays
+    top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # the first always stays
     share_BWV = jax.nn.softmax(logits_BWV, axis=-1)
     key_BWV = ordered_integers(logits_BWV)
     id_BWV = layout.iota("BWV", logits_BWV.shape, "V")

@@ -48,7 +48,8 @@ class Sampling:
         # What is reported is the model's probability, END before the minimum included.
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
-        logits_BWV = without_early_end(layout, logits_BWV, tokens_BWV, inputs, step, "BWV")
+        early_B = is_early(inputs, step)
+        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, inputs.end_id, "BWV")
         token_BW, logit_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
         gain_BW = logit_BW - layout.reshard(log_z_BW, "BW")
         token_BW = jnp.where(state.finished_BW, 0, token_BW)
@@ -74,53 +75,100 @@ class Sampling:
     def choose(
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
     ) -> tuple[Array, Array]:
-        """Chooses the next tokens; returns also their logits.
-
-        The vocabulary may be split; what is gathered is never more than top_k of it.
-        """
+        """Chooses the next tokens; returns also their logits."""
         if self.temperature == 0:
-            logit_BW1, token_BW1 = layout.top_k(logits_BWV, 1, "BWV")
-        elif self.top_k is None:
-            weight_BWV = logits_BWV / self.temperature
-            if self.top_p is not None:
-                weight_BWV = nucleus(layout, weight_BWV, self.top_p)
-            weight_BWV += gumbel(layout, seeds_B, step, "BWV", weight_BWV.shape)
-            _, token_BW1 = layout.top_k(weight_BWV, 1, "BWV")
-            logit_BW1 = layout.take_last(logits_BWV, token_BW1, "BWV")
-        else:
-            vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
-            best_BWU, id_BWU = (
-                layout.reshard(x, "BWU")
-                for x in layout.top_k(logits_BWV, min(self.top_k, vocab), "BWV")
-            )
-            weight_BWU = best_BWU / self.temperature
-            if self.top_p is not None:
-                weight_BWU = nucleus_of_sorted(layout, weight_BWU, self.top_p)
-            weight_BWU += gumbel(layout, seeds_B, step, "BWU", weight_BWU.shape)
-            at_BW1 = jnp.argmax(weight_BWU, axis=-1, keepdims=True)
-            logit_BW1, token_BW1 = (layout.take_last(x, at_BW1, "BWU") for x in (best_BWU, id_BWU))
-        return layout.reshard(token_BW1[:, :, 0], "BW"), layout.reshard(logit_BW1[:, :, 0], "BW")
+            return likeliest(layout, logits_BWV)
+        noise = (seeds_B, step)
+        if self.top_k is None:
+            return sampled(layout, logits_BWV, self.temperature, self.top_p, noise)
+        vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
+        candidates = min(self.top_k, vocab)
+        return sampled_of_best(
+            layout, logits_BWV, candidates, self.temperature, None, self.top_p, noise
+        )
 
 
-def without_early_end(
-    layout: Layout, logits: Array, tokens: Array, inputs: DecodeInputs, step: Array, axes: str
+Chosen = tuple[Array, Array]  # token_BW, logit_BW
+Setting = float | Array  # for all sentences, or with axes "B11"
+Noise = tuple[Array, Array]  # seeds_B, and the step of all sentences or of each
+
+
+def likeliest(layout: Layout, logits_BWV: Array) -> Chosen:
+    """Takes the likeliest tokens; returns also their logits."""
+    logit_BW1, token_BW1 = layout.top_k(logits_BWV, 1, "BWV")
+    return squeezed(layout, token_BW1, logit_BW1)
+
+
+def sampled(
+    layout: Layout, logits_BWV: Array, temperature: Setting, top_p: Setting | None, noise: Noise
+) -> Chosen:
+    """Samples from the vocabulary, which may be split, or from its nucleus."""
+    weight_BWV = logits_BWV / temperature
+    if top_p is not None:
+        weight_BWV = nucleus(layout, weight_BWV, top_p)
+    weight_BWV += gumbel(layout, *noise, "BWV", weight_BWV.shape)
+    _, token_BW1 = layout.top_k(weight_BWV, 1, "BWV")
+    return squeezed(layout, token_BW1, layout.take_last(logits_BWV, token_BW1, "BWV"))
+
+
+def sampled_of_best(
+    layout: Layout,
+    logits_BWV: Array,
+    candidates: int,
+    temperature: Setting,
+    top_k: Array | None,
+    top_p: Setting | None,
+    noise: Noise,
+) -> Chosen:
+    """Samples from the likeliest tokens: so many candidates, or those that top_k leaves of them.
+
+    The vocabulary may be split; no more than the candidates are gathered.
+    """
+    best_BWU, id_BWU = (
+        layout.reshard(x, "BWU") for x in layout.top_k(logits_BWV, candidates, "BWV")
+    )
+    weight_BWU = best_BWU / temperature
+    if top_k is not None:
+        rank_BWU = layout.iota("BWU", weight_BWU.shape, "U")
+        weight_BWU = jnp.where(rank_BWU < top_k, weight_BWU, -jnp.inf)
+    if top_p is not None:
+        weight_BWU = nucleus_of_sorted(layout, weight_BWU, top_p)
+    weight_BWU += gumbel(layout, *noise, "BWU", weight_BWU.shape)
+    at_BW1 = jnp.argmax(weight_BWU, axis=-1, keepdims=True)
+    return squeezed(layout, *(layout.take_last(x, at_BW1, "BWU") for x in (id_BWU, best_BWU)))
+
+
+def squeezed(layout: Layout, token_BW1: Array, logit_BW1: Array) -> Chosen:
+    """Drops the last axis of tokens and of their logits."""
+    return layout.reshard(token_BW1[:, :, 0], "BW"), layout.reshard(logit_BW1[:, :, 0], "BW")
+
+
+def is_early(inputs: DecodeInputs, step: Array) -> Array | None:
+    """Tells which texts may not end at this step; None where all may."""
+    minimum_B = inputs.min_new_tokens_B
+    return None if minimum_B is None else step + 1 < minimum_B
+
+
+def without_end(
+    layout: Layout, logits: Array, tokens: Array, early_B: Array | None, end_id: int, axes: str
 ) -> Array:
-    """Masks the logit of END before the minimum number of tokens."""
-    if inputs.min_new_tokens_B is None:
+    """Masks the logit of END in texts that may not end yet."""
+    if early_B is None:
         return logits
-    early = layout.broadcast_like(step + 1 < inputs.min_new_tokens_B, "B", axes)
-    return jnp.where((tokens == inputs.end_id) & early, -jnp.inf, logits)
+    early = layout.broadcast_like(early_B, "B", axes)
+    return jnp.where((tokens == end_id) & early, -jnp.inf, logits)
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:
     """Draws noise whose argmax, added to logits, is a sample, by a key for each sentence.
 
-    The last axis is drawn as the first, so that its padding changes no other number.
+    The step is that of all sentences, or of each.  The last axis is drawn as the first, so that its
+    padding changes no other number.
     """
 
     def noise(seed: Array, step: Array) -> Array:
         key = jax.random.fold_in(jax.random.key(seed), step)
         return jax.random.gumbel(key, (shape[2], shape[1])).T
 
-    draw = jax.vmap(noise, in_axes=(0, None))
+    draw = jax.vmap(noise, in_axes=(0, 0 if step.ndim else None))
     return layout.auto_axes(draw, axes)(seeds_B, step)

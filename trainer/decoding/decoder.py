@@ -89,7 +89,7 @@ class Decoder:
         with jax.set_mesh(self.mesh):
             shards = math.lcm(*(num_shards(self.model.layout.place(axis)[0]) for axis in "BG"))
         batches = batches_of(requests, self.batch_sequences, shards)
-        self._check_memory([batch.shape for batch in batches])
+        self.check_memory([batch.shape for batch in batches])
         previous: tuple[RequestBatch, DecodeOutput] | None = None
         for batch in batches:
             output = self._start([requests[i] for i in batch.requests], batch.shape)
@@ -99,7 +99,15 @@ class Decoder:
         if previous is not None:
             yield self._finish(requests, *previous)
 
-    def _check_memory(self, shapes: Sequence[BatchShape]) -> None:
+    def decode_batch(
+        self, requests: Sequence[Request], shape: BatchShape
+    ) -> list[list[TokenHypothesis]]:
+        """Returns the hypotheses of requests that fit in one batch of a given shape."""
+        batch = RequestBatch(list(range(len(requests))), shape)
+        done = self._finish(requests, batch, self._start(requests, shape))
+        return [hypotheses for _, hypotheses in done]
+
+    def check_memory(self, shapes: Sequence[BatchShape]) -> None:
         """Raises where the cache of the largest batch does not fit."""
         largest = max(shapes, key=lambda shape: shape.rows * sum(shape[1:]), default=None)
         if largest is not None:

@@ -133,10 +133,10 @@ def decode_lines(
 
     An empty source is its own translation.
     """
-    blank = [line for line in lines if _is_blank(requests[line], vocabs)]
+    blank = [line for line in lines if is_blank(requests[line], vocabs)]
     if blank:
         yield [(line, [Hypothesis("", 0.0, 0.0)]) for line in blank]
-        lines = [line for line in lines if not _is_blank(requests[line], vocabs)]
+        lines = [line for line in lines if not is_blank(requests[line], vocabs)]
     for batch in decoder.decode([requests[line] for line in lines]):
         yield [
             (
@@ -147,7 +147,8 @@ def decode_lines(
         ]
 
 
-def _is_blank(request: Request, vocabs: Vocabs) -> bool:
+def is_blank(request: Request, vocabs: Vocabs) -> bool:
+    """Tells whether a source is empty; its translation is so too."""
     return request.source is not None and list(request.source) == [vocabs.of_source.end_id]
 
 

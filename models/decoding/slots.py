@@ -1,0 +1,248 @@
+"""Continues texts that join and leave a running batch at any token: fixed slots, fixed shapes.
+
+The cache is a ring: all texts write the token of a step to the same place, wherever each began, and
+see as many places back as they have tokens.  A step is one program, whatever runs in the slots.
+Batching at each token: Yu et al. 2022 (Orca), section 3.1.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from layouts.axes import letters_of
+from layouts.layout import Layout
+from models.api import Cache, Decodable, step_layout
+from models.decoding.generate import DecodeInputs, prefill
+from models.decoding.sampling import Chosen, likeliest, sampled, sampled_of_best, without_end
+
+Array = jax.Array
+FEW_CANDIDATES = 64
+"""Tokens that are ranked where no text samples from more of them."""
+
+
+class SlotSettings(NamedTuple):
+    """Holds how each text is continued."""
+
+    seeds_B: Array
+    max_new_tokens_B: Array
+    min_new_tokens_B: Array
+    temperature_B: Array
+    """0 takes the likeliest token."""
+    top_k_B: Array
+    """0 is no limit."""
+    top_p_B: Array
+    """1 is no limit."""
+
+
+class Joining(NamedTuple):
+    """Holds texts that join the batch."""
+
+    slots_B: Array
+    """Where each goes; a slot that does not exist drops its text."""
+    prompts_BL: Array
+    prompt_lengths_B: Array
+    begins_B: Array
+    settings: SlotSettings
+
+
+class Slots(NamedTuple):
+    """Holds the texts of the running batch."""
+
+    cache: Cache
+    cache_index: Array
+    """The place of the ring that the next token is written to."""
+    lengths_B: Array
+    """Tokens of each text in the cache."""
+    last_B: Array
+    """The token of each text that the model reads next."""
+    steps_B: Array
+    """New tokens of each text."""
+    running_B: Array
+    settings: SlotSettings
+
+
+class NewTokens(NamedTuple):
+    """Holds a new token of each slot, and its log-probability at temperature 1."""
+
+    token_B: Array
+    log_p_B: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotDecoder:
+    """Continues the texts in so many slots, each of at most `cache_length` tokens."""
+
+    model: Decodable
+    slots: int
+    cache_length: int
+    end_id: int
+
+    def start(self, params: Any) -> Slots:
+        """Returns empty slots."""
+        layout = step_layout(self.model.layout)
+
+        def zeros(dtype: Any = jnp.int32) -> Array:
+            return layout.reshard(jnp.zeros(self.slots, dtype), "B")
+
+        numbers = [zeros() for _ in range(5)]
+        return Slots(
+            cache=self.model.start(params, None, self.slots, self.cache_length)[1],
+            cache_index=jnp.zeros((), jnp.int32),
+            lengths_B=numbers[0],
+            last_B=numbers[1],
+            steps_B=numbers[2],
+            running_B=zeros(bool),
+            settings=SlotSettings(
+                seeds_B=zeros(jnp.uint32),
+                max_new_tokens_B=numbers[3],
+                min_new_tokens_B=numbers[4],
+                temperature_B=zeros(jnp.float32),
+                top_k_B=zeros(),
+                top_p_B=zeros(jnp.float32),
+            ),
+        )
+
+    def join(self, params: Any, slots: Slots, joining: Joining) -> Slots:
+        """Reads prompts, all in one pass, and puts their texts into slots."""
+        layout = step_layout(self.model.layout)
+        rows, length = joining.prompts_BL.shape
+        model_step, cache = self.model.start(params, None, rows, length)
+        inputs = DecodeInputs(
+            prompts_BL=joining.prompts_BL,
+            prompt_lengths_B=joining.prompt_lengths_B,
+            seeds_B=joining.settings.seeds_B,
+            max_new_tokens_B=joining.settings.max_new_tokens_B,
+            begins_B=joining.begins_B,
+        )
+        last_B, cache, _ = prefill(layout, model_step, cache, inputs, length)
+        # The token at position p of a text of n tokens goes n - p places back from the next one.
+        place_BM = layout.iota("BM", (rows, self.cache_length), "M")
+        position_BM = (place_BM - slots.cache_index + inputs.prompt_lengths_B[:, None]) % (
+            self.cache_length
+        )
+        put = functools.partial(put_rows, joining.slots_B)
+        return Slots(
+            cache=jax.tree.map_with_path(
+                lambda path, old, new: put(old, new, letters_of(path[-1].key), position_BM),
+                slots.cache,
+                cache,
+            ),
+            cache_index=slots.cache_index,
+            lengths_B=put(slots.lengths_B, inputs.prompt_lengths_B, "B"),
+            last_B=put(slots.last_B, last_B, "B"),
+            steps_B=put(slots.steps_B, jnp.zeros_like(last_B), "B"),
+            running_B=put(slots.running_B, jnp.ones_like(last_B, bool), "B"),
+            settings=jax.tree.map(
+                lambda old, new: put(old, new, "B"), slots.settings, joining.settings
+            ),
+        )
+
+    def step(self, params: Any, slots: Slots) -> tuple[Slots, NewTokens]:
+        """Adds one token to each text."""
+        layout, length = step_layout(self.model.layout), self.cache_length
+        model_step, _ = self.model.start(params, None, self.slots, length)
+        place_BM = layout.iota("BM", (self.slots, length), "M")
+        back_BM = (slots.cache_index - place_BM) % length
+        mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 places back is the token itself
+        cache, logits_BWV = model_step(
+            slots.cache,
+            slots.last_B[:, None],
+            slots.lengths_B[:, None],
+            mask_BM[:, None, :],
+            slots.cache_index,
+        )
+        token_B, log_p_B = self.choose(layout, logits_BWV, slots)
+        ended_B = (token_B == self.end_id) | (slots.steps_B + 1 >= slots.settings.max_new_tokens_B)
+        running_B = slots.running_B & ~ended_B
+        slots = slots._replace(
+            cache=cache,
+            cache_index=(slots.cache_index + 1) % length,
+            lengths_B=jnp.where(running_B, slots.lengths_B + 1, 0),
+            last_B=jnp.where(running_B, token_B, 0),
+            steps_B=slots.steps_B + 1,
+            running_B=running_B,
+        )
+        return slots, NewTokens(token_B, log_p_B)
+
+    def choose(self, layout: Layout, logits_BWV: Array, slots: Slots) -> tuple[Array, Array]:
+        """Chooses the next token of each text as `Sampling` does; returns its log-probability."""
+        settings = slots.settings
+        log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
+        tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
+        early_B = slots.steps_B + 1 < settings.min_new_tokens_B
+        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.end_id, "BWV")
+        token_BW, logit_BW = choose(layout, logits_BWV, settings, slots.steps_B, slots.running_B)
+        return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
+
+
+def choose(
+    layout: Layout, logits_BWV: Array, settings: SlotSettings, steps_B: Array, running_B: Array
+) -> Chosen:
+    """Chooses tokens by the settings of each text; computes only what some text needs."""
+    samples_B = running_B & (settings.temperature_B > 0)
+    of_all_B, of_best_B = (samples_B & (settings.top_k_B == 0), samples_B & (settings.top_k_B > 0))
+    has_nucleus_B = settings.top_p_B < 1
+    noise = (settings.seeds_B, steps_B)
+    # Texts that are not sampled have some legal temperature.
+    temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
+    top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
+    # Without a nucleus a text keeps even what the sum of the others, rounded up, leaves out.
+    top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
+
+    def where(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
+        token_BW, logit_BW = (
+            jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
+        )
+        return token_BW, logit_BW
+
+    def of_all(chosen: Chosen) -> Chosen:
+        new = jax.lax.cond(
+            jnp.any(of_all_B & has_nucleus_B),
+            lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
+            lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
+        )
+        return where(of_all_B, new, chosen)
+
+    def of_best(candidates: int, chosen: Chosen) -> Chosen:
+        new = sampled_of_best(
+            layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
+        )
+        return where(of_best_B, new, chosen)
+
+    def unchanged(chosen: Chosen) -> Chosen:
+        return chosen
+
+    vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
+    most = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
+    few = min(FEW_CANDIDATES, vocab)
+    chosen = likeliest(layout, logits_BWV)
+    chosen = jax.lax.cond(jnp.any(of_all_B), of_all, unchanged, chosen)
+    branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
+    branch = jnp.where(most > few, 2, jnp.where(most > 0, 1, 0))
+    return jax.lax.switch(branch, branches, chosen)
+
+
+def put_rows(
+    slots_B: Array, old: Array, new: Array, axes: str, position_BM: Array | None = None
+) -> Array:
+    """Puts rows into slots.  Along M, place m gets what a row has at position_BM[row, m].
+
+    Positions beyond the row get anything.  Stacked layers have an axis in front.
+    """
+    batch = old.ndim - len(axes)
+
+    def put(old: Array, new: Array, slots: Array, position: Array) -> Array:
+        if "M" in axes:
+            memory = batch + axes.index("M")
+            shape = [1] * old.ndim
+            shape[batch], shape[memory] = position.shape
+            new = jnp.take_along_axis(new, position.reshape(shape), axis=memory, mode="clip")
+        at = (*(slice(None),) * batch, slots)
+        return old.at[at].set(new, mode="drop")
+
+    spec = jax.typeof(old).sharding.spec
+    placed = jax.sharding.auto_axes(put, out_sharding=spec) if any(spec) else put
+    return placed(old, new, slots_B, slots_B if position_BM is None else position_BM)

@@ -1,0 +1,84 @@
+"""Puts the routes of a server together."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from scripts.commands.serving.completions import complete
+from scripts.commands.serving.errors import ApiError, api_error_response
+from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.translations import translate
+
+
+async def models(request: Request) -> Response:
+    """Describes the model."""
+    served: ServedModel = request.app.state.served
+    return JSONResponse({"object": "list", "data": [served.describe()]})
+
+
+async def model(request: Request) -> Response:
+    """Describes the model of a name."""
+    served: ServedModel = request.app.state.served
+    served.check_name(request.path_params["name"])
+    return JSONResponse(served.describe())
+
+
+async def health(request: Request) -> Response:
+    """Tells whether requests are answered."""
+    served: ServedModel = request.app.state.served
+    if served.service.failure is not None:
+        raise ApiError(503, "The server failed; its log says why.")
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """Returns what Prometheus reads."""
+    registry: CollectorRegistry = request.app.state.registry
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def http_error_response(request: Request, error: Exception) -> Response:
+    """Answers with the error of a route."""
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    legal = ", ".join(f"{method} {route.path}" for route in ROUTES for method in methods(route))
+    return ApiError(error.status_code, f"{path}: {error.detail}.  Legal: {legal}.").response()
+
+
+async def client_left(request: Request, error: Exception) -> Response:
+    """Answers a client that left, which nobody reads; its status is counted."""
+    return Response(status_code=499)
+
+
+def methods(route: Route) -> Sequence[str]:
+    return sorted((route.methods or set()) - {"HEAD"})
+
+
+ROUTES = [
+    Route("/v1/completions", complete, methods=["POST"]),
+    Route("/v1/translate", translate, methods=["POST"]),
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+    Route("/health", health),
+    Route("/metrics", metrics),
+]
+
+
+def application(served: ServedModel, registry: CollectorRegistry) -> Starlette:
+    """Makes the application of a served model."""
+    app = Starlette(
+        routes=ROUTES,
+        exception_handlers={
+            ApiError: api_error_response,
+            HTTPException: http_error_response,
+            ClientDisconnect: client_left,
+        },
+    )
+    app.state.served, app.state.registry = served, registry
+    return app

@@ -1,0 +1,92 @@
+"""Describes the bodies of requests."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LARGEST_SEED = 2**63 - 1
+MAX_CHOICES = 128
+MAX_STOPS = 4
+# What the API of OpenAI has and no search here does; values that change nothing are taken.
+NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1,
+           "suffix": ""}  # fmt: skip
+
+Text = Annotated[str, Field(max_length=2**20)]
+
+
+class Body(BaseModel):
+    """Checks the type and range of each field; one that is null counts as absent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: str | None = Field(None, description="the name that GET /v1/models gives")
+    user: str | None = Field(None, description="a text, which is not used")
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_neutral(cls, fields: Any) -> Any:
+        """Drops fields that change nothing."""
+        if not isinstance(fields, Mapping):
+            return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None and (name not in NEUTRAL or value != NEUTRAL[name])
+        }
+
+
+class StreamOptions(BaseModel):
+    """Describes the options of a streamed answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+
+
+class CompletionBody(Body):
+    """Describes a request to continue prompts."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] = Field(
+        description=f"a text, or a list of 1 to {MAX_CHOICES} texts"
+    )
+    max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
+    min_tokens: int = Field(0, ge=0, description="an integer from 0 to max_tokens")
+    temperature: float = Field(1.0, ge=0, description="a number of at least 0")
+    top_k: int = Field(0, ge=0, le=2**31 - 1, description="an integer of at least 0; 0 is no limit")
+    top_p: float = Field(1.0, ge=0, le=1, description="a number from 0 to 1; 1 is no limit")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
+    seed: int | None = Field(
+        None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
+    )
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+    ) = Field([], description=f"a text, or a list of at most {MAX_STOPS} texts, none empty")
+    logprobs: int | None = Field(None, ge=0, le=0, description="0, for those of the new tokens")
+    echo: bool = Field(False, description="true or false")
+    stream: bool = Field(False, description="true or false")
+    stream_options: StreamOptions = Field(
+        StreamOptions(), description='{"include_usage": true or false}'
+    )
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class TranslationBody(Body):
+    """Describes a request to translate texts."""
+
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] = Field(
+        description=f"a text, or a list of 1 to {MAX_CHOICES} texts"
+    )
+    n: int = Field(1, ge=1, description="an integer from 1 to the beam size")
+    max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
+    tag: str | None = Field(None, description="a language tag that GET /v1/models lists")
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.text] if isinstance(self.text, str) else self.text

@@ -1,0 +1,218 @@
+"""Answers `POST /v1/completions`, whole or as a stream of server-sent events."""
+
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from data.vocab import Vocab
+from models.decoding.sampling import Sampling
+from scripts.commands.serving.bodies import CompletionBody
+from scripts.commands.serving.errors import ApiError, bad_field
+from scripts.commands.serving.exchange import PendingAnswer, read_body
+from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.text_stream import TextStream
+from trainer.decoding.requests import continuation_requests
+from trainer.serving.service import Job
+
+DEFAULT_MAX_TOKENS = 16  # that of the API of OpenAI
+
+
+@dataclasses.dataclass
+class AnswerChoice:
+    """Holds one text of an answer as it comes."""
+
+    index: int
+    job: Job
+    text: TextStream
+    stopped_after: int | None = None
+    """Tokens up to a stop."""
+
+    def update(self) -> str:
+        """Returns what has come since the last time."""
+        tokens = list(self.job.tokens)
+        added = self.text.add(tokens, is_done=self.job.is_done)
+        if self.text.is_stopped and self.stopped_after is None:
+            self.stopped_after = len(tokens)
+        return added
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.job.tokens) if self.stopped_after is None else self.stopped_after
+
+    @property
+    def finish(self) -> str | None:
+        return "stop" if self.text.is_stopped else self.job.finish
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish is not None
+
+
+async def complete(request: Request) -> Response:
+    """Continues each prompt."""
+    served: ServedModel = request.app.state.served
+    if served.translates:
+        raise ApiError(404, f"{served.name} translates.  Legal: POST /v1/translate.")
+    body = await read_body(request, CompletionBody, served.limits)
+    served.check_name(body.model)
+    choices = choices_of(body, served)
+    jobs = [choice.job for choice in choices]
+    exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
+    head = {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": served.name,
+    }
+    if body.stream:
+        await exchange.__aenter__()
+        return EventStream(exchange, events(exchange, choices, head, body, served))
+    async with exchange:
+        await finish(exchange, choices)
+    entries = [
+        entry(choice, choice.text.text, body, served.vocabs.target, first=True)
+        for choice in choices
+    ]
+    return JSONResponse(
+        head
+        | {
+            "choices": entries,
+            "usage": usage(choices, body.n),
+            "system_fingerprint": served.fingerprint(jobs[0].checkpoint),
+        }
+    )
+
+
+def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
+    """Makes the jobs of a request: those of a prompt have the seeds of lines of `decode`."""
+    max_tokens = body.max_tokens or served.options.max_tokens or DEFAULT_MAX_TOKENS
+    if body.min_tokens > max_tokens:
+        raise bad_field("min_tokens", body.min_tokens, f"an integer from 0 to {max_tokens}")
+    seed = secrets.randbits(31) if body.seed is None else body.seed
+    options = dataclasses.replace(
+        served.options, seed=seed, max_tokens=max_tokens, min_tokens=body.min_tokens
+    )
+    sampling = Sampling(
+        body.temperature, body.top_k or None, None if body.top_p == 1 else body.top_p
+    )
+    task, vocabs, choices = served.run.task, served.vocabs, list[AnswerChoice]()
+    for prompt in body.prompts:
+        lines = [task.prompt(prompt)] * body.n
+        for request in continuation_requests(lines, vocabs, options, None, max_tokens):
+            length = len(request.prompt)
+            if length + max_tokens > served.max_length:
+                room = served.max_length - length
+                legal = f"1 to {room} tokens for a prompt of {length}" if room > 0 else (
+                    f"a prompt of at most {served.max_length - 1} tokens, not {length}"
+                )  # fmt: skip
+                name = "max_tokens" if room > 0 else "prompt"
+                raise bad_field(name, max_tokens if room > 0 else prompt, legal)
+            text = TextStream(vocabs.target, request.prompt, body.stops)
+            needs_text = body.stream or bool(body.stops)
+            choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
+    return choices
+
+
+async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> None:
+    """Waits for all choices; one that reaches a stop gives back its slot."""
+    async for _ in exchange.changes():
+        for choice in choices:
+            if choice.job.streams or choice.job.is_done:
+                choice.update()
+                drop_stopped(exchange, choice)
+
+
+def drop_stopped(exchange: PendingAnswer, choice: AnswerChoice) -> None:
+    if choice.text.is_stopped and not choice.job.is_done:
+        exchange.service.cancel([choice.job])
+
+
+class EventStream(StreamingResponse):
+    """Sends events, and ends the exchange however the sending ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, exchange: PendingAnswer, events: AsyncIterator[str]):
+        super().__init__(events, headers={"Cache-Control": "no-store"})
+        self.exchange = exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.exchange.__aexit__()
+
+
+async def events(
+    exchange: PendingAnswer,
+    choices: Sequence[AnswerChoice],
+    head: dict[str, Any],
+    body: CompletionBody,
+    served: ServedModel,
+) -> AsyncIterator[str]:
+    """Yields the events of a stream: texts as they come, how each ends, and the tokens used."""
+    begun, ended = set[int](), set[int]()
+    try:
+        async for _ in exchange.changes():
+            for choice in choices:
+                if choice.index in ended or choice.job.checkpoint is None:
+                    continue
+                added = choice.update()
+                drop_stopped(exchange, choice)
+                first = choice.index not in begun
+                if added or choice.is_done or (first and body.echo):
+                    part = entry(choice, added, body, served.vocabs.target, first=first)
+                    fingerprint = served.fingerprint(choice.job.checkpoint)
+                    yield event(head | {"choices": [part], "system_fingerprint": fingerprint})
+                    begun.add(choice.index)
+                if choice.is_done:
+                    ended.add(choice.index)
+    except ApiError as error:
+        yield event(error.body())
+        return
+    if body.stream_options.include_usage:
+        yield event(head | {"choices": [], "usage": usage(choices, body.n)})
+    yield "data: [DONE]\n\n"
+
+
+def event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def entry(
+    choice: AnswerChoice, text: str, body: CompletionBody, vocab: Vocab, *, first: bool
+) -> dict[str, Any]:
+    """Returns a choice of an answer, or the next part of one."""
+    logprobs = None
+    if body.logprobs is not None and choice.is_done:
+        tokens = choice.job.tokens[: choice.new_tokens]
+        logprobs = {
+            "tokens": vocab.pieces(tokens),
+            "token_logprobs": choice.job.log_probabilities[: len(tokens)],
+            "top_logprobs": None,
+            "text_offset": None,
+        }
+    return {
+        "index": choice.index,
+        "text": choice.text.prompt_text + text if body.echo and first else text,
+        "logprobs": logprobs,
+        "finish_reason": choice.finish,
+    }
+
+
+def usage(choices: Sequence[AnswerChoice], n: int) -> dict[str, int]:
+    """Counts the tokens of an answer; those of a prompt once for its n choices."""
+    prompt_tokens = sum(len(choice.job.request.prompt) for choice in choices[::n])
+    new_tokens = sum(choice.new_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
+    }

@@ -1,0 +1,63 @@
+"""Makes the answers to requests that cannot be served."""
+
+import dataclasses
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from configs.errors import brief, did_you_mean
+
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+@dataclasses.dataclass
+class ApiError(Exception):
+    """Reports a request that is not served, as the API of OpenAI does."""
+
+    status: int
+    message: str
+    param: str | None = None
+    """The field that is wrong."""
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = TYPES.get(self.status, kind)
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        return {"error": error}
+
+    def response(self) -> Response:
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def bad_field(name: str, value: object, legal: str) -> ApiError:
+    """Reports a field whose value is not legal."""
+    return ApiError(422, f"{name} = {brief(repr(value))}.  Legal: {legal}.", name)
+
+
+def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
+    """Reports the first thing that is wrong with a body."""
+    first = error.errors(include_url=False)[0]
+    kind, path = first["type"], first["loc"]
+    if kind == "json_invalid":
+        return ApiError(400, f"The body is no JSON: {first['ctx']['error']}.")
+    if not path:
+        return ApiError(422, "The body is no JSON object.")
+    name = str(path[0])
+    if kind == "extra_forbidden" and len(path) == 1:
+        hint = did_you_mean(name, body.model_fields)
+        return ApiError(422, f"{brief(name)}: no such field.{hint}", brief(name))
+    legal = body.model_fields[name].description or first["msg"]
+    if kind == "missing" and len(path) == 1:
+        return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)
+    return bad_field(name, first["input"], legal)
+
+
+async def api_error_response(request: Request, error: Exception) -> Response:
+    """Answers with an `ApiError`."""
+    assert isinstance(error, ApiError)
+    return error.response()

@@ -1,0 +1,118 @@
+"""Reads the body of a request, and waits for the jobs that answer it."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from scripts.commands.serving.bodies import Body
+from scripts.commands.serving.errors import ApiError, invalid
+from trainer.serving.service import Job, QueueFull, Service, Stopped
+
+B = TypeVar("B", bound=Body)
+BODY_S = 30.0
+"""How long a client may take to send a body."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Holds what one request may take."""
+
+    body_bytes: int
+    time_s: float
+
+
+async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
+    """Reads and checks the body of a request."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":  # else pages of other sites could post without asking
+        raise ApiError(415, f"Content-Type = {content_type!r}.  Legal: application/json.")
+    too_long = ApiError(413, f"The body is longer than {limits.body_bytes:,} bytes.")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limits.body_bytes:
+        raise too_long
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.body_bytes:
+                    raise too_long
+    except TimeoutError:
+        raise ApiError(408, f"The body was not there after {BODY_S:.0f} s.") from None
+    try:
+        return kind.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise invalid(error, kind) from None
+
+
+class PendingAnswer:
+    """Waits for jobs, at most so many seconds, while their client is there."""
+
+    def __init__(self, request: Request, service: Service, jobs: Sequence[Job], time_s: float):
+        self.request, self.service, self.jobs, self.time_s = request, service, jobs, time_s
+        self._changed = asyncio.Event()
+        self._is_left = False
+        for job in jobs:
+            job.on_change = self._changed.set
+
+    async def __aenter__(self) -> "PendingAnswer":
+        try:
+            self.service.submit(self.jobs)
+        except QueueFull:
+            limit = self.service.queue_limit
+            raise ApiError(429, f"{limit:,} texts wait already.  Try again later.") from None
+        except Stopped:
+            raise ApiError(503, "The server is stopping.") from None
+        self._deadline = asyncio.get_running_loop().time() + self.time_s
+        self._watch = asyncio.create_task(self._watch_client())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._watch
+        if not self.is_done:
+            self.service.cancel([job for job in self.jobs if not job.is_done])
+
+    @property
+    def is_done(self) -> bool:
+        return all(job.is_done for job in self.jobs)
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields whenever jobs have changed, the last time when all are done."""
+        while True:
+            is_done = self.is_done
+            failed = next((job.failure for job in self.jobs if job.failure is not None), None)
+            if failed is not None:
+                raise ApiError(500, "The server failed; its log says why.")
+            yield
+            if is_done:
+                return
+            if self.is_done:  # since the last look
+                continue
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise ApiError(
+                    504, f"The answer was not there after {self.time_s:g} s.  Ask for less."
+                ) from None
+            self._changed.clear()
+            if self._is_left:
+                raise ClientDisconnect
+
+    async def finish(self) -> None:
+        """Waits for the end of all jobs."""
+        async for _ in self.changes():
+            pass
+
+    async def _watch_client(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+        self._is_left = True
+        self._changed.set()

@@ -1,0 +1,71 @@
+"""Defines the flags of `meshloom serve`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from scripts.commands.shared_flags import BeamFlags, CheckpointFlags
+from scripts.devices import DeviceFlags
+from scripts.flag import Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags:
+    """Serves a model over HTTP: OpenAI's completions API, or translations.
+
+    A language model continues prompts at POST /v1/completions; prompts join the running batch at
+    any token.  A translation model translates at POST /v1/translate, by beam search.  GET
+    /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all answers are
+    complete.
+    """
+
+    EXAMPLES = (
+        "meshloom serve --model_dir=runs/mine",
+        "MESHLOOM_TOKEN=$(openssl rand -hex 32) meshloom serve --model_dir=runs/mine "
+        "--host=0.0.0.0",
+    )
+    host: Annotated[
+        str, Flag("Address to listen at. One that is not of this machine alone needs --token.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Flag("Port to listen at; 0 chooses a free one.", metavar="N", min=0, max=65535)
+    ] = 8000
+    token: Annotated[
+        str | None,
+        Flag(
+            "What clients send as 'Authorization: Bearer TOKEN'. The variable keeps it out of the "
+            "list of processes.",
+            metavar="TOKEN",
+            variable="MESHLOOM_TOKEN",
+        ),
+    ] = None
+    name: Annotated[
+        str | None, Flag("Name of the model. Default: that of its directory.", metavar="NAME")
+    ] = None
+    slots: Annotated[
+        int, Flag("Texts that are continued, or translated, together.", metavar="N", min=1)
+    ] = 32
+    max_length: Annotated[
+        int | None,
+        Flag(
+            "Tokens of a prompt and its continuation. Default: the row length of the task.",
+            metavar="N",
+            min=2,
+        ),
+    ] = None
+    queue: Annotated[int, Flag("Texts that wait; more are refused.", metavar="N", min=1)] = 256
+    time_limit_s: Annotated[
+        float, Flag("Seconds that a request may take.", metavar="S", min=0.001)
+    ] = 120.0
+    body_bytes: Annotated[int, Flag("Largest body of a request.", metavar="N", min=1)] = 1_000_000
+    reload_s: Annotated[
+        float,
+        Flag(
+            "Seconds between looks for a newer checkpoint; 0 keeps the first. Only with "
+            "--checkpoint=latest.",
+            metavar="S",
+            min=0,
+        ),
+    ] = 10.0
+    model: CheckpointFlags
+    search: BeamFlags = field(default_factory=BeamFlags)
+    devices: DeviceFlags = field(default_factory=DeviceFlags)

@@ -1,0 +1,86 @@
+"""Lets requests in: checks where they come from, counts them, and lets the last ones finish."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scripts.commands.serving.errors import ApiError
+from scripts.commands.serving.metrics import RequestMetrics
+
+OPEN = frozenset({"/health", "/"})
+"""What needs no token: neither tells anything of the model."""
+
+
+class Guard:
+    """Wraps an application: tokens, the names of the host, metrics, and the end of the server."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        paths: Collection[str],
+        token: str | None,
+        hosts: Collection[str] | None,
+        metrics: RequestMetrics,
+    ):
+        self.app, self.token, self.hosts = app, token, hosts
+        self.paths, self.metrics = paths, metrics
+        self.is_stopping = False
+        self._active = 0
+        self._idle = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status = time.perf_counter(), 0
+
+        async def noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._active += 1
+        try:
+            error = self.refusal(scope)
+            app = self.app if error is None else error.response()
+            await app(scope, receive, noting_status)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.add(path, status, time.perf_counter() - start)
+
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """Returns why a request is not let in."""
+        headers = Headers(scope=scope)
+        host = (
+            headers.get("host", "").rpartition("]")[0].lstrip("[")
+            or (headers.get("host", "").partition(":")[0])
+        )
+        if self.hosts is not None and host.lower() not in self.hosts:
+            # A page of another site, whose name resolves to this machine, sends that name.
+            return ApiError(403, f"Host = {host!r}.  Legal: {', '.join(sorted(self.hosts))}.")
+        if self.token is not None and scope["path"] not in OPEN:
+            given = headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+                return ApiError(401, "Send the token of the server: Authorization: Bearer TOKEN.")
+        if self.is_stopping and scope["path"] != "/metrics":
+            return ApiError(503, "The server is stopping.")
+        return None
+
+    async def drain(self, time_s: float) -> None:
+        """Lets no more requests in, and waits for the end of those that are."""
+        self.is_stopping = True
+        try:
+            async with asyncio.timeout(time_s):
+                while self._active:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass  # what a client does not read is not waited for

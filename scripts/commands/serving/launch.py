@@ -1,0 +1,199 @@
+"""Restores a model, and serves it over HTTP."""
+
+import contextlib
+import ipaddress
+import math
+import socket
+from collections.abc import Callable, Sequence
+
+import jax
+from prometheus_client import CollectorRegistry
+
+from configs.errors import UserError
+from data.task import Task
+from layouts.layout import num_shards
+from models.decoding.beam import Beam
+from models.decoding.ensemble import as_ensemble
+from scripts.commands.decoding.decode import BEAM
+from scripts.commands.serving.app import ROUTES, application
+from scripts.commands.serving.exchange import Limits
+from scripts.commands.serving.flags import ServeFlags
+from scripts.commands.serving.guard import Guard
+from scripts.commands.serving.metrics import RequestMetrics, ServiceCollector
+from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.server import Server
+from scripts.commands.shared_flags import BeamFlags
+from scripts.commands.trained import batch_of, decode_program, trained_models
+from scripts.terminal import print_note
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
+from trainer.checks import Program
+from trainer.decoding.decoder import Decoder
+from trainer.decoding.requests import DecodeOptions
+from trainer.run import Run
+from trainer.serving.batches import BatchService, batch_lengths
+from trainer.serving.compilations import Compilations
+from trainer.serving.continuous import ContinuousService
+from trainer.serving.reload import CheckpointWatcher
+from trainer.serving.service import ServedWeights, Service
+from trainer.serving.slot_engine import SlotEngine
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def launch(flags: ServeFlags) -> None:
+    """Restores a model, compiles what it needs, and serves it until a signal."""
+    check_address(flags.host, flags.token)
+    with (
+        bound_socket(flags.host, flags.port) as listener,
+        trained_models(flags.model, lambda run: programs_of(flags.search, run)) as models,
+    ):
+        restorer = WeightsRestorer(models, flags)
+        members = restorer.members(flags.model.checkpoint)
+        served = served_model(members, flags)
+        print_note("Compiling.")
+        served.service.start()
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        server = server_of(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
+        reloads_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
+        with CheckpointWatcher(
+            served.service, lambda: models.checkpoints.latest, restorer.weights, reloads_s
+        ):
+            server.run([listener])
+        served.service.stop()
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Refuses an address that other machines reach, unless clients need a token."""
+    if token == "":
+        raise UserError("--token: it is empty.  Legal: a long random text, or no --token.")
+    if token is None and not is_loopback(host):
+        raise UserError(
+            f"--host={host}: other machines may reach this address, and no token is set.  Set "
+            "MESHLOOM_TOKEN to a long random text (openssl rand -hex 32), or leave --host away."
+        )
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Takes the address before anything takes long; connections are accepted later."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise UserError(
+            f"--host={host} --port={port}: {error.strerror or error}.  Choose another address."
+        ) from None
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Tells whether only this machine reaches an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host in LOOPBACK_NAMES:
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def programs_of(flags: BeamFlags, run: Run) -> list[Program]:
+    """Returns what serving traces, near enough to explain an error of the layout."""
+    return [decode_program(run, beam_of(flags, run.task))]
+
+
+def beam_of(flags: BeamFlags, task: Task) -> Beam:
+    """Returns the search of translations."""
+    width = flags.beam or (BEAM if task.has_source else 1)
+    if not task.has_source and flags.beam is not None:
+        raise UserError(f"--beam={flags.beam}: {task.name} has no translations.  Remove the flag.")
+    return Beam(width, flags.alpha, flags.length_penalty)
+
+
+class WeightsRestorer:
+    """Restores the weights that a server uses, first and later."""
+
+    def __init__(self, models: ModelRestorer, flags: ServeFlags):
+        self.models, self.average = models, flags.model.average
+
+    def members(self, checkpoint: str) -> list[TrainedModel]:
+        """Restores a model, or several that decode together."""
+        steps = chosen_steps(self.models.checkpoints, checkpoint)
+        return [self.models.restore(step, self.average) for step in steps]
+
+    def weights(self, step: int) -> ServedWeights:
+        """Restores a newer checkpoint."""
+        trained = self.models.restore(step, self.average)
+        return ServedWeights(trained.params, trained.step)
+
+
+def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedModel:
+    """Makes the service of a model, and what describes it."""
+    trained, step = members[0], members[-1].step
+    run, vocabs, mesh = trained.run, trained.vocabs, trained.mesh
+    model, params = as_ensemble(trained.model, [member.params for member in members])
+    options = DecodeOptions(max_tokens=flags.search.max_tokens)
+    task, beam = run.task, beam_of(flags.search, run.task)
+    rows = batch_of(trained, flags.slots)
+    if task.has_source:
+        if flags.max_length is not None:
+            raise UserError(
+                f"--max_length={flags.max_length}: {task.name} translates.  Remove the flag."
+            )
+        vocab = vocabs.target
+        special = (vocab.begin_id, vocab.end_id, vocab.reads_begin)
+        decoder = Decoder(model, params, mesh, beam, rows, *special)
+        with jax.set_mesh(mesh):
+            shards = math.lcm(*(num_shards(model.layout.place(axis)[0]) for axis in "BG"))
+        length = task.row_lengths["source_length"]
+        room = run.model.max_length - 1 if run.model.max_length is not None else 2**31
+        lengths = batch_lengths(length, options.length_factor, options.length_extra, room)
+        service: Service = BatchService(decoder, step, flags.queue, shards=shards, lengths=lengths)
+        max_new_tokens = min(lengths[-1].new_tokens, room)
+    else:
+        length = max_length_of(run, flags.max_length)
+        engine = SlotEngine(model, params, mesh, vocabs.target, rows, length)
+        service = ContinuousService(engine, step, flags.queue)
+        max_new_tokens = length
+    name = flags.name or flags.model.model_dir.resolve().name
+    limits = Limits(flags.body_bytes, flags.time_limit_s)
+    return ServedModel(
+        name, run, vocabs, service, options, limits, beam.width, length, max_new_tokens
+    )
+
+
+def max_length_of(run: Run, given: int | None) -> int:
+    """Returns the tokens of a prompt and its continuation."""
+    longest = None if run.model.max_length is None else run.model.max_length - 1
+    if given is None:
+        return run.task.length if longest is None else min(run.task.length, longest)
+    if longest is not None and given > longest:
+        raise UserError(
+            f"--max_length={given}: the model has {longest + 1} learned positions.  Legal: 2 to "
+            f"{longest}."
+        )
+    return given
+
+
+def server_of(served: ServedModel, flags: ServeFlags, on_start: Callable[[], None]) -> Server:
+    """Makes the server, which counts compilations from now on."""
+    registry = CollectorRegistry()
+    registry.register(ServiceCollector(served.service, flags.slots, Compilations()))
+    guard = Guard(
+        application(served, registry),
+        paths=[route.path for route in ROUTES],
+        token=flags.token,
+        hosts=LOOPBACK_NAMES if flags.token is None else None,
+        metrics=RequestMetrics(registry),
+    )
+    return Server(guard, served.service, flags.time_limit_s, on_start)

@@ -1,0 +1,77 @@
+"""Answers `POST /v1/translate`."""
+
+import dataclasses
+import secrets
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from configs.errors import UserError
+from data.sources.pairs import chosen_tag, tagged
+from scripts.commands.serving.bodies import TranslationBody
+from scripts.commands.serving.errors import ApiError, bad_field
+from scripts.commands.serving.exchange import PendingAnswer, read_body
+from scripts.commands.serving.served import ServedModel
+from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
+from trainer.serving.service import Job
+
+
+async def translate(request: Request) -> Response:
+    """Translates each text, and answers with its best hypotheses."""
+    served: ServedModel = request.app.state.served
+    if not served.translates:
+        raise ApiError(404, f"{served.name} continues prompts.  Legal: POST /v1/completions.")
+    body = await read_body(request, TranslationBody, served.limits)
+    served.check_name(body.model)
+    if body.n > served.width:
+        raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
+    jobs = jobs_of(body, served)
+    blank = [is_blank(job.request, served.vocabs) for job in jobs]
+    running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
+    async with PendingAnswer(request, served.service, running, served.limits.time_s) as exchange:
+        await exchange.finish()
+    return JSONResponse(
+        {
+            "id": f"trans-{secrets.token_hex(12)}",
+            "object": "translation",
+            "model": served.name,
+            "translations": [
+                {"source": text, "hypotheses": hypotheses_of(job, body.n, served)}
+                for text, job in zip(body.texts, jobs, strict=True)
+            ],
+            "system_fingerprint": served.fingerprint(running[0].checkpoint if running else None),
+        }
+    )
+
+
+def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
+    """Makes a job for each text."""
+    task, vocabs = served.run.task, served.vocabs
+    try:
+        tag = chosen_tag(body.tag, task.tags)
+    except UserError:
+        legal = f"one of {', '.join(task.tags)}" if task.tags else "none: the task has no tags"
+        raise bad_field("tag", body.tag, legal) from None
+    for text, ids in zip(
+        body.texts, vocabs.of_source.encode([tagged(text, tag) for text in body.texts]), strict=True
+    ):
+        if len(ids) + 1 > served.max_length:
+            legal = f"a text of at most {served.max_length - 1} tokens, not {len(ids)}"
+            raise bad_field("text", text, legal)
+    if body.max_tokens is not None and body.max_tokens > served.max_new_tokens:
+        raise bad_field(
+            "max_tokens", body.max_tokens, f"an integer from 1 to {served.max_new_tokens}"
+        )
+    options = dataclasses.replace(
+        served.options, tag=body.tag, max_tokens=body.max_tokens or served.options.max_tokens
+    )
+    requests = translation_requests(body.texts, task, vocabs, options, served.run.model.max_length)
+    return [Job(request) for request in requests]
+
+
+def hypotheses_of(job: Job, count: int, served: ServedModel) -> list[dict[str, object]]:
+    """Returns the best texts of a job; those of an empty source are empty."""
+    if not job.hypotheses:
+        return [Hypothesis("", 0.0, 0.0)._asdict()]
+    best = job.hypotheses[:count]
+    return [to_hypothesis(job.request, one, served.vocabs)._asdict() for one in best]

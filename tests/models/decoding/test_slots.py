@@ -1,0 +1,152 @@
+"""Slots: a text gets what it gets alone, whenever it joins and whatever runs beside it."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.architectures import Transformer
+from models.decoding.generate import BEGIN, END, DecodeInputs, generate
+from models.decoding.sampling import Sampling
+from models.decoding.slots import Joining, SlotDecoder, SlotSettings
+from models.transformer import TransformerModel
+from tests.models.decoding.test_generate import DECODER, EXPERTS, LENGTHS, NEW, PROMPTS, weights
+from tests.toys import WHOLE
+
+SLOTS, CACHE, PADDED, TOGETHER = 4, 13, 5, 2
+SEARCHES = (
+    Sampling(temperature=0),
+    Sampling(temperature=1.3),
+    Sampling(temperature=1.5, top_p=0.8),
+    Sampling(temperature=1.2, top_k=20, top_p=0.9),
+)
+MIXED = [SEARCHES[row % len(SEARCHES)] for row in range(8)]
+SPLIT = Layout(
+    mesh="data:2,model:2", rules="batch:data;heads:model;d_ff:model;vocab:model;experts:data"
+)
+
+
+def limit(row: int) -> int:
+    """The new tokens of a row."""
+    return NEW - row % 3
+
+
+class Text(NamedTuple):
+    tokens: list[int]
+    log_probability: float
+
+
+@functools.cache
+def expected(spec: Transformer, search: Sampling, row: int) -> Text:
+    """What `generate` makes of a row, alone."""
+    with jax.set_mesh(make_mesh(WHOLE)):
+        inputs = DecodeInputs(
+            prompts_BL=PROMPTS[[row]],
+            prompt_lengths_B=np.array([LENGTHS[row]], np.int32),
+            seeds_B=np.array([row], np.uint32),
+            max_new_tokens_B=np.array([limit(row)], np.int32),
+        )
+        inputs = jax.tree.map(jax.numpy.asarray, inputs)
+        params = jax.tree.map(jax.numpy.asarray, weights(spec))
+        output = generate(TransformerModel(spec, WHOLE), search, NEW, params, None, inputs)
+    tokens = [int(token) for token in output.tokens_BWT[0, 0][: limit(row)]]
+    length = tokens.index(END) + 1 if END in tokens else limit(row)
+    return Text(tokens[:length], float(output.log_probability_BW[0, 0]))
+
+
+class Batch:
+    """Slots of a model under a layout, and the texts that run in them."""
+
+    def __init__(self, spec: Transformer, layout: Layout) -> None:
+        self.layout, self.mesh = layout, make_mesh(layout)
+        model = TransformerModel(spec, layout)
+        decoder = SlotDecoder(model, SLOTS, CACHE, END)
+        with jax.set_mesh(self.mesh):
+            shapes = jax.eval_shape(model.init, jax.random.key(0))
+            self.params = jax.tree.map(
+                lambda w, s: jax.device_put(w, NamedSharding(self.mesh, s.sharding.spec)),
+                weights(spec),
+                shapes,
+            )
+            self._join = jax.jit(decoder.join, donate_argnums=1)
+            self._step = jax.jit(decoder.step, donate_argnums=1)
+            self.slots = jax.jit(decoder.start)(self.params)
+        self.texts: dict[int, Text] = {}
+        self.rows = dict[int, int]()
+
+    def join(self, rows: dict[int, int], searches: Sequence[Sampling]) -> None:
+        """Puts rows into slots, by slot."""
+        slots = [*rows, *[SLOTS] * (TOGETHER - len(rows))]
+        filled = [*rows.values(), *[0] * (TOGETHER - len(rows))]
+        chosen = [searches[row] for row in filled]
+
+        def vector(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
+            return self.put(np.array(values, dtype), "B")
+
+        settings = SlotSettings(
+            vector(filled, np.uint32),
+            vector([limit(row) for row in filled]),
+            vector([1] * TOGETHER),
+            vector([search.temperature for search in chosen], np.float32),
+            vector([search.top_k or 0 for search in chosen]),
+            vector([search.top_p or 1 for search in chosen], np.float32),
+        )
+        joining = Joining(
+            vector(slots),
+            self.put(PROMPTS[filled], "Bl"),
+            vector([LENGTHS[row] for row in filled]),
+            vector([BEGIN] * TOGETHER),
+            settings,
+        )
+        with jax.set_mesh(self.mesh):
+            self.slots = self._join(self.params, self.slots, joining)
+        self.rows |= rows
+        self.texts |= {row: Text([], 0.0) for row in rows.values()}
+
+    def step(self) -> None:
+        with jax.set_mesh(self.mesh):
+            self.slots, new = self._step(self.params, self.slots)
+        tokens, gains = jax.device_get(new)
+        for slot, row in [*self.rows.items()]:
+            text = self.texts[row]
+            total = text.log_probability + gains[slot]
+            self.texts[row] = Text([*text.tokens, int(tokens[slot])], total)
+            if tokens[slot] == END or len(text.tokens) + 1 == limit(row):
+                del self.rows[slot]
+
+    def put(self, array: np.ndarray, axes: str) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, self.layout.place(axes)))
+
+    def run(self, searches: Sequence[Sampling]) -> dict[int, Text]:
+        """Lets two rows join whenever there are free slots; once, nothing runs for a while."""
+        waiting = list(range(8))
+        while waiting or self.rows:
+            free = [slot for slot in range(SLOTS) if slot not in self.rows][:TOGETHER]
+            joining = dict(zip(free, waiting, strict=False))
+            waiting = waiting[len(joining) :]
+            if joining:
+                self.join(joining, searches)
+            self.step()
+        return self.texts
+
+
+def test_a_text_gets_what_it_gets_alone() -> None:
+    check(DECODER, WHOLE, MIXED)
+
+
+def test_no_layout_changes_it() -> None:
+    check(EXPERTS, SPLIT, [SEARCHES[-1]] * 8)
+
+
+def check(spec: Transformer, layout: Layout, searches: Sequence[Sampling]) -> None:
+    texts = Batch(spec, layout).run(searches)
+    assert len({len(text.tokens) for text in texts.values()}) > 2  # slots were free at other times
+    for row, (tokens, log_probability) in texts.items():
+        wanted_text = expected(spec, searches[row], row)
+        assert tokens == wanted_text.tokens, row
+        np.testing.assert_allclose(log_probability, wanted_text.log_probability, rtol=1e-4)

@@ -1,0 +1,275 @@
+"""A server on a toy model: the openai client, every status, clients that misbehave, reloads."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+
+from configs.errors import UserError
+from scripts.commands.decoding.decode import decoder_of, options_of
+from scripts.commands.serving.flags import ServeFlags
+from scripts.commands.serving.launch import (
+    bound_socket,
+    check_address,
+    served_model,
+    server_of,
+)
+from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.server import Server
+from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
+from scripts.commands.trained import trained_models
+from tests.scripts.conftest import Place
+from trainer.checkpoints.restore import TrainedModel
+from trainer.decoding.requests import best_texts, make_requests
+
+PROMPTS = ["kara mitu", "lo", "lostu nevo kara mitu lora"]
+WAIT_S = 60
+
+
+class Reply(NamedTuple):
+    """An answer of the server."""
+
+    status: int
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+def send(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return Reply(answer.status, answer.read().decode())
+
+
+@dataclasses.dataclass
+class Running:
+    """A server in a thread, and what it serves."""
+
+    server: Server
+    trained: TrainedModel
+    served: ServedModel
+    port: int
+    thread: threading.Thread
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return send(self.port, "GET", path, None, headers)
+
+    def post(self, path: str = "/v1/completions", **fields: Any) -> Reply:
+        return self.post_bytes(json.dumps(fields).encode(), path)
+
+    def post_bytes(
+        self, body: bytes, path: str = "/v1/completions", kind: str = "application/json"
+    ) -> Reply:
+        return send(self.port, "POST", path, body, {"Content-Type": kind})
+
+    def metric(self, name: str) -> float:
+        lines = [line.split() for line in self.get("/metrics").text.splitlines()]
+        return sum(float(value) for key, *_, value in lines if key.partition("{")[0] == name)
+
+    def wait_until_idle(self) -> None:
+        until = time.monotonic() + WAIT_S
+        while self.metric("meshloom_slots_busy") or self.metric("meshloom_queue_length"):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(model_dir: Path, **changes: Any) -> Iterator[Running]:
+    model = CheckpointFlags(model_dir=model_dir)
+    flags = dataclasses.replace(ServeFlags(model=model, slots=3, port=0), **changes)
+    with bound_socket(flags.host, flags.port) as listener, trained_models(model) as models:
+        trained = models.restore(None)
+        served = served_model([trained], flags)
+        served.service.start()
+        is_ready = threading.Event()
+        server = server_of(served, flags, is_ready.set)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        assert is_ready.wait(WAIT_S)
+        yield Running(server, trained, served, listener.getsockname()[1], thread)
+        server.handle_exit(15, None)
+        thread.join(WAIT_S)
+        served.service.stop()
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def running(trained: Place) -> Iterator[Running]:
+    with serving(trained.folder / "run", queue=40) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0
+    )
+
+
+def decoded(running: Running, prompt: str, **search: Any) -> str:
+    """What `meshloom decode` makes of a file with one line."""
+    flags, trained = SearchFlags(**search), running.trained
+    options = options_of(flags)
+    requests = make_requests([prompt], trained.run.task, trained.vocabs, options, None)
+    return best_texts(decoder_of([trained], flags, 3), requests, trained.vocabs, options)[0]
+
+
+def test_the_openai_client_gets_what_decode_makes(running: Running, client: openai.OpenAI) -> None:
+    """Texts of all kinds at once, with nothing compiled for any of them."""
+    searches = [
+        {"temperature": 0.0}, {"temperature": 1.2, "seed": 5}, {"temperature": 0.9, "top_p": 0.7},
+    ]  # fmt: skip
+    cases = [
+        (prompt, search, limit) for prompt in PROMPTS for search in searches for limit in (3, 9)
+    ]
+
+    def complete(case: tuple[str, dict[str, Any], int]) -> str:
+        prompt, search, limit = case
+        answer = client.completions.create(
+            model="run", prompt=prompt, max_tokens=limit, echo=True, **{"seed": 0, **search}
+        )
+        return answer.choices[0].text
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        texts = list(pool.map(complete, cases))
+    assert running.metric("meshloom_compilations_total") == 0
+    for (prompt, search, limit), text in zip(cases, texts, strict=True):
+        assert text == decoded(running, prompt, max_tokens=limit, **search)
+
+
+def test_a_stream_adds_up_to_the_answer(running: Running, client: openai.OpenAI) -> None:
+    settings: dict[str, Any] = {
+        "model": "run", "prompt": PROMPTS[:2], "n": 2, "seed": 3, "max_tokens": 8, "echo": True,
+    }  # fmt: skip
+    whole = client.completions.create(**settings)
+    texts, ends, used = [""] * 4, [""] * 4, None
+    for part in client.completions.create(
+        **settings, stream=True, stream_options={"include_usage": True}
+    ):
+        used = part.usage
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+            ends[choice.index] = choice.finish_reason or ""
+    assert texts == [choice.text for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert used == whole.usage and used is not None
+    assert used.completion_tokens <= 4 * 8
+    assert len(set(texts[:2])) == 2  # the choices of a prompt differ
+
+
+def test_a_stop_ends_the_text_before_it(running: Running) -> None:
+    settings = {"prompt": "kara", "temperature": 0, "max_tokens": 12, "logprobs": 0}
+    whole = running.post(**settings).json["choices"][0]
+    stop = whole["text"][2:4]
+    for streams in (False, True):
+        answer = running.post(**settings, stop=[stop, "never"], stream=streams)
+        if streams:
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if "{" in line]
+            choices = [event["choices"][0] for event in events]
+            text, end = "".join(choice["text"] for choice in choices), choices[-1]
+        else:
+            [end] = answer.json["choices"]
+            text = end["text"]
+        assert text == whole["text"].partition(stop)[0] and end["finish_reason"] == "stop"
+        assert len(end["logprobs"]["token_logprobs"]) < len(whole["logprobs"]["token_logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"prompt": "a", "temperature": "hot"}, 422, ["temperature = 'hot'", "at least 0"]),
+        ({"prompt": "a", "temperatur": 1}, 422, ["temperatur", "Did you mean temperature?"]),
+        ({"prompt": "a", "max_tokens": 99}, 422, ["max_tokens = 99", "for a prompt of"]),
+        ({"prompt": "kara " * 30}, 422, ["prompt = ", "at most 22"]),
+        ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, 422, ["min_tokens = 3", "0 to 2"]),
+        ({"prompt": ["a", 3]}, 422, ["prompt", "list of 1 to 128 texts"]),
+        ({"prompt": "a", "best_of": 3}, 422, ["best_of", "no such field"]),
+        ({}, 422, ["prompt is missing"]),
+        ({"prompt": "a", "model": "gpt"}, 404, ["'gpt'", "'run'"]),
+        ({"prompt": ["a"] * 41}, 429, ["40 texts wait"]),
+        ({"prompt": "a" * 1_000_001}, 413, ["1,000,000 bytes"]),
+    ],
+    ids=lambda value: value if isinstance(value, int) else "",
+)
+def test_a_bad_request_is_explained(
+    running: Running, fields: dict[str, Any], status: int, words: list[str]
+) -> None:
+    answer = running.post(**fields)
+    assert answer.status == status
+    assert all(word in answer.json["error"]["message"] for word in words), answer.text
+
+
+def test_fields_that_change_nothing_are_taken(running: Running) -> None:
+    fields = {"presence_penalty": 0, "best_of": 1, "logit_bias": {}, "suffix": None, "user": "me"}
+    assert running.post(prompt="a", max_tokens=1, **fields).status == 200
+
+
+def test_garbage_does_no_harm(running: Running) -> None:
+    for body in (b"\xff\xfe", b"[" * 100_000, b"{'prompt': 1}", b"", b'{"temperature": NaN}'):
+        assert running.post_bytes(body).status in (400, 422)
+    assert running.post_bytes(b'{"prompt": ""}', kind="text/plain").status == 415
+    assert running.get("/v1/completions").status == 405
+    assert running.get("/v1/nothing").status == 404
+    assert running.post("/v1/translate", text="a").status == 404
+    assert running.get("/health", Host="evil.example").status == 403
+    with socket.create_connection(("127.0.0.1", running.port)) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Len")  # and no more
+        assert running.get("/health").json == {"status": "ok"}
+        assert running.post(prompt="a", max_tokens=1).status == 200
+
+
+def test_a_client_that_leaves_frees_its_slots(running: Running) -> None:
+    for streams in (False, True):
+        before = running.metric("meshloom_new_tokens_total")
+        body = {"prompt": "", "max_tokens": 23, "min_tokens": 23, "n": 12, "stream": streams}
+        text = json.dumps(body)
+        head = [
+            "POST /v1/completions HTTP/1.1", "Host: localhost", f"Content-Length: {len(text)}",
+            "Content-Type: application/json", "", text,
+        ]  # fmt: skip
+        with socket.create_connection(("127.0.0.1", running.port)) as gone:
+            gone.sendall("\r\n".join(head).encode())
+            while running.metric("meshloom_new_tokens_total") == before:
+                time.sleep(0.001)
+        running.wait_until_idle()
+        assert running.metric("meshloom_new_tokens_total") < before + 12 * 23
+
+
+def test_models_and_metrics(running: Running, client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.id == "run" and client.models.retrieve("run") == model
+    about = model.model_dump()
+    assert about["kind"] == "completion" and about["max_length"] == 23 and about["step"] == 4
+    assert running.metric("meshloom_slots") == 3
+
+
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    with pytest.raises(UserError, match=r"--host=0.0.0.0: .* MESHLOOM_TOKEN"):
+        check_address("0.0.0.0", None)
+    check_address("0.0.0.0", "secret")
+    check_address("127.0.0.1", None)
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port={port}: .*in use"):
+            bound_socket("127.0.0.1", port)

@@ -1,0 +1,109 @@
+"""Answers requests of a beam search in batches of few fixed shapes.
+
+The hypotheses of a beam search stop and move together, so that a batch runs as a whole: what waits
+when one is done forms the next.
+"""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from trainer.decoding.decoder import (
+    BatchShape,
+    Decoder,
+    Request,
+    padded,
+    rows_of_batch,
+)
+from trainer.serving.service import Job, ServedWeights, Service
+
+
+class BatchService(Service):
+    """Decodes the jobs that wait and have one shape, in order, as many as a batch has rows."""
+
+    def __init__(
+        self, decoder: Decoder, step: int, queue: int, *, shards: int, lengths: Sequence["Lengths"]
+    ):
+        super().__init__(decoder.mesh, ServedWeights(decoder.params, step), queue)
+        self.decoder, self.shards, self.lengths = decoder, shards, lengths
+        self._running: list[Job] = []
+
+    def warm_up(self) -> None:
+        rows = self.decoder.batch_sequences
+        shapes = {self.shape(lengths, count) for lengths in self.lengths for count in (1, rows)}
+        self.decoder.check_memory([*shapes])
+        for shape in sorted(shapes):
+            self.decoder.decode_batch([], shape)
+
+    def shape(self, lengths: "Lengths", jobs: int) -> BatchShape:
+        """Returns the shape of a batch of so many jobs."""
+        rows = rows_of_batch(jobs, self.decoder.batch_sequences, self.shards)
+        return BatchShape(rows, lengths.source, 0, lengths.new_tokens)
+
+    def lengths_of(self, request: Request) -> "Lengths":
+        """Returns the shortest of the lengths that hold a request."""
+        assert request.source is not None
+        source, new_tokens = len(request.source), request.max_new_tokens
+        return next(each for each in self.lengths if each.hold(source, new_tokens))
+
+    @property
+    def busy_slots(self) -> int:
+        return len(self._running)
+
+    def running(self) -> Collection[Job]:
+        return self._running
+
+    def next_jobs(self) -> list[Job]:
+        """Takes the first job, and those behind it that fit in its batch."""
+        if not self._waiting:
+            return []
+        lengths = self.lengths_of(self._waiting[0].request)
+        fitting = [job for job in self._waiting if self.lengths_of(job.request) == lengths]
+        jobs = fitting[: self.decoder.batch_sequences]
+        for job in jobs:
+            self._waiting.remove(job)
+        return jobs
+
+    def set_weights(self, weights: ServedWeights) -> None:
+        self.decoder = dataclasses.replace(self.decoder, params=weights.params)
+
+    def advance(self, jobs: Sequence[Job]) -> None:
+        self._running = list(jobs)
+        requests = [job.request for job in jobs]
+        shape = self.shape(self.lengths_of(requests[0]), len(requests))
+        answers = self.decoder.decode_batch(requests, shape)
+        self.counts.steps += 1
+        self._running = []
+        for job, hypotheses in zip(jobs, answers, strict=True):
+            best = len(hypotheses[0].tokens)
+            self.counts.new_tokens += best
+            job.hypotheses = hypotheses
+            job.finish = "length" if best == job.request.max_new_tokens else "stop"
+        self.notify([*jobs])
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Lengths:
+    """Holds the padded lengths of sources and of their translations."""
+
+    source: int
+    new_tokens: int
+
+    def hold(self, source: int, new_tokens: int) -> bool:
+        """Tells whether texts of so many tokens fit."""
+        return source <= self.source and new_tokens <= self.new_tokens
+
+
+def batch_lengths(source_length: int, factor: float, extra: int, max_tokens: int) -> list[Lengths]:
+    """Returns the lengths of batches, for sources up to so many tokens.
+
+    A translation has at most `factor` tokens for each of its source and `extra` ones, within
+    `max_tokens`.
+
+    >>> [(each.source, each.new_tokens) for each in batch_lengths(40, 1.5, 10, 1000)]
+    [(16, 64), (32, 64), (64, 128)]
+    """
+    sources, last = [padded(1)], padded(source_length)
+    while sources[-1] < last:
+        sources.append(2 * sources[-1])
+    news = [min(int(source * factor) + extra, max_tokens) for source in sources]
+    return [Lengths(source, padded(new)) for source, new in zip(sources, news, strict=True)]

@@ -1,0 +1,98 @@
+"""Answers prompts by continuous batching: texts join and leave the running batch at any token."""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from models.decoding.slots import NewTokens
+from trainer.multihost import fetched
+from trainer.serving.service import Job, ServedWeights, Service
+from trainer.serving.slot_engine import SampledRequest, SlotEngine
+
+
+class StepInFlight(NamedTuple):
+    """Holds the tokens that a step computes, and the jobs of its slots."""
+
+    new_tokens: NewTokens
+    jobs: dict[int, Job]
+
+
+class ContinuousService(Service):
+    """Keeps the slots full, and reads the tokens of a step while the next one runs."""
+
+    def __init__(self, engine: SlotEngine, step: int, queue: int):
+        super().__init__(engine.mesh, ServedWeights(engine.params, step), queue)
+        self.engine = engine
+        self._running = dict[int, Job]()
+        self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
+        self._dispatched: StepInFlight | None = None
+
+    def warm_up(self) -> None:
+        self.engine.warm_up()
+
+    @property
+    def busy_slots(self) -> int:
+        return len(self._running)
+
+    def running(self) -> Collection[Job]:
+        """Returns the jobs in slots, and those whose last token is not read yet."""
+        last = {} if self._dispatched is None else self._dispatched.jobs
+        return [j for j in {*self._running.values(), *last.values()} if not j.is_done]
+
+    def next_jobs(self) -> list[Job]:
+        for slot in [slot for slot, job in self._running.items() if job.is_done]:
+            self._free(slot)
+        room = min(self.engine.slots - len(self._running), len(self._waiting))
+        return [self._waiting.popleft() for _ in range(room)]
+
+    def set_weights(self, weights: ServedWeights) -> None:
+        self.engine.params = weights.params
+
+    def advance(self, jobs: Sequence[Job]) -> None:
+        free = [slot for slot in range(self.engine.slots) if slot not in self._running]
+        joining = dict(zip(free, jobs, strict=False))
+        self.engine.join({s: SampledRequest(j.request, j.sampling) for s, j in joining.items()})
+        self._running |= joining
+        self._left |= {slot: job.request.max_new_tokens for slot, job in joining.items()}
+        before, self._dispatched = self._dispatched, self._dispatch()
+        if before is not None:
+            self._read(before)
+
+    def _dispatch(self) -> StepInFlight | None:
+        """Starts a step; the slot of a text that it completes is free."""
+        if not self._running:
+            return None
+        dispatched = StepInFlight(self.engine.step(), dict(self._running))
+        self.counts.steps += 1
+        for slot in dispatched.jobs:
+            self._left[slot] -= 1
+            if not self._left[slot]:
+                self._free(slot)
+        return dispatched
+
+    def _free(self, slot: int) -> None:
+        del self._running[slot], self._left[slot]
+
+    def _read(self, dispatched: StepInFlight) -> None:
+        """Waits for the tokens of a step, and hands them to their jobs."""
+        tokens_B, log_p_B = (column.tolist() for column in fetched(dispatched.new_tokens))
+        changed = []
+        for slot, job in dispatched.jobs.items():
+            if not job.is_done:
+                self._add(job, tokens_B[slot], log_p_B[slot])
+                if job.streams or job.is_done:
+                    changed.append(job)
+        if changed:
+            self.notify(changed)
+
+    def _add(self, job: Job, token: int, log_probability: float) -> None:
+        if job.first_token_s is None:
+            job.first_token_s = time.monotonic()
+        job.log_probabilities.append(log_probability)
+        self.counts.new_tokens += 1
+        if token == self.engine.vocab.end_id:
+            job.finish = "stop"
+            return
+        job.tokens.append(token)
+        if len(job.tokens) == job.request.max_new_tokens:
+            job.finish = "length"

@@ -1,0 +1,50 @@
+"""Brings the weights of newer checkpoints into a running service."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from trainer.serving.service import ServedWeights, Service
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointWatcher:
+    """Looks for a newer checkpoint every so many seconds, in a thread, while the context lasts."""
+
+    def __init__(
+        self,
+        service: Service,
+        latest: Callable[[], int | None],
+        restore: Callable[[int], ServedWeights],
+        every_s: float,
+    ):
+        self.service, self.latest, self.restore, self.every_s = service, latest, restore, every_s
+        self._last = service.checkpoint
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
+
+    def look(self) -> None:
+        """Restores the newest checkpoint if it is another one than last time."""
+        step = self.latest()
+        if step is None or step == self._last:
+            return
+        self._last = step  # one that cannot be read is not tried again
+        self.service.replace(self.restore(step))
+
+    def __enter__(self) -> "CheckpointWatcher":
+        if self.every_s:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.every_s):
+            try:
+                self.look()
+            except Exception as error:
+                logger.warning("Warning: the newest checkpoint cannot be read: %s", error)

@@ -1,0 +1,225 @@
+"""Keeps the queue of a server: jobs wait, a thread answers them, new weights replace the old."""
+
+import abc
+import collections
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh
+
+from models.decoding.sampling import Sampling
+from trainer.decoding.decoder import Request, TokenHypothesis
+
+logger = logging.getLogger(__name__)
+Finish = Literal["stop", "length"]
+GREEDY = Sampling(temperature=0)
+
+
+class QueueFull(Exception):
+    """Reports that no more jobs can wait."""
+
+
+class Stopped(Exception):
+    """Reports that the service takes no more jobs."""
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """Holds a request and, as it comes, its answer.
+
+    The thread of the service alone writes the answer; it calls `notify` of the service after it.
+    """
+
+    request: Request
+    sampling: Sampling = GREEDY
+    streams: bool = False
+    """Whether each token is announced; otherwise only the end."""
+    on_change: Callable[[], None] = lambda: None
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    """New tokens, without the end."""
+    log_probabilities: list[float] = dataclasses.field(default_factory=list)
+    """Of the tokens, and of the end where there is one."""
+    hypotheses: list[TokenHypothesis] = dataclasses.field(default_factory=list)
+    """Texts of a beam search, the best first."""
+    finish: Finish | None = None
+    """Why the text ended; None while it goes on."""
+    failure: BaseException | None = None
+    """What ended the service before the text."""
+    checkpoint: int | None = None
+    """Step of the weights that answer."""
+    submitted_s: float = dataclasses.field(default_factory=time.monotonic)
+    first_token_s: float | None = None
+    is_cancelled: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish is not None or self.failure is not None or self.is_cancelled
+
+
+@dataclasses.dataclass
+class ServiceCounts:
+    """Counts what a service has done."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    """Programs that added a token to each text, or decoded a batch."""
+    reloads: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedWeights:
+    """Holds the weights of a checkpoint."""
+
+    params: Any
+    step: int
+
+
+class Service(abc.ABC):
+    """Answers jobs in a thread of its own; a subclass says how."""
+
+    def __init__(self, mesh: Mesh, weights: ServedWeights, queue: int):
+        self.mesh, self.queue_limit = mesh, queue
+        self.checkpoint = weights.step
+        self.counts = ServiceCounts()
+        self.failure: BaseException | None = None
+        self.notify: Callable[[Sequence[Job]], None] = call_each
+        """Called in the thread with the jobs that changed."""
+        self._waiting = collections.deque[Job]()
+        self._next_weights: ServedWeights | None = None
+        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshloom-service", daemon=True)
+
+    def start(self) -> None:
+        """Compiles all programs, then starts to answer."""
+        self._thread.start()
+        self._is_ready.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Lets jobs wait for an answer: all of them, or none."""
+        with self._changed:
+            if self.failure is not None or self._is_stopping:
+                raise Stopped
+            if len(self._waiting) + len(jobs) > self.queue_limit:
+                raise QueueFull
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Drops jobs that nobody waits for."""
+        with self._changed:
+            for job in jobs:
+                job.is_cancelled = True
+            self._changed.notify()
+
+    def replace(self, weights: ServedWeights) -> None:
+        """Takes new weights, once the texts that the old ones began are done."""
+        with self._changed:
+            self._next_weights = weights
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Returns how many jobs wait."""
+        return len(self._waiting)
+
+    @property
+    @abc.abstractmethod
+    def busy_slots(self) -> int:
+        """Returns how many jobs are being answered."""
+
+    def stop(self) -> None:
+        """Finishes what waits and runs, then ends the thread."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # What a subclass does.
+
+    @abc.abstractmethod
+    def warm_up(self) -> None:
+        """Compiles all programs."""
+
+    @abc.abstractmethod
+    def running(self) -> Collection[Job]:
+        """Returns the jobs that are being answered."""
+
+    @abc.abstractmethod
+    def next_jobs(self) -> list[Job]:
+        """Takes the jobs to begin from `_waiting`."""
+
+    @abc.abstractmethod
+    def advance(self, jobs: Sequence[Job]) -> None:
+        """Begins these jobs, and does some work on all that run."""
+
+    @abc.abstractmethod
+    def set_weights(self, weights: ServedWeights) -> None:
+        """Takes new weights; nothing runs."""
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            with jax.set_mesh(self.mesh):
+                self.warm_up()  # in this thread: what JAX keeps compiled depends on its contexts
+                self._is_ready.set()
+                while (jobs := self._next()) is not None:
+                    self.advance(jobs)
+        except BaseException as error:
+            if self._is_ready.is_set():
+                logger.exception("The service ended.")
+            self._fail(error)
+            self._is_ready.set()
+
+    def _next(self) -> list[Job] | None:
+        """Waits until there is work; returns the jobs to begin, or None at the end."""
+        with self._changed:
+            while True:
+                self._drop_cancelled()
+                if self._next_weights is not None and not self.running():
+                    weights, self._next_weights = self._next_weights, None
+                    self.set_weights(weights)
+                    self.checkpoint = weights.step
+                    self.counts.reloads += 1
+                    logger.info("Serving the checkpoint of step %d.", weights.step)
+                jobs = self.next_jobs() if self._next_weights is None else []
+                for job in jobs:
+                    job.checkpoint = self.checkpoint
+                    self.counts.prompt_tokens += len(job.request.prompt)
+                if jobs or self.running():
+                    return jobs
+                if self._is_stopping and not self._waiting:
+                    return None
+                self._changed.wait()
+
+    def _drop_cancelled(self) -> None:
+        if any(job.is_cancelled for job in self._waiting):
+            self._waiting = collections.deque(j for j in self._waiting if not j.is_cancelled)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.failure = error
+            jobs = [*self._waiting, *self.running()]
+            self._waiting.clear()
+        for job in jobs:
+            job.failure = error
+        with contextlib.suppress(RuntimeError):  # nobody listens any more
+            self.notify(jobs)
+
+
+def call_each(jobs: Sequence[Job]) -> None:
+    """Calls what each job wants called when it changes."""
+    for job in jobs:
+        job.on_change()

@@ -1,0 +1,130 @@
+"""Runs the slots of a language model on the devices: few programs, compiled before any request."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from data.vocab import Vocab
+from layouts.layout import num_shards
+from models.api import Decodable
+from models.decoding.sampling import Sampling
+from models.decoding.slots import Joining, NewTokens, SlotDecoder, SlotSettings
+from trainer.decoding.decoder import SHORTEST, Request, rows_of
+from trainer.memory import check_cache_memory
+
+JOINING_TOKENS = 256
+"""Padded tokens of the prompts that are read in one pass: more of the short ones."""
+GREEDY = Sampling(temperature=0)
+
+
+class SampledRequest(NamedTuple):
+    """Holds a prompt, and how to choose the tokens that continue it."""
+
+    request: Request
+    sampling: Sampling
+
+
+class SlotEngine:
+    """Holds the weights and the running batch.
+
+    One thread uses it, within the mesh.  A step returns before its tokens are computed, so that the
+    next one can be started before they are read.
+    """
+
+    def __init__(
+        self, model: Decodable, params: Any, mesh: Mesh, vocab: Vocab, slots: int, max_length: int
+    ):
+        self.params, self.mesh, self.vocab, self.max_length = params, mesh, vocab, max_length
+        self.layout = model.layout
+        with jax.set_mesh(mesh):
+            self.shards = math.lcm(*(num_shards(self.layout.place(axis)[0]) for axis in "BG"))
+        self.slots = self.rounded(slots)
+        decoder = SlotDecoder(model, self.slots, max_length, vocab.end_id)
+        self._start = jax.jit(decoder.start)
+        self._join = jax.jit(decoder.join, donate_argnums=1)
+        self._step = jax.jit(decoder.step, donate_argnums=1)
+        with jax.set_mesh(mesh):
+            check_cache_memory(params, self._start.eval_shape(params).cache, mesh)
+            self._slots = self._start(params)
+
+    def rounded(self, rows: int) -> int:
+        """Returns the next number of rows that divides over the shards of the batch."""
+        return -(-rows // self.shards) * self.shards
+
+    def prompt_lengths(self) -> list[int]:
+        """Returns the lengths to which prompts are padded."""
+        powers = (1 << exponent for exponent in range(self.max_length.bit_length()))
+        shorter = [length for length in powers if SHORTEST <= length < self.max_length]
+        return [*shorter, self.max_length]
+
+    def rows_together(self, length: int) -> int:
+        """Returns how many prompts of a padded length are read in one pass."""
+        return min(self.rounded(max(JOINING_TOKENS // length, 1)), self.slots)
+
+    def warm_up(self) -> None:
+        """Compiles every program; the slots are empty after it."""
+        for length in self.prompt_lengths():
+            self._put({}, length)
+        jax.block_until_ready(self.step())
+
+    def join(self, requests: Mapping[int, SampledRequest]) -> None:
+        """Puts requests into slots, by slot."""
+        by_length: dict[int, list[int]] = {}
+        lengths = self.prompt_lengths()
+        for slot, (request, _) in requests.items():
+            length = next(length for length in lengths if len(request.prompt) <= length)
+            by_length.setdefault(length, []).append(slot)
+        for length, slots in by_length.items():
+            for group in chunks(slots, self.rows_together(length)):
+                self._put({slot: requests[slot] for slot in group}, length)
+
+    def step(self) -> NewTokens:
+        """Adds a token to each text."""
+        self._slots, new_tokens = self._step(self.params, self._slots)
+        return new_tokens
+
+    def _put(self, requests: Mapping[int, SampledRequest], length: int) -> None:
+        """Puts some requests, whose prompts are padded to a length, into slots."""
+        rows = self.rows_together(length)
+        unused = rows - len(requests)
+        filled = [*requests.values(), *[SampledRequest(Request([], 1), GREEDY)] * unused]
+        prompts = [request.prompt for request, _ in filled]
+        begins = [self.vocab.begin_id] * rows
+        if not self.vocab.reads_begin:
+            begins = [[*prompt[:1], self.vocab.begin_id][0] for prompt in prompts]
+            prompts = [prompt[1:] for prompt in prompts]
+
+        def vector(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
+            return self._device_array(np.array(values, dtype), "B")
+
+        joining = Joining(
+            slots_B=vector([*requests, *[self.slots] * unused]),
+            prompts_BL=self._device_array(rows_of(prompts, length), "Bl"),
+            prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
+            begins_B=vector(begins),
+            settings=SlotSettings(
+                seeds_B=vector([request.seed for request, _ in filled], np.uint32),
+                max_new_tokens_B=vector([request.max_new_tokens for request, _ in filled]),
+                min_new_tokens_B=vector([request.min_new_tokens for request, _ in filled]),
+                temperature_B=vector([s.temperature for _, s in filled], np.float32),
+                top_k_B=vector([s.top_k or 0 for _, s in filled]),
+                top_p_B=vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
+            ),
+        )
+        self._slots = self._join(self.params, self._slots, joining)
+
+    def _device_array(self, array: np.ndarray, axes: str) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, self.layout.place(axes)))
+
+
+def chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Yields the values, so many at a time.
+
+    >>> list(chunks([1, 2, 3], 2))
+    [[1, 2], [3]]
+    """
+    return (values[start : start + size] for start in range(0, len(values), size))
