@@ -192,7 +192,7 @@ def choose(
     # Without a nucleus a text keeps even what the sum of the others, rounded up, leaves out.
     top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
 
-    def where(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
+    def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
         token_BW, logit_BW = (
             jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
         )
@@ -204,24 +204,24 @@ def choose(
             lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
             lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
         )
-        return where(of_all_B, new, chosen)
+        return replace(of_all_B, new, chosen)
 
     def of_best(candidates: int, chosen: Chosen) -> Chosen:
         new = sampled_of_best(
             layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
         )
-        return where(of_best_B, new, chosen)
+        return replace(of_best_B, new, chosen)
 
     def unchanged(chosen: Chosen) -> Chosen:
         return chosen
 
     vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
-    most = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
+    largest_k = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
     few = min(FEW_CANDIDATES, vocab)
     chosen = likeliest(layout, logits_BWV)
     chosen = jax.lax.cond(jnp.any(of_all_B), of_all, unchanged, chosen)
     branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
-    branch = jnp.where(most > few, 2, jnp.where(most > 0, 1, 0))
+    branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
     return jax.lax.switch(branch, branches, chosen)
 
 

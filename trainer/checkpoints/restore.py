@@ -81,7 +81,7 @@ class ModelRestorer:
         self.vocabs, self.content_hash = directory.vocabs(run.task), directory.content_hash
         self.mesh = make_mesh(layout)
         connect(self.mesh)
-        self.program = train_step_spec(run, layout)
+        self.padding = StatePadding(train_step_spec(run, layout), self.mesh)
         self.checkpoints = Checkpoints(model_dir)
         if self.checkpoints.latest is None:
             raise UserError(
@@ -90,8 +90,7 @@ class ModelRestorer:
 
     def restore(self, step: int | None, average: int | None = None) -> TrainedModel:
         """Restores the weights of one step, or the mean of the last few checkpoints up to it."""
-        padding = StatePadding(self.program, self.mesh)
-        abstract = padding.unpadded["params"]
+        abstract = self.padding.unpadded["params"]  # traced once, for all checkpoints
         with jax.set_mesh(self.mesh):
             if average is not None:
                 steps = averaged_steps(self.checkpoints, step, average)
@@ -99,8 +98,10 @@ class ModelRestorer:
             else:
                 state, step = self.checkpoints.restore({"params": abstract}, step)
                 params = state["params"]
-        params = padding.pad({"params": params})["params"]
-        return TrainedModel(self.program.model, params, self.run, self.vocabs, self.mesh, step)
+        params = self.padding.pad({"params": params})["params"]
+        return TrainedModel(
+            self.padding.program.model, params, self.run, self.vocabs, self.mesh, step
+        )
 
     def __enter__(self) -> "ModelRestorer":
         return self

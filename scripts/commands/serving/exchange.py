@@ -14,8 +14,6 @@ from scripts.commands.serving.errors import ApiError, invalid
 from trainer.serving.service import Job, QueueFull, Service, Stopped
 
 B = TypeVar("B", bound=Body)
-BODY_S = 30.0
-"""How long a client may take to send a body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +35,13 @@ async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
         raise too_long
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(limits.time_s):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limits.body_bytes:
                     raise too_long
     except TimeoutError:
-        raise ApiError(408, f"The body was not there after {BODY_S:.0f} s.") from None
+        raise ApiError(408, f"The body was not there after {limits.time_s:g} s.") from None
     try:
         return kind.model_validate_json(bytes(body))
     except ValidationError as error:

@@ -1,10 +1,11 @@
 """Restores a model, and serves it over HTTP."""
 
 import contextlib
+import dataclasses
 import ipaddress
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from prometheus_client import CollectorRegistry
@@ -12,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from configs.errors import UserError
 from data.task import Task
 from layouts.layout import num_shards
-from models.decoding.beam import Beam
 from models.decoding.ensemble import as_ensemble
-from scripts.commands.decoding.decode import BEAM
+from models.decoding.generate import Search
+from scripts.commands.decoding.decode import search_of
 from scripts.commands.serving.app import ROUTES, application
 from scripts.commands.serving.exchange import Limits
 from scripts.commands.serving.flags import ServeFlags
@@ -22,10 +23,10 @@ from scripts.commands.serving.guard import Guard
 from scripts.commands.serving.metrics import RequestMetrics, ServiceCollector
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.server import Server
-from scripts.commands.shared_flags import BeamFlags
+from scripts.commands.shared_flags import BeamFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import print_note
-from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
+from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.requests import DecodeOptions
@@ -41,25 +42,38 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def launch(flags: ServeFlags) -> None:
-    """Restores a model, compiles what it needs, and serves it until a signal."""
+    """Serves a model until a signal."""
+    with server_of(flags) as (server, listener):
+        server.run([listener])
+
+
+@contextlib.contextmanager
+def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
+    """Restores a model and compiles all that serving needs; at the end, finishes all jobs."""
     check_address(flags.host, flags.token)
     with (
         bound_socket(flags.host, flags.port) as listener,
         trained_models(flags.model, lambda run: programs_of(flags.search, run)) as models,
     ):
-        restorer = WeightsRestorer(models, flags)
-        members = restorer.members(flags.model.checkpoint)
+        steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
+        members = [models.restore(step, flags.model.average) for step in steps]
         served = served_model(members, flags)
+
+        def restore(step: int) -> ServedWeights:
+            trained = models.restore(step, flags.model.average)
+            return ServedWeights(trained.params, trained.step)
+
+        def latest() -> int | None:
+            return models.checkpoints.latest
+
         print_note("Compiling.")
         served.service.start()
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = server_of(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
-        reloads_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
-        with CheckpointWatcher(
-            served.service, lambda: models.checkpoints.latest, restorer.weights, reloads_s
-        ):
-            server.run([listener])
+        server = make_server(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
+        reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
+        with CheckpointWatcher(served.service, latest, restore, reload_s):
+            yield server, listener
         served.service.stop()
 
 
@@ -109,32 +123,14 @@ def is_loopback(host: str) -> bool:
 
 def programs_of(flags: BeamFlags, run: Run) -> list[Program]:
     """Returns what serving traces, near enough to explain an error of the layout."""
-    return [decode_program(run, beam_of(flags, run.task))]
+    return [decode_program(run, served_search(flags, run.task))]
 
 
-def beam_of(flags: BeamFlags, task: Task) -> Beam:
-    """Returns the search of translations."""
-    width = flags.beam or (BEAM if task.has_source else 1)
+def served_search(flags: BeamFlags, task: Task) -> Search:
+    """Returns the search of translations, as `decode` chooses it."""
     if not task.has_source and flags.beam is not None:
         raise UserError(f"--beam={flags.beam}: {task.name} has no translations.  Remove the flag.")
-    return Beam(width, flags.alpha, flags.length_penalty)
-
-
-class WeightsRestorer:
-    """Restores the weights that a server uses, first and later."""
-
-    def __init__(self, models: ModelRestorer, flags: ServeFlags):
-        self.models, self.average = models, flags.model.average
-
-    def members(self, checkpoint: str) -> list[TrainedModel]:
-        """Restores a model, or several that decode together."""
-        steps = chosen_steps(self.models.checkpoints, checkpoint)
-        return [self.models.restore(step, self.average) for step in steps]
-
-    def weights(self, step: int) -> ServedWeights:
-        """Restores a newer checkpoint."""
-        trained = self.models.restore(step, self.average)
-        return ServedWeights(trained.params, trained.step)
+    return search_of(SearchFlags(**dataclasses.asdict(flags)), task)
 
 
 def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedModel:
@@ -143,7 +139,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     run, vocabs, mesh = trained.run, trained.vocabs, trained.mesh
     model, params = as_ensemble(trained.model, [member.params for member in members])
     options = DecodeOptions(max_tokens=flags.search.max_tokens)
-    task, beam = run.task, beam_of(flags.search, run.task)
+    task, search = run.task, served_search(flags.search, run.task)
     rows = batch_of(trained, flags.slots)
     if task.has_source:
         if flags.max_length is not None:
@@ -152,7 +148,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
             )
         vocab = vocabs.target
         special = (vocab.begin_id, vocab.end_id, vocab.reads_begin)
-        decoder = Decoder(model, params, mesh, beam, rows, *special)
+        decoder = Decoder(model, params, mesh, search, rows, *special)
         with jax.set_mesh(mesh):
             shards = math.lcm(*(num_shards(model.layout.place(axis)[0]) for axis in "BG"))
         length = task.row_lengths["source_length"]
@@ -168,7 +164,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     name = flags.name or flags.model.model_dir.resolve().name
     limits = Limits(flags.body_bytes, flags.time_limit_s)
     return ServedModel(
-        name, run, vocabs, service, options, limits, beam.width, length, max_new_tokens
+        name, run, vocabs, service, options, limits, search.width, length, max_new_tokens
     )
 
 
@@ -185,7 +181,7 @@ def max_length_of(run: Run, given: int | None) -> int:
     return given
 
 
-def server_of(served: ServedModel, flags: ServeFlags, on_start: Callable[[], None]) -> Server:
+def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], None]) -> Server:
     """Makes the server, which counts compilations from now on."""
     registry = CollectorRegistry()
     registry.register(ServiceCollector(served.service, flags.slots, Compilations()))

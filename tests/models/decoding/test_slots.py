@@ -147,6 +147,6 @@ def check(spec: Transformer, layout: Layout, searches: Sequence[Sampling]) -> No
     texts = Batch(spec, layout).run(searches)
     assert len({len(text.tokens) for text in texts.values()}) > 2  # slots were free at other times
     for row, (tokens, log_probability) in texts.items():
-        wanted_text = expected(spec, searches[row], row)
-        assert tokens == wanted_text.tokens, row
-        np.testing.assert_allclose(log_probability, wanted_text.log_probability, rtol=1e-4)
+        alone = expected(spec, searches[row], row)
+        assert tokens == alone.tokens, row
+        np.testing.assert_allclose(log_probability, alone.log_probability, rtol=1e-4)

@@ -1,140 +1,40 @@
 """A server on a toy model: the openai client, every status, clients that misbehave, reloads."""
 
-import contextlib
-import dataclasses
-import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import openai
 import pytest
 
 from configs.errors import UserError
-from scripts.commands.decoding.decode import decoder_of, options_of
-from scripts.commands.serving.flags import ServeFlags
-from scripts.commands.serving.launch import (
-    bound_socket,
-    check_address,
-    served_model,
-    server_of,
-)
-from scripts.commands.serving.served import ServedModel
-from scripts.commands.serving.server import Server
-from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
-from scripts.commands.trained import trained_models
+from scripts.commands.serving.launch import bound_socket, check_address
+from tests.scripts.commands.serving.client import Client
+from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import Place
-from trainer.checkpoints.restore import TrainedModel
-from trainer.decoding.requests import best_texts, make_requests
 
 PROMPTS = ["kara mitu", "lo", "lostu nevo kara mitu lora"]
-WAIT_S = 60
-
-
-class Reply(NamedTuple):
-    """An answer of the server."""
-
-    status: int
-    text: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.text)
-
-
-def send(
-    port: int,
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    headers: dict[str, str] | None = None,
-) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-    with contextlib.closing(connection):
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return Reply(answer.status, answer.read().decode())
-
-
-@dataclasses.dataclass
-class Running:
-    """A server in a thread, and what it serves."""
-
-    server: Server
-    trained: TrainedModel
-    served: ServedModel
-    port: int
-    thread: threading.Thread
-
-    def get(self, path: str, **headers: str) -> Reply:
-        return send(self.port, "GET", path, None, headers)
-
-    def post(self, path: str = "/v1/completions", **fields: Any) -> Reply:
-        return self.post_bytes(json.dumps(fields).encode(), path)
-
-    def post_bytes(
-        self, body: bytes, path: str = "/v1/completions", kind: str = "application/json"
-    ) -> Reply:
-        return send(self.port, "POST", path, body, {"Content-Type": kind})
-
-    def metric(self, name: str) -> float:
-        lines = [line.split() for line in self.get("/metrics").text.splitlines()]
-        return sum(float(value) for key, *_, value in lines if key.partition("{")[0] == name)
-
-    def wait_until_idle(self) -> None:
-        until = time.monotonic() + WAIT_S
-        while self.metric("meshloom_slots_busy") or self.metric("meshloom_queue_length"):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def serving(model_dir: Path, **changes: Any) -> Iterator[Running]:
-    model = CheckpointFlags(model_dir=model_dir)
-    flags = dataclasses.replace(ServeFlags(model=model, slots=3, port=0), **changes)
-    with bound_socket(flags.host, flags.port) as listener, trained_models(model) as models:
-        trained = models.restore(None)
-        served = served_model([trained], flags)
-        served.service.start()
-        is_ready = threading.Event()
-        server = server_of(served, flags, is_ready.set)
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        assert is_ready.wait(WAIT_S)
-        yield Running(server, trained, served, listener.getsockname()[1], thread)
-        server.handle_exit(15, None)
-        thread.join(WAIT_S)
-        served.service.stop()
-        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
-def running(trained: Place) -> Iterator[Running]:
-    with serving(trained.folder / "run", queue=40) as running:
-        yield running
+def running(trained: Place) -> Iterator[Client]:
+    with serving(trained.folder / "run", queue=40) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def client(running: Running) -> openai.OpenAI:
+def client(running: Client) -> openai.OpenAI:
     return openai.OpenAI(
         base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0
     )
 
 
-def decoded(running: Running, prompt: str, **search: Any) -> str:
-    """What `meshloom decode` makes of a file with one line."""
-    flags, trained = SearchFlags(**search), running.trained
-    options = options_of(flags)
-    requests = make_requests([prompt], trained.run.task, trained.vocabs, options, None)
-    return best_texts(decoder_of([trained], flags, 3), requests, trained.vocabs, options)[0]
-
-
-def test_the_openai_client_gets_what_decode_makes(running: Running, client: openai.OpenAI) -> None:
+def test_the_openai_client_gets_what_decode_makes(
+    running: Client, client: openai.OpenAI, trained: Place
+) -> None:
     """Texts of all kinds at once, with nothing compiled for any of them."""
     searches = [
         {"temperature": 0.0}, {"temperature": 1.2, "seed": 5}, {"temperature": 0.9, "top_p": 0.7},
@@ -153,11 +53,13 @@ def test_the_openai_client_gets_what_decode_makes(running: Running, client: open
     with ThreadPoolExecutor(len(cases)) as pool:
         texts = list(pool.map(complete, cases))
     assert running.metric("meshloom_compilations_total") == 0
-    for (prompt, search, limit), text in zip(cases, texts, strict=True):
-        assert text == decoded(running, prompt, max_tokens=limit, **search)
+    with restored(trained.folder / "run") as model:
+        for (prompt, search, limit), text in zip(cases, texts, strict=True):
+            [[best]] = decoded(model, [prompt], max_tokens=limit, **search)
+            assert text == best.text
 
 
-def test_a_stream_adds_up_to_the_answer(running: Running, client: openai.OpenAI) -> None:
+def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {
         "model": "run", "prompt": PROMPTS[:2], "n": 2, "seed": 3, "max_tokens": 8, "echo": True,
     }  # fmt: skip
@@ -177,7 +79,7 @@ def test_a_stream_adds_up_to_the_answer(running: Running, client: openai.OpenAI)
     assert len(set(texts[:2])) == 2  # the choices of a prompt differ
 
 
-def test_a_stop_ends_the_text_before_it(running: Running) -> None:
+def test_a_stop_ends_the_text_before_it(running: Client) -> None:
     settings = {"prompt": "kara", "temperature": 0, "max_tokens": 12, "logprobs": 0}
     whole = running.post(**settings).json["choices"][0]
     stop = whole["text"][2:4]
@@ -212,19 +114,19 @@ def test_a_stop_ends_the_text_before_it(running: Running) -> None:
     ids=lambda value: value if isinstance(value, int) else "",
 )
 def test_a_bad_request_is_explained(
-    running: Running, fields: dict[str, Any], status: int, words: list[str]
+    running: Client, fields: dict[str, Any], status: int, words: list[str]
 ) -> None:
     answer = running.post(**fields)
     assert answer.status == status
     assert all(word in answer.json["error"]["message"] for word in words), answer.text
 
 
-def test_fields_that_change_nothing_are_taken(running: Running) -> None:
+def test_fields_that_change_nothing_are_taken(running: Client) -> None:
     fields = {"presence_penalty": 0, "best_of": 1, "logit_bias": {}, "suffix": None, "user": "me"}
     assert running.post(prompt="a", max_tokens=1, **fields).status == 200
 
 
-def test_garbage_does_no_harm(running: Running) -> None:
+def test_garbage_does_no_harm(running: Client) -> None:
     for body in (b"\xff\xfe", b"[" * 100_000, b"{'prompt': 1}", b"", b'{"temperature": NaN}'):
         assert running.post_bytes(body).status in (400, 422)
     assert running.post_bytes(b'{"prompt": ""}', kind="text/plain").status == 415
@@ -238,7 +140,7 @@ def test_garbage_does_no_harm(running: Running) -> None:
         assert running.post(prompt="a", max_tokens=1).status == 200
 
 
-def test_a_client_that_leaves_frees_its_slots(running: Running) -> None:
+def test_a_client_that_leaves_frees_its_slots(running: Client) -> None:
     for streams in (False, True):
         before = running.metric("meshloom_new_tokens_total")
         body = {"prompt": "", "max_tokens": 23, "min_tokens": 23, "n": 12, "stream": streams}
@@ -255,7 +157,7 @@ def test_a_client_that_leaves_frees_its_slots(running: Running) -> None:
         assert running.metric("meshloom_new_tokens_total") < before + 12 * 23
 
 
-def test_models_and_metrics(running: Running, client: openai.OpenAI) -> None:
+def test_models_and_metrics(running: Client, client: openai.OpenAI) -> None:
     [model] = client.models.list().data
     assert model.id == "run" and client.models.retrieve("run") == model
     about = model.model_dump()

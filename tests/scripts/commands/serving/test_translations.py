@@ -1,0 +1,83 @@
+"""A server of a translation model: n-best with scores, equal to those of `decode`."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scripts.commands.serving.client import Client
+from tests.scripts.commands.serving.servers import decoded, restored, serving
+from tests.scripts.conftest import Place, call
+from tests.scripts.test_translation import params, write_pairs
+from tests.toys import optax_promotion
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A translation model of two steps."""
+    folder = tmp_path_factory.mktemp("served_translation")
+    write_pairs(folder)
+    place = Place(folder, folder / "train.src")
+    settings = [
+        *params(folder),
+        "Run.steps = 2",
+        "Run.evaluate_every = None",
+        "Run.best_by = 'loss'",
+    ]
+    flags = ["--gin_file=layouts/whole.gin", *(f"--gin_param={line}" for line in settings)]
+    with optax_promotion():
+        assert call("train", place.model_dir, f"--data_dir={folder / 'data'}", *flags) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def client(place: Place) -> Iterator[Client]:
+    with serving(place.folder / "run") as client:
+        yield client
+
+
+def test_translations_are_those_of_decode(client: Client, place: Place) -> None:
+    lines = ["kara lora", "mitu", "", "neko kara lost mira kavo nest lotu"]
+
+    def ask(count: int) -> Any:
+        return client.post("/v1/translate", text=lines, n=count).json["translations"]
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [*pool.map(ask, (1, 2, 3, 4))]
+    assert client.metric("meshloom_compilations_total") == 0
+    with restored(place.folder / "run") as model:
+        expected = decoded(model, lines)
+    for count, answer in enumerate(answers, 1):
+        assert [each["source"] for each in answer] == lines
+        for each, hypotheses in zip(answer, expected, strict=True):
+            texts = [one["text"] for one in each["hypotheses"]]
+            scores = [(one["score"], one["log_probability"]) for one in each["hypotheses"]]
+            assert texts == [one.text for one in hypotheses[:count]]
+            np.testing.assert_allclose(scores, [one[1:] for one in hypotheses[:count]], rtol=1e-5)
+    assert [len(each["hypotheses"]) for each in answers[-1]] == [4, 4, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"text": "kara", "n": 5}, 422, ["n = 5", "1 to 4"]),
+        ({"text": "kara " * 40}, 422, ["text = ", "at most 23 tokens"]),
+        ({"text": "kara", "max_tokens": 999}, 422, ["max_tokens = 999"]),
+        ({"text": "kara", "tag": "de"}, 422, ["tag = 'de'", "no tags"]),
+        ({"prompt": "kara"}, 422, ["text is missing"]),
+    ],
+    ids=lambda value: value if isinstance(value, int) else "",
+)
+def test_a_bad_request_is_explained(
+    client: Client, fields: dict[str, Any], status: int, words: list[str]
+) -> None:
+    answer = client.post("/v1/translate", **fields)
+    assert answer.status == status
+    assert all(word in answer.json["error"]["message"] for word in words), answer.text
+
+
+def test_a_translation_model_continues_no_prompts(client: Client) -> None:
+    assert client.post(prompt="kara").status == 404
+    assert client.get("/v1/models").json["data"][0]["kind"] == "translation"
