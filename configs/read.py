@@ -167,7 +167,8 @@ class Reader:
                 self.problems.append(f"{origin}: {reference}: legal: {reference}().")
         elif macros is not None and reference.target not in macros:
             near = did_you_mean(reference.target, macros)
-            self.problems.append(f"{origin}: {reference}: no such macro.{near}")
+            hint = near or f"  Set it, as in {reference.target} = ..., or name a file that does."
+            self.problems.append(f"{origin}: {reference}: no such macro.{hint}")
 
     def _check_spec(self, origin: str, name: str) -> bool:
         if name in ABSTRACT:
@@ -264,14 +265,13 @@ def _candidates(name: str) -> tuple[Path, ...]:
 
 def _no_such_file(name: str) -> str:
     """Describes where a file was searched, and suggests a similar name beside it."""
-    if not name:
-        return "'' names no file.  Name one, as in --gin_file=configs/runs/quickstart.gin."
     folders = [path.parent for path in _candidates(name)]
     local = [folder for folder in folders if not is_remote(folder) and _is(folder, Path.is_dir)]
     near = [file.name for folder in local for file in folder.glob("*.gin")]
     hint = did_you_mean(Path(name).name, near)
     looked = " and ".join(brief(str(folder)) for folder in dict.fromkeys(folders))
-    return f"{brief(name)}: no such file in {looked}.{hint}"
+    shown = brief(name) or "''"
+    return f"{shown}: no such file in {looked}.{hint}"
 
 
 def _remedy(text: str, error: Exception, file: str | None) -> str:

@@ -64,7 +64,11 @@ def given(command: str, flag: str) -> list[str]:
 
 
 # What stands for the file that an import of a model writes into its directory under runs/.
-IMPORTED = "include 'configs/models/tiny.gin'\nTokenizerJson.path = 'tokenizer.json'\n"
+IMPORTED = """
+include 'configs/models/tiny.gin'
+VOCAB = @TokenizerJson()
+TokenizerJson.path = 'tokenizer.json'
+"""
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

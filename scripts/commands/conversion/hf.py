@@ -99,8 +99,10 @@ def import_hf(flags: ImportHfFlags) -> None:
         if (folder / name).is_file():
             (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
             atomic_write(model_dir / HUGGINGFACE / name, (folder / name).read_bytes())
-    model_gin = dump([run.model, run.task.vocab])
-    atomic_write(model_dir / MODEL_FILE, f"Run.model = @{type(run.model).__name__}()\n{model_gin}")
+    named = (
+        f"Run.model = @{type(run.model).__name__}()\nVOCAB = @{type(run.task.vocab).__name__}()\n"
+    )
+    atomic_write(model_dir / MODEL_FILE, named + dump([run.model, run.task.vocab]))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     for name in unread:
         print_note(f"Left out: {name}, which {settings['model_type']} does not read.")

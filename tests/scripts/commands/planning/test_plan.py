@@ -247,7 +247,7 @@ def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--price_per_chip_hour=2"], "needs --sweep"),
         (["--sweep", "--price_per_chip_hour=-1"], "-1"),
         (["--sweep", "--price_per_chip_hour=1e300"], "not in the range"),
-        (["--gin_file="], "'' names no file"),
+        (["--gin_file="], "'': no such file in"),
         (["--sweep", "--topology=v5e:2x2", "--beam=4"], "--beam needs --decode"),
     ],
 )
