@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from layouts.einsum import platform
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention.context import AttentionContext
@@ -223,4 +224,12 @@ class CrossAttention(Attention):
 def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None) -> Array:
     """Writes a row's keys (or values) to the cache, whose slots are never split over devices."""
     assert cache_index is not None
-    return jax.lax.dynamic_update_slice_in_dim(cache_BJMK, new_BJMK, cache_index, axis=2)
+
+    def write_row(cache_BJMK: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(cache_BJMK, new_BJMK, cache_index, axis=2)
+
+    if platform() != "cpu":
+        return write_row(cache_BJMK)
+    # XLA's CPU backend fuses an update with each of its readers, and copies the cache for each; a
+    # branch keeps them apart.
+    return jax.lax.cond(cache_index >= 0, write_row, lambda cache_BJMK: cache_BJMK, cache_BJMK)

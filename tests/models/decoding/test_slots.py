@@ -1,6 +1,7 @@
 """Slots: a text gets what it gets alone, whenever it joins and whatever runs beside it."""
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ class Batch:
                 shapes,
             )
             self._join = jax.jit(decoder.join, donate_argnums=1)
-            self._step = jax.jit(decoder.step, donate_argnums=1)
+            self.step_program = jax.jit(decoder.step, donate_argnums=1)
             self.slots = jax.jit(decoder.start)(self.params)
         self.texts: dict[int, Text] = {}
         self.rows = dict[int, int]()
@@ -110,7 +111,7 @@ class Batch:
 
     def step(self) -> None:
         with jax.set_mesh(self.mesh):
-            self.slots, new = self._step(self.params, self.slots)
+            self.slots, new = self.step_program(self.params, self.slots)
         tokens, gains = jax.device_get(new)
         for slot, row in [*self.rows.items()]:
             text = self.texts[row]
@@ -150,3 +151,13 @@ def check(spec: Transformer, layout: Layout, searches: Sequence[Sampling]) -> No
         alone = expected(spec, searches[row], row)
         assert tokens == alone.tokens, row
         np.testing.assert_allclose(log_probability, alone.log_probability, rtol=1e-4)
+
+
+def test_a_step_copies_no_cache() -> None:
+    """A token is written in place, though the attention reads what it is written to."""
+    batch = Batch(DECODER, WHOLE)
+    with jax.set_mesh(batch.mesh):
+        program = batch.step_program.lower(batch.params, batch.slots).compile().as_text()
+    shape = ",".join(map(str, batch.slots.cache["layers"][0]["keys_BJMK"].shape))
+    assert f"f32[{shape}]" in program
+    assert not re.findall(rf"f32\[{shape}\]\S* copy\(", program)
