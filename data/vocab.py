@@ -51,6 +51,7 @@ class Vocab(abc.ABC):
         end_id: int,
         pad_id: int | None,
         reads_begin: bool = True,
+        stop_ids: Iterable[int] = (),
     ):
         self.model = model
         """What `save` writes."""
@@ -60,6 +61,8 @@ class Vocab(abc.ABC):
         """What a decoder reads before the first token of a text."""
         self.end_id = end_id
         """What stands behind the last token of a text."""
+        self.stop_ids = tuple(dict.fromkeys([end_id, *stop_ids]))
+        """Where decoding stops: at the end of a text, and perhaps at that of a turn in a chat."""
         self.pad_id = pad_id
         """What has no text; None where the vocab has no such id."""
         self.reads_begin = reads_begin

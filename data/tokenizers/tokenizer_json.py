@@ -16,7 +16,8 @@ from data.vocab import Tokenizer, Vocab, read_model
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
-_BESIDE = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
+GENERATION = "generation_config.json"
+_BESIDE = (CONFIG, GENERATION, "special_tokens_map.json", "chat_template.jinja")
 _FORMAT = "meshloom tokenizer.json 1"
 _PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
 """Names by parameter what Hugging Face's settings call a special token."""
@@ -30,7 +31,8 @@ class TokenizerJson(Tokenizer):
 
     path: str
     """A folder with tokenizer.json, that file itself, or the vocab.model of a model directory. The
-    file tokenizer_config.json beside it names the special tokens."""
+    file tokenizer_config.json beside it names the special tokens, and generation_config.json
+    (eos_token_id) those at which decoding stops."""
     begin: str | None = None
     """The token that a decoder reads before a text, such as "<s>". None: as tokenizer_config.json
     says (bos_token), or else as tokenizer.json does, or else the token that ends a text. Without
@@ -88,6 +90,7 @@ class TokenizerJsonVocab(Vocab):
             end_id=end,
             pad_id=ids["pad"],
             reads_begin=is_chosen or begins[0] in before,
+            stop_ids=eos_token_ids(_object(files.get(GENERATION, "{}"), GENERATION)),
         )
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -143,6 +146,12 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept)
     joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files}
     return json.dumps(joined, sort_keys=True).encode()
+
+
+def eos_token_ids(settings: Mapping[str, Any]) -> list[int]:
+    """Returns the ids at which Hugging Face's library ends a text, given the settings of a file."""
+    ends = settings.get("eos_token_id")
+    return [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
 
 
 def check_kind(file: Path) -> None:

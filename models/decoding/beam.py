@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import DecodeInputs, DecodeOutput
+from models.decoding.generate import DecodeInputs, DecodeOutput, is_end
 from models.decoding.sampling import is_early, without_end
 
 Array = jax.Array
@@ -56,7 +56,7 @@ class Beam:
         )
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
-        ends_BU = (token_BU == inputs.end_id) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
+        ends_BU = is_end(token_BU, inputs.stop_ids) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
         # An END counts where it is among the best `width`.  The best of the others continue.
         rank_BU = layout.iota("BU", score_BU.shape, "U")
@@ -85,21 +85,23 @@ class Beam:
         inputs: DecodeInputs,
         step: Array,
     ) -> tuple[Array, Array, Array]:
-        """Returns the best texts one token longer, twice the beam's width, and their parents.
+        """Returns the best texts one token longer, and their parents.
 
-        Twice, because at most one continuation of each hypothesis is its END.
+        As many as the beam is wide, and for each hypothesis its ENDs, which may be the best.
         """
         rows, width, vocab = layout.unpadded_shape("BWV", logits_BWV.shape)
-        k = min(2 * width + 1, vocab)  # one more than the beam can need: END may be masked
+        ends = len(inputs.stop_ids)
+        best = (1 + ends) * width
+        k = min(best + ends, vocab)  # more than the beam can need: END may be masked
         best_BWU, token_BWU = layout.top_k(logits_BWV, k, "BWV")
         best_BWU, token_BWU = layout.reshard(best_BWU, "BWU"), layout.reshard(token_BWU, "BWU")
         early_B = is_early(inputs, step)
-        best_BWU = without_end(layout, best_BWU, token_BWU, early_B, inputs.end_id, "BWU")
+        best_BWU = without_end(layout, best_BWU, token_BWU, early_B, inputs.stop_ids, "BWU")
         score_BWU = state.score_BW[:, :, None] + best_BWU - log_z_BW1
         score_BU, token_BU = (
             layout.reshape(x, (rows, width * k), "BU") for x in (score_BWU, token_BWU)
         )
-        score_BU, at_BU = layout.top_k(score_BU, min(2 * width, width * k), "BU")
+        score_BU, at_BU = layout.top_k(score_BU, min(best, width * k), "BU")
         token_BU, parent_BU = layout.take_along_axis(token_BU, at_BU, "BU"), at_BU // k
         tokens_BUT = layout.take_along_axis(state.tokens_BWT, parent_BU, "BUT")
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import operator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -29,7 +30,7 @@ NEW_TOKENS, SUFFIX = "new_tokens", "suffix"
         "begins_B",
         "suffix_L",
     ],
-    meta_fields=["begin_id", "end_id"],
+    meta_fields=["begin_id", "stop_ids"],
 )
 @dataclasses.dataclass(frozen=True)
 class DecodeInputs:
@@ -51,8 +52,8 @@ class DecodeInputs:
     """What the texts are ranked by: the likelihood of these tokens behind each."""
     begin_id: int = BEGIN
     """What the model reads before each text."""
-    end_id: int = END
-    """What ends a text; called END in this folder."""
+    stop_ids: tuple[int, ...] = (END,)
+    """What ends a text; each is called END in this folder."""
 
 
 class DecodeOutput(NamedTuple):
@@ -246,7 +247,9 @@ def text_ends(
     """Returns the length of each text without its END, and its last token or the prompt's."""
     width, new_tokens = tokens_BWT.shape[1:]
     place_BWT = layout.iota("BWT", tokens_BWT.shape, "T")
-    ends_BWT = (tokens_BWT == inputs.end_id) | (place_BWT >= inputs.max_new_tokens_B[:, None, None])
+    ends_BWT = is_end(tokens_BWT, inputs.stop_ids) | (
+        place_BWT >= inputs.max_new_tokens_B[:, None, None]
+    )
     lengths_BW = jnp.min(jnp.where(ends_BWT, place_BWT, new_tokens), axis=2)
     here_BWT = place_BWT == lengths_BW[:, :, None] - 1
     last_BW = jnp.sum(jnp.where(here_BWT, tokens_BWT, 0), axis=2)
@@ -271,6 +274,11 @@ def log_probabilities(layout: Layout, logits_BWLV: Array, targets_BWL: Array) ->
     log_z_BWL = layout.reshard(jax.nn.logsumexp(logits_BWLV, axis=-1), "BWL")
     logit_BWL1 = layout.take_last(logits_BWLV, targets_BWL[:, :, :, None], "BWLV")
     return layout.reshard(logit_BWL1[:, :, :, 0], "BWL") - log_z_BWL
+
+
+def is_end(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
+    """Returns which tokens end a text."""
+    return functools.reduce(operator.or_, (tokens == stop_id for stop_id in stop_ids))
 
 
 def ranked(layout: Layout, texts: DecodeOutput, score_BW: Array) -> DecodeOutput:

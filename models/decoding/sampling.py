@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.decoding.generate import DecodeInputs, DecodeOutput, ranked
+from models.decoding.generate import DecodeInputs, DecodeOutput, is_end, ranked
 from models.decoding.nucleus import nucleus, nucleus_of_sorted
 
 Array = jax.Array
@@ -49,7 +49,7 @@ class Sampling:
         log_z_BW = jax.nn.logsumexp(logits_BWV, axis=-1)
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
         early_B = is_early(inputs, step)
-        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, inputs.end_id, "BWV")
+        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, inputs.stop_ids, "BWV")
         token_BW, logit_BW = self.choose(layout, logits_BWV, inputs.seeds_B, step)
         gain_BW = logit_BW - layout.reshard(log_z_BW, "BW")
         token_BW = jnp.where(state.finished_BW, 0, token_BW)
@@ -58,7 +58,7 @@ class Sampling:
         state = Samples(
             jnp.where(here_BWT, token_BW[:, :, None], state.tokens_BWT),
             state.score_BW + jnp.where(state.finished_BW, 0, gain_BW),
-            state.finished_BW | (token_BW == inputs.end_id) | (step + 1 >= max_new_tokens_B1),
+            state.finished_BW | is_end(token_BW, inputs.stop_ids) | (step + 1 >= max_new_tokens_B1),
         )
         return state, token_BW, None
 
@@ -150,13 +150,18 @@ def is_early(inputs: DecodeInputs, step: Array) -> Array | None:
 
 
 def without_end(
-    layout: Layout, logits: Array, tokens: Array, early_B: Array | None, end_id: int, axes: str
+    layout: Layout,
+    logits: Array,
+    tokens: Array,
+    early_B: Array | None,
+    stop_ids: tuple[int, ...],
+    axes: str,
 ) -> Array:
     """Masks the logit of END in texts that may not end yet."""
     if early_B is None:
         return logits
     early = layout.broadcast_like(early_B, "B", axes)
-    return jnp.where((tokens == end_id) & early, -jnp.inf, logits)
+    return jnp.where(is_end(tokens, stop_ids) & early, -jnp.inf, logits)
 
 
 def gumbel(layout: Layout, seeds_B: Array, step: Array, axes: str, shape: tuple[int, ...]) -> Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from layouts.axes import letters_of
 from layouts.layout import Layout
 from models.api import Cache, Decodable, step_layout
-from models.decoding.generate import DecodeInputs, prefill
+from models.decoding.generate import DecodeInputs, is_end, prefill
 from models.decoding.sampling import Chosen, likeliest, sampled, sampled_of_best, without_end
 
 Array = jax.Array
@@ -78,7 +78,7 @@ class SlotDecoder:
     model: Decodable
     slots: int
     cache_length: int
-    end_id: int
+    stop_ids: tuple[int, ...]
 
     def start(self, params: Any) -> Slots:
         """Returns empty slots."""
@@ -155,7 +155,9 @@ class SlotDecoder:
             slots.cache_index,
         )
         token_B, log_p_B = self.choose(layout, logits_BWV, slots)
-        ended_B = (token_B == self.end_id) | (slots.steps_B + 1 >= slots.settings.max_new_tokens_B)
+        ended_B = is_end(token_B, self.stop_ids) | (
+            slots.steps_B + 1 >= slots.settings.max_new_tokens_B
+        )
         running_B = slots.running_B & ~ended_B
         slots = slots._replace(
             cache=cache,
@@ -173,7 +175,7 @@ class SlotDecoder:
         log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
         early_B = slots.steps_B + 1 < settings.min_new_tokens_B
-        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.end_id, "BWV")
+        logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.stop_ids, "BWV")
         token_BW, logit_BW = choose(layout, logits_BWV, settings, slots.steps_B, slots.running_B)
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
 

@@ -1,8 +1,9 @@
 """Decodes many requests in batches of few shapes, sorted by length."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,7 +72,8 @@ class Decoder:
     batch_sequences: int
     begin_id: int = PAD
     """What the model reads before a text."""
-    end_id: int = EOS
+    stop_ids: tuple[int, ...] = (EOS,)
+    """What ends a text, first the end of what the model was trained on."""
     reads_begin: bool = True
     """Whether it does so before a prompt, too; otherwise the first token of a prompt is the first
     that it reads."""
@@ -141,7 +143,7 @@ class Decoder:
             begins_B=begins_B,
             suffix_L=self._put(np.array(self.suffix, np.int32), "l") if self.suffix else None,
             begin_id=self.begin_id,
-            end_id=self.end_id,
+            stop_ids=self.stop_ids,
         )
         with jax.set_mesh(self.mesh):
             output: DecodeOutput = generate(
@@ -162,7 +164,7 @@ class Decoder:
         hypotheses = [
             [
                 TokenHypothesis(
-                    until_end(tokens[: requests[i].max_new_tokens], self.end_id),
+                    until_end(tokens[: requests[i].max_new_tokens], self.stop_ids),
                     float(score),
                     float(log_probability),
                 )
@@ -174,7 +176,9 @@ class Decoder:
         return list(zip(batch.requests, hypotheses, strict=True))
 
     def _sources(self, batch: Sequence[Request], length: int) -> dict[str, jax.Array]:
-        sources = [[self.end_id] if request.source is None else request.source for request in batch]
+        sources = [
+            self.stop_ids[:1] if request.source is None else request.source for request in batch
+        ]
         inputs_BM = rows_of(sources, length)
         place_BM = np.tile(np.arange(length, dtype=np.int32), (len(batch), 1))
         inside_BM = place_BM < np.array([len(source) for source in sources])[:, None]
@@ -268,7 +272,6 @@ def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:
     return rows
 
 
-def until_end(tokens: np.ndarray, end_id: int) -> list[int]:
+def until_end(tokens: np.ndarray, stop_ids: Collection[int]) -> list[int]:
     """Returns the tokens before the first end; of a text that was cut, all."""
-    kept: list[int] = tokens.tolist()
-    return kept[: kept.index(end_id)] if end_id in kept else kept
+    return list(itertools.takewhile(lambda token: token not in stop_ids, tokens.tolist()))

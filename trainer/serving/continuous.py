@@ -90,7 +90,7 @@ class ContinuousService(Service):
             job.first_token_s = time.monotonic()
         job.log_probabilities.append(log_probability)
         self.counts.new_tokens += 1
-        if token == self.engine.vocab.end_id:
+        if token in self.engine.vocab.stop_ids:
             job.finish = "stop"
             return
         job.tokens.append(token)

@@ -43,7 +43,7 @@ class SlotEngine:
         with jax.set_mesh(mesh):
             self.shards = math.lcm(*(num_shards(self.layout.place(axis)[0]) for axis in "BG"))
         self.slots = self.rounded(slots)
-        decoder = SlotDecoder(model, self.slots, max_length, vocab.end_id)
+        decoder = SlotDecoder(model, self.slots, max_length, vocab.stop_ids)
         self._start = jax.jit(decoder.start)
         self._join = jax.jit(decoder.join, donate_argnums=1)
         self._step = jax.jit(decoder.step, donate_argnums=1)

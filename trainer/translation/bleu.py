@@ -35,7 +35,7 @@ class TranslationEval(Observer):
         vocab = self._vocabs.target
         decoder = Decoder(
             self._model, params, self._mesh, Sampling(temperature=0), self._batch,
-            vocab.begin_id, vocab.end_id,
+            vocab.begin_id, vocab.stop_ids,
         )  # fmt: skip
         translated = translate(
             decoder, self._parts, self._run.task, self._vocabs, DecodeOptions(),

@@ -19,7 +19,13 @@ from data.sources.text import Docstrings
 from data.storage import atomic_write
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
-from data.tokenizers.tokenizer_json import TOKENIZER, TokenizerJson, TokenizerJsonVocab
+from data.tokenizers.tokenizer_json import (
+    GENERATION,
+    TOKENIZER,
+    TokenizerJson,
+    TokenizerJsonVocab,
+    eos_token_ids,
+)
 from data.vocab import Tokenizer, Vocab, make
 from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
@@ -54,7 +60,6 @@ from trainer.run import Run
 SENTENCE_PIECE = "tokenizer.model"
 MODEL_FILE = "model.gin"
 """Settings of the model and of its vocabulary alone, for the runs that start from it."""
-GENERATION = "generation_config.json"
 FILES = (
     SETTINGS, GENERATION, TOKENIZER, "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
@@ -140,17 +145,19 @@ def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder
 
 
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
-    """Says at which tokens Hugging Face's library ends a text, if not at the vocabulary's."""
+    """Says at which tokens Hugging Face's library ends a text, if not where decoding stops."""
     is_there = (folder / GENERATION).is_file()
-    ends = {**settings, **(read_json(folder, GENERATION) if is_there else {})}.get("eos_token_id")
-    ids = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
-    if ids in ([], [vocab.end_id]):
+    ids = eos_token_ids({**settings, **(read_json(folder, GENERATION) if is_there else {})})
+    if not ids or {*ids} == {*vocab.stop_ids}:
         return
-    names = ", ".join(vocab.pieces(i for i in ids if 0 <= i < vocab.size))
-    [end] = vocab.pieces([vocab.end_id])
+    listed, stops = (
+        ", ".join(vocab.pieces(i for i in some if 0 <= i < vocab.size)) or "none"
+        for some in (ids, vocab.stop_ids)
+    )
     print_note(
-        f"Warning: eos_token_id = {ends}: Hugging Face's library ends texts at {names or 'none'}, "
-        f"`meshloom decode` at {end} alone.  TokenizerJson.end chooses another."
+        f"Warning: eos_token_id = {ids}: Hugging Face's library ends texts at {listed}; "
+        f"`meshloom decode` ends them at {stops}: at TokenizerJson.end and eos_token_id in "
+        f"{GENERATION}."
     )
 
 

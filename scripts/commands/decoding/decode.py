@@ -75,7 +75,7 @@ def decoder_of(
     model, params = as_ensemble(trained.model, [member.params for member in members])
     rows = batch_of(trained, batch_sequences or BATCH)
     vocab = trained.vocabs.target
-    special = (vocab.begin_id, vocab.end_id, vocab.reads_begin)
+    special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
     suffix = suffix_of(options, trained.vocabs)
     return Decoder(model, params, trained.mesh, search, rows, *special, suffix)
 

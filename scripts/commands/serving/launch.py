@@ -147,7 +147,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
                 f"--max_length={flags.max_length}: {task.name} translates.  Remove the flag."
             )
         vocab = vocabs.target
-        special = (vocab.begin_id, vocab.end_id, vocab.reads_begin)
+        special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
         decoder = Decoder(model, params, mesh, search, rows, *special)
         with jax.set_mesh(mesh):
             shards = math.lcm(*(num_shards(model.layout.place(axis)[0]) for axis in "BG"))

@@ -67,6 +67,20 @@ def test_the_files_name_the_special_tokens(folder):
     assert vocab.size == 259
 
 
+@pytest.mark.parametrize(
+    ("eos", "stop_ids"),
+    [([258, 257], (257, 258)), (258, (257, 258)), (None, (257,)), ("</s>", (257,))],
+)
+def test_decoding_stops_also_where_the_settings_of_generation_say(
+    folder, tmp_path_factory, eos, stop_ids
+):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    vocab, saved = given(folder), tmp_path_factory.mktemp("saved") / "vocab.model"
+    vocab.save(saved)
+    assert vocab.end_id == 257
+    assert vocab.stop_ids == load_vocab(saved).stop_ids == stop_ids
+
+
 @pytest.mark.parametrize("kind", [byte_level, byte_fallback])
 def test_decoding_gives_the_text_back(tmp_path, kind):
     kind().save(str(tmp_path / "tokenizer.json"))

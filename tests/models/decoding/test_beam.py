@@ -7,7 +7,7 @@ import pytest
 
 from layouts.mesh import make_mesh
 from models.decoding.beam import Beam, merge_best
-from models.decoding.generate import DecodeOutput
+from models.decoding.generate import DecodeInputs, DecodeOutput
 from tests.toys import WHOLE
 
 
@@ -37,3 +37,23 @@ def test_two_lists_merge_to_the_best_of_both() -> None:
     np.testing.assert_allclose(best.score_BW, [[-0.1, -0.5, -1.0]])
     np.testing.assert_allclose(best.log_probability_BW, [[-0.2, -1.0, -2.0]])
     np.testing.assert_array_equal(best.tokens_BWT[0, :, 0], [1, 5, 10])
+
+
+def test_hypotheses_that_may_all_end_leave_others_to_continue() -> None:
+    beam, stop_ids = Beam(width=2), (1, 2, 3)
+    lengths_B = jnp.zeros(1, jnp.int32)
+    inputs = DecodeInputs(
+        lengths_B[:, None], lengths_B, lengths_B, lengths_B + 5, stop_ids=stop_ids
+    )
+    logits_BWV = jnp.tile(jnp.array([-9.0, 3.0, 3.0, 3.0, -1.0, 0.0, -9.0, -9.0]), (1, 2, 1))
+
+    @jax.jit
+    def first_tokens(logits_BWV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        start = beam.start(WHOLE, inputs, new_tokens=4)
+        state, token_BW, _ = beam.advance(WHOLE, start, logits_BWV, inputs, jnp.int32(0))
+        return token_BW, state.score_BW, state.count_B
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        token_BW, score_BW, count_B = first_tokens(logits_BWV)
+    assert token_BW.tolist() == [[5, 4]] and np.isfinite(score_BW).all()
+    assert count_B.tolist() == [2]

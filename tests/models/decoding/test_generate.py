@@ -61,6 +61,7 @@ def decoded(
     min_new_tokens: int | None = None,
     max_new_tokens: tuple[int, ...] = (NEW,) * 8,
     ids: tuple[int, int] = (BEGIN, END),
+    more_stops: tuple[int, ...] = (),
     suffix: tuple[int, ...] = (),
 ) -> DecodeOutput:
     """What some of the rows get; with other ids, of a model whose vocabulary is in that order."""
@@ -91,7 +92,7 @@ def decoded(
             else put(np.full(8, min_new_tokens, np.int32), "B"),
             suffix_L=put(np.array(suffix, np.int32), "l", rows=False) if suffix else None,
             begin_id=ids[0],
-            end_id=ids[1],
+            stop_ids=(ids[1], *more_stops),
         )
         source = {name: put(array, letters_of(name)) for name, array in sources(ids).items()}
         given = source if spec.has_encoder else None
@@ -308,15 +309,26 @@ def test_samples_are_the_same_in_one_cache_and_in_separate_ones() -> None:
     np.testing.assert_allclose(flat.score_BW, apart.score_BW, rtol=1e-5)
 
 
-@pytest.mark.parametrize("penalty", ["gnmt", "power"])
-def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
-    """Over a vocabulary of 5 and texts of at most 3 tokens: all 1 + 4 + 16 * 5 are scored."""
+@pytest.mark.parametrize(
+    ("penalty", "stop_ids", "count"),
+    [("gnmt", (END,), 85), ("power", (END,), 85), ("gnmt", (END, 3), 53)],
+)
+def test_a_wide_beam_finds_the_best_of_all_texts(
+    penalty: str, stop_ids: tuple[int, ...], count: int
+) -> None:
+    """Over a vocabulary of 5 and texts of at most 3 tokens, which all are scored.
+
+    With one END they are 1 + 4 + 16 * 5, with two (1 + 3 + 9) * 2 + 27.
+    """
     spec = dataclasses.replace(NO_PROMPT, vocab=5)
     beam = Beam(width=100, alpha=1.0, penalty=penalty)
     model = TransformerModel(spec, WHOLE)
-    others = [token for token in range(5) if token != END]
+    others = [token for token in range(5) if token not in stop_ids]
     all_texts = [
-        [*prefix, END] for size in range(3) for prefix in itertools.product(others, repeat=size)
+        [*prefix, stop]
+        for size in range(3)
+        for prefix in itertools.product(others, repeat=size)
+        for stop in stop_ids
     ]
     all_texts += [[*text] for text in itertools.product(others, repeat=3)]
     rows = {
@@ -326,7 +338,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
         params = jax.tree.map(jnp.asarray, weights(spec))
         inputs = DecodeInputs(
             jnp.zeros((2, 0), jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.uint32),
-            jnp.full(2, 3),
+            jnp.full(2, 3), stop_ids=stop_ids,
         )  # fmt: skip
         output = generate(model, beam, 3, params, jax.tree.map(jnp.asarray, rows), inputs)
         for row in range(2):
@@ -346,15 +358,15 @@ def test_a_wide_beam_finds_the_best_of_all_texts(penalty: str) -> None:
                 total = sum(gain[place, i, token] for i, token in enumerate(text))
                 scores.append(total / ((5 + len(text)) / 6 if penalty == "gnmt" else len(text)))
             order = np.argsort(scores)[::-1]
-            assert len(all_texts) == 85
-            for rank in range(85):
+            assert len(all_texts) == count
+            for rank in range(count):
                 text = output.tokens_BWT[row, rank].tolist()
                 np.testing.assert_allclose(
                     output.score_BW[row, rank], scores[order[rank]], rtol=1e-4
                 )
                 length = len(all_texts[order[rank]])
                 assert text[:length] == all_texts[order[rank]]
-            assert not np.isfinite(output.score_BW[row, 85:]).any()
+            assert not np.isfinite(output.score_BW[row, count:]).any()
 
 
 @pytest.mark.parametrize(
@@ -413,6 +425,16 @@ def test_nothing_follows_the_end() -> None:
             ended += 1
             assert not row[places[0] + 1 :].any()
     assert ended and len({tuple(row) for row in tokens}) > 8  # samples differ
+
+
+def test_each_stop_ends_a_text() -> None:
+    one = decoded(DECODER, GREEDY).tokens_BWT[:, 0].tolist()
+    stop = one[5][1]
+    several = decoded(DECODER, GREEDY, more_stops=(stop,)).tokens_BWT[:, 0].tolist()
+    cut = [
+        [*text[: text.index(stop) + 1], *NEW * [0]][:NEW] if stop in text else text for text in one
+    ]
+    assert stop != END and several == cut != one
 
 
 def test_top_k_of_one_is_greedy() -> None:

@@ -66,7 +66,7 @@ class Batch:
     def __init__(self, spec: Transformer, layout: Layout) -> None:
         self.layout, self.mesh = layout, make_mesh(layout)
         model = TransformerModel(spec, layout)
-        decoder = SlotDecoder(model, SLOTS, CACHE, END)
+        decoder = SlotDecoder(model, SLOTS, CACHE, (END,))
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(model.init, jax.random.key(0))
             self.params = jax.tree.map(

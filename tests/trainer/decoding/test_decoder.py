@@ -33,7 +33,7 @@ def test_rows_are_padded_with_zeros() -> None:
 
 
 def test_a_text_is_cut_at_its_end() -> None:
-    assert until_end(np.array([5, 0, 6, EOS, 0, 0]), EOS) == [5, 0, 6]
-    assert until_end(np.array([5, EOS, 6, 0]), 6) == [5, EOS]
-    assert until_end(np.array([5, 6, 0]), EOS) == [5, 6, 0]  # 0 is a token like any other
-    assert until_end(np.array([EOS, 0]), EOS) == []
+    assert until_end(np.array([5, 0, 6, EOS, 0, 0]), [EOS]) == [5, 0, 6]
+    assert until_end(np.array([5, EOS, 6, 0]), [6]) == [5, EOS]
+    assert until_end(np.array([5, 6, 0]), [EOS]) == [5, 6, 0]  # 0 is a token like any other
+    assert until_end(np.array([EOS, 0]), [EOS]) == []

@@ -210,7 +210,7 @@ def greedy_texts(trained: TrainedModel, tokens: np.ndarray, reads_begin: bool) -
     requests = [Request(row[first:], NEW) for row in tokens.tolist()]
     decoder = Decoder(
         trained.model, trained.params, trained.mesh, Sampling(temperature=0), len(tokens),
-        begin_id=BEGIN if reads_begin else 0, end_id=END, reads_begin=reads_begin,
+        begin_id=BEGIN if reads_begin else 0, stop_ids=(END,), reads_begin=reads_begin,
     )  # fmt: skip
     [batch] = decoder.decode(requests)
     texts = np.zeros((len(tokens), NEW), int)
@@ -483,9 +483,13 @@ def test_settings_name_the_end_that_the_files_do_not(
     with pytest.raises(UserError, match=r"Set TokenizerJson\.end"):
         import_hf(folder, tmp_path / "run")
     import_hf(folder, tmp_path / "run", gin_param=("TokenizerJson.end = 'c'",))
-    assert "texts at </s>, c, `meshloom decode` at c alone" in capsys.readouterr().err
+    assert "eos_token_id" not in capsys.readouterr().err
     run = ModelDir(tmp_path / "run")
-    assert run.vocabs(run.load().make(Run).task).target.end_id == 5
+    vocab = run.vocabs(run.load().make(Run).task).target
+    assert (vocab.end_id, vocab.stop_ids) == (5, (5, END))
+    (folder / "generation_config.json").unlink()
+    import_hf(folder, tmp_path / "other run", gin_param=("TokenizerJson.end = 'c'",))
+    assert "texts at </s>; `meshloom decode` ends them at c" in capsys.readouterr().err
 
 
 def test_a_model_without_files_of_hugging_face_is_exported_with_its_tokens(
