@@ -102,24 +102,23 @@ def check_same(
 
 
 def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list[float]]) -> None:
-    """Draws gains over data size, large to small, with a moving average for each model."""
+    """Draws the gains of each part, from much data to little, and a moving average per model."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    places = range(len(names))
+    figure, axes = pyplot.subplots(
+        figsize=(min(max(5, 0.2 * len(names)), 30), 4.5), layout="constrained"
+    )
     for number, (path, part_gains) in enumerate(gained.items()):
-        axes.scatter(pairs, part_gains, s=14, color=f"C{number}", alpha=0.5)
-        axes.plot(pairs, averaged(part_gains), color=f"C{number}", label=Path(path).stem)
-    highest = [max(column) for column in zip(*gained.values(), strict=True)]
-    for name, size, gain in zip(names, pairs, highest, strict=True):
-        axes.annotate(
-            name, (size, gain), (0, 4), textcoords="offset points", fontsize="xx-small", ha="center"
-        )
+        axes.scatter(places, part_gains, s=14, color=f"C{number}", alpha=0.5)
+        axes.plot(places, averaged(part_gains), color=f"C{number}", label=Path(path).stem)
+    labels = [f"{name} {size:,}" for name, size in zip(names, pairs, strict=True)]
+    axes.set_xticks(places, labels, rotation="vertical", fontsize="x-small")
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set(xscale="log", xlabel="pairs to train on", ylabel="BLEU over the baseline's")
-    axes.invert_xaxis()
+    axes.set(xlabel="pairs to train on", ylabel="BLEU over the baseline's")
     axes.grid(alpha=0.3)
     axes.legend()
     kind, legal = Path(output).suffix[1:] or "png", figure.canvas.get_supported_filetypes()
