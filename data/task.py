@@ -87,6 +87,8 @@ class Task:
 
     takes_pairs: ClassVar[bool] = False
     """Whether the source yields pairs."""
+    unit: ClassVar[str] = "tokens"
+    """Unit of what a model predicts, in counts and rates."""
     left_out: ClassVar[tuple[str, ...]] = ()
     """Names the reason for which packing leaves out examples, where it does."""
 
@@ -179,7 +181,7 @@ class Task:
 
     def _make_vocab(self, settings: Tokenizer, name: str, words: Sequence[str]) -> Vocab:
         vocab = make(settings, self.vocab_text(name), words=words)
-        logger.info("%s: %s of %d sub-words", self.name, name, vocab.size)
+        logger.info("%s: %s of %d tokens", self.name, name, vocab.size)
         return vocab
 
     # Rows
@@ -189,6 +191,10 @@ class Task:
     ) -> tuple[Rows, Sequence[str]]:
         """Packs lines in memory; returns the rows, and of each line what a model predicts."""
         return Rows.from_lines(lines, vocabs.target, self.length, packs=self.packs), lines
+
+    def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
+        """Packs a text in memory as it stands, for its loss."""
+        return Rows.from_lines(lines, vocabs.target, self.length, read_word_list(self.word_list))
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""

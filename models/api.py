@@ -15,7 +15,7 @@ Params = dict  # a tree of weights whose paths tell their axes
 Cache = dict[str, Any]  # keys, values and positions of the tokens so far
 Batch = dict[str, Array]
 """inputs_BL, targets_BL, segments_BL, positions_BL; with a source side also its inputs_BM,
-segments_BM, positions_BM."""
+segments_BM, positions_BM.  Of images images_BYXZ, targets_BL, segments_BL."""
 
 
 class Step(Protocol):
@@ -52,6 +52,11 @@ class ModelSpec:
     def source_vocab_size(self) -> int | None:
         """Returns the rows of the source's own embedding, where it has one."""
         return None
+
+    @property
+    def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Names arrays that the model reads, each with its shape in a row; None is any size."""
+        return {}
 
     @property
     def groups(self) -> dict[str, int]:

@@ -47,6 +47,11 @@ class ConvNet(ModelSpec):
     """Types of stored weights and of computation."""
 
     @property
+    def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Names arrays that the model reads, each with its shape in a row; None is any size."""
+        return {"images_BYXZ": (None, None, self.channels)}
+
+    @property
     def norm_offset(self) -> bool:
         """Returns whether norms multiply by 1 + their scale."""
         return False

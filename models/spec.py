@@ -227,6 +227,11 @@ class TransformerSpec(ModelSpec):
         return self.source_vocab
 
     @property
+    def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Names arrays that the model reads, each with its shape in a row; None is any size."""
+        return {"inputs_BL": (None,)}
+
+    @property
     def groups(self) -> dict[str, int]:
         size = None if self.moe is None else self.moe.group_tokens
         patterns = {"targets_BL": self.pattern}

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError, UserError
 from data.vocabs import Vocabs
-from layouts.axes import letters_of
+from layouts.axes import BY_LETTER, letters_of
 from layouts.device_order import Torus
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
@@ -112,9 +112,28 @@ def sources(origins: Mapping[str, str]) -> dict[str, str]:
 
 def check_run(run: Run) -> None:
     """Refuses settings that contradict each other, whatever the layout."""
+    check_arrays(run)
     check_sides(run)
     check_length(run)
     check_groups(run)
+
+
+def check_arrays(run: Run) -> None:
+    """Refuses a task whose batches the model cannot read."""
+    task, model = (type(spec).__name__ for spec in (run.task, run.model))
+    given = run.task.array_shapes
+    for name, shape in run.model.array_shapes.items():
+        if name not in given:
+            raise UserError(
+                f"Run.task = @{task}(): it gives {', '.join(given)}, and Run.model = @{model}() "
+                f"reads {name}.  Take another task or another model."
+            )
+        for letter, size, legal in zip(letters_of(name)[1:], given[name], shape, strict=True):
+            if legal not in (None, size):
+                raise UserError(
+                    f"Run.task = @{task}(): it gives {name} of {BY_LETTER[letter].name} {size}, "
+                    f"and Run.model = @{model}() reads {legal}.  Set both alike."
+                )
 
 
 def check_sides(run: Run) -> None:

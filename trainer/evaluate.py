@@ -27,13 +27,9 @@ class PartEvaluation(NamedTuple):
     experts: dict[str, Layer]
 
 
-OF_TEXT = ("perplexity_per_word", "bits_per_byte", "words", "bytes")
-"""Results that only a text has."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Holds the results on a text, or on examples of one token each, such as labelled images.
+    """Holds the results on a text, or on images, whose only token is the label.
 
     Words are those of `Counts`, without the ends of lines.  Perplexity per word divides by words
     and lines, as published numbers do: the model predicts each end as well.
@@ -50,9 +46,10 @@ class Evaluation:
     bytes: int
 
     def numbers(self) -> dict[str, float]:
-        """Names the results, without those of a text where there is none."""
-        absent = () if self.bytes else OF_TEXT
-        return {name: x for name, x in dataclasses.asdict(self).items() if name not in absent}
+        """Names the results; those of images are the loss and the accuracy of their labels."""
+        if self.bytes:
+            return dataclasses.asdict(self)
+        return {"loss": self.loss, "accuracy": self.accuracy, "examples": self.lines}
 
     def __str__(self) -> str:
         if not self.bytes:

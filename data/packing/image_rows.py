@@ -1,5 +1,6 @@
 """Holds images and their labels: each is a row, whose only target is the label."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,7 +60,7 @@ def packed_images(
         images[number] = pixels
     labels = vocab.encode([pair.target for pair in pairs])
     arrays = {
-        "images": images.reshape(len(pairs), -1),
+        "images": images.reshape(len(pairs), math.prod(shape)),
         "targets": np.array(labels, vocab.dtype).reshape(-1, 1),
         "segments": np.ones((len(pairs), 1), np.uint16),
     }

@@ -28,8 +28,13 @@ class FilePairs(Pairs):
         held_out = "train" in named  # validation comes out of it where it has no files
         return tuple(s for s in SPLITS if s in named or (s == "validation" and held_out))
 
+    @property
+    def holds_out_targets(self) -> bool:
+        """Returns whether the validation split has all pairs of some targets, out of training."""
+        return not self.files("validation")
+
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        if split == "test" or self.files("validation"):
+        if split == "test" or not self.holds_out_targets:
             yield from self.read_files(split, errors)
             return
         for pair in self.read_files("train", errors):

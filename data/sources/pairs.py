@@ -81,6 +81,11 @@ class Pairs(Source):
     name: Annotated[str, Field(pattern=_NAME)] | None = None
     """Name in results. None: its tag or its kind."""
 
+    @property
+    def holds_out_targets(self) -> bool:
+        """Returns whether the validation split has all pairs of some targets, out of training."""
+        return False
+
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the pairs of a split as they stand in its files, always in the same order.
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from data.mixture import MixtureOrder
 from data.packing.image_rows import ImageRows, Shape, packed_images
 from data.packing.rows import Counts, Rows, RowsOfPart
 from data.sources.pairs import Pairs
+from data.sources.text_files import without_carriage_return
 from data.storage import CheckedArray
 from data.task import PackChunk, PartOfText, Task, hashed_pairs, pair_of_line
 from data.tokenizers.labels import Labels
@@ -41,6 +42,7 @@ class ImageTask(Task):
     """A label is no text."""
 
     takes_pairs = True
+    unit = "images"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +51,12 @@ class ImageTask(Task):
                 f"ImageTask.source: its tags ({', '.join(self.source.tags)}) are for encoders of "
                 "text.  Unset them."
             )
+        for part in self.source.parts_of("train").values():
+            if part.holds_out_targets:
+                raise UserError(
+                    f"ImageTask.source: @{type(part).__name__}() has no files of validation, and "
+                    "would hold out all images of some labels.  Give it such files."
+                )
 
     @property
     def image_shape(self) -> Shape:
@@ -69,6 +77,12 @@ class ImageTask(Task):
         for part in self.source.parts_of("train").values():
             yield from (label for _, label in part.untagged("train"))
 
+    def prompt(self, line: str) -> str:
+        raise UserError(
+            f"task {self.name}: its model labels images and continues no text.  Legal: "
+            "meshloom evaluate and meshloom score."
+        )
+
     # Rows
 
     def pack_lines(
@@ -88,6 +102,10 @@ class ImageTask(Task):
             pieces,
         )
         return rows, [pair.target for pair in pairs]
+
+    def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
+        """Reads lines, each an image, a tab and its label, for the loss of the labels."""
+        return self.pack_lines(list(map(without_carriage_return, lines)), vocabs, None)[0]
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""

@@ -49,7 +49,7 @@ def made(task, vocab=None, source_vocab=None):
 def test_a_joint_vocab_is_trained_on_both_sides(source):
     vocabs, lines = made(task_of(source))
     assert vocabs.source is vocabs.target
-    assert lines == ["x: vocab of 320 sub-words"]
+    assert lines == ["x: vocab of 320 tokens"]
     lengths = [len(ids) for ids in vocabs.target.encode([SOURCES[0], TARGETS[0]])]
     assert max(lengths) < 0.8 * len(SOURCES[0])  # characters: both sides have sub-words
 
@@ -57,7 +57,7 @@ def test_a_joint_vocab_is_trained_on_both_sides(source):
 def test_separate_vocabs_are_trained_on_a_side_each(source):
     vocabs, lines = made(task_of(source, source_size=310))
     assert (vocabs.source.size, vocabs.target.size) == (310, 320)
-    assert lines == ["x: source vocab of 310 sub-words", "x: target vocab of 320 sub-words"]
+    assert lines == ["x: source vocab of 310 tokens", "x: target vocab of 320 tokens"]
     by_source_vocab, other = (
         len(vocabs.source.encode([side[0]])[0]) for side in (SOURCES, TARGETS)
     )

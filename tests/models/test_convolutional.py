@@ -14,16 +14,19 @@ from configs.load import load
 from data.packing.rows import Rows
 from data.sources.images import image_text
 from data.sources.pair_kinds import Tsv
+from data.sources.text import TextFiles
+from data.task import Task
 from data.tasks.images import ImageTask
 from data.tokenizers.labels import Labels
+from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.convolutional import ConvNet
 from models.loss import CROSS_ENTROPY
-from tests.toys import ROOT, WHOLE
+from tests.toys import ROOT, SPLITTABLE, WHOLE
 from tests.trainer.conftest import optax_types  # noqa: F401
-from trainer.checks import check_layout
+from trainer.checks import check_layout, check_run
 from trainer.evaluate import evaluate
 from trainer.feed import place, placement
 from trainer.loop import TrainJob, train
@@ -50,6 +53,7 @@ LAYOUTS = SHIPPED | {
     ),
     "padded batch": Layout(mesh="data:4,rows:2", rules="batch:data+;height:rows+"),
 }  # fmt: skip
+TEXT = Task(name="toy", source=TextFiles(train="x"), vocab=SentencePiece(size=288), length=6)
 VOCABS = Vocabs(Labels().train(iter("abcde"), ()), None)
 
 
@@ -146,7 +150,7 @@ def test_an_evaluation_is_that_of_each_image(whole: Trained) -> None:
         losses = jax.jit(model.token_losses)(whole.last, rows.batch(np.arange(8)))
     assert evaluation.tokens == 8 and np.isclose(evaluation.loss, np.mean(losses), rtol=1e-6)
     assert evaluation.numbers().keys() == {
-        "loss", "perplexity_per_token", "accuracy", "tokens", "lines"
+        "loss", "accuracy", "examples"
     }  # fmt: skip
     assert str(evaluation).endswith(f"accuracy {evaluation.accuracy:.2%}")
 
@@ -158,6 +162,35 @@ def test_a_size_that_does_not_divide_is_a_problem_of_the_layout() -> None:
     for part in ("height = 11", "height = 6 does", "models/convolutional.py", '"height:x+"'):
         assert part in str(error.value)
     check_layout(RUN, dataclasses.replace(layout, rules="height:x+"), {"x": 4}, {})
+
+
+def test_kernels_may_reach_over_several_devices() -> None:
+    """Six rows over four devices, and windows that reach three rows up and down."""
+    model, batch = dataclasses.replace(SPEC, kernel=7), image_rows(2).batch(np.arange(2))
+
+    def loss(layout: Layout) -> float:
+        with jax.set_mesh(make_mesh(layout)):
+            params = jax.jit(model.model(layout).init)(jax.random.key(0))
+            return float(jax.jit(model.model(layout).token_losses)(params, batch).sum())
+
+    np.testing.assert_allclose(
+        loss(Layout(mesh="rows:4", rules="height:rows+")), loss(WHOLE), rtol=2e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "part"),
+    [
+        (dataclasses.replace(RUN, model=dataclasses.replace(SPEC, channels=1)),
+         "images_BYXZ of channels 3, and Run.model = @ConvNet() reads 1"),
+        (dataclasses.replace(RUN, model=SPLITTABLE), "Run.model = @Transformer() reads inputs_BL"),
+        (dataclasses.replace(RUN, task=TEXT), "Run.model = @ConvNet() reads images_BYXZ"),
+    ],
+)  # fmt: skip
+def test_a_task_whose_batches_the_model_cannot_read_is_refused(run: Run, part: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_run(run)
+    assert part in str(error.value)
 
 
 def test_a_network_of_images_continues_no_text() -> None:

@@ -62,6 +62,7 @@ FIGURES = {
     "output_latency_s": Figure(
         "time of an output", "s", "the start, all new tokens of a batch and the suffix"
     ),
+    "unit": Figure("unit of the rates", "", "tokens; of a classifier of images, images"),
     "tokens_per_step": Figure("tokens per step", "", "target tokens, padding included"),
     "tokens_per_s": Figure("tokens per second", "tokens/s", "on all devices"),
     "utilisation": Figure(

@@ -31,6 +31,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "step_time_s": step_s,
         "step_time_range_s": plan.step_range_s,
         "step_time_parts_s": None if plan.timing is None else plan.timing.parts,
+        "unit": plan.run.task.unit,
         "tokens_per_step": plan.tokens_per_step,
         "tokens_per_s": None if step_s is None else plan.tokens_per_step / step_s,
         "utilisation": plan.utilisation,

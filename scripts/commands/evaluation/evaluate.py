@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.errors import UserError
 from data.packing.pair_rows import PairRows
-from data.packing.rows import Rows, read_word_list
+from data.packing.rows import Rows
 from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
@@ -116,7 +116,13 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
-            line, parts = evaluate_loss(trained, rows, flags)
+            evaluation, parts = evaluate_loss(trained, rows, flags)
+            line: dict[str, Any] = {
+                "step": trained.step,
+                **evaluation.numbers(),
+                "left_out_pairs": rows.counts.left_out if task.has_source else None,
+                "drop_tokens": flags.drop_tokens and drops_tokens,
+            }
             if to_translate:
                 made = translations(trained, to_translate, flags)
                 line |= translation_numbers(made, parts, train_pairs)
@@ -124,8 +130,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 show(made, is_subset=flags.sentences is not None)
                 write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
             lines.append(line | ({"parts": parts} if parts else {}))
-    columns = ["step", *(field.name for field in dataclasses.fields(Evaluation))]
-    names = [name for name in columns if name in lines[0]]
+    names = ["step", *evaluation.numbers()]
     print_table(names, [[short(line[name]) for name in names] for line in lines])
     if drops_tokens:
         print(dropping(flags.drop_tokens))
@@ -140,8 +145,8 @@ def criterion_of(flags: EvaluateFlags) -> Criterion:
 
 def evaluate_loss(
     trained: TrainedModel, rows: Rows, flags: EvaluateFlags
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Returns the numbers of a checkpoint on all rows and on each part of them, by name."""
+) -> tuple[Evaluation, dict[str, dict[str, Any]]]:
+    """Returns the results of a checkpoint on all rows and on each part of them, by name."""
     with Bar("evaluate") as bar:
         evaluation, parts = evaluate(
             trained.model,
@@ -152,13 +157,7 @@ def evaluate_loss(
             criterion=criterion_of(flags),
             progress=bar.update,
         )
-    line = {
-        "step": trained.step,
-        **evaluation.numbers(),
-        "left_out_pairs": rows.counts.left_out if trained.run.task.has_source else None,
-        "drop_tokens": flags.drop_tokens and trained.run.model.drops_tokens,
-    }
-    return line, {name: part._asdict() for name, part in parts.items()}
+    return evaluation, {name: part._asdict() for name, part in parts.items()}
 
 
 def translation_numbers(
@@ -218,23 +217,21 @@ def evaluation_rows(
 
     Also returned is how many pairs each part of the task has to train on.
     """
-    task, target = models.run.task, models.vocabs.target
+    task, vocabs = models.run.task, models.vocabs
     if given is not None:
         pairs = [
             Pair(tagged(sentence, given.tag), reference)
             for sentence, reference in zip(given.sources, given.references[0], strict=True)
         ]
         lengths = (task.row_lengths["source_length"], task.length)
-        rows: Rows = PairRows.from_pairs(pairs, models.vocabs.of_source, target, *lengths)
+        rows: Rows = PairRows.from_pairs(pairs, vocabs.of_source, vocabs.target, *lengths)
         return rows, {}
     if text.text_file is not None:
-        word_list = read_word_list(task.word_list)
-        lines = read_raw_lines(text.text_file)
-        of_file = Rows.from_lines(lines, target, task.length, word_list)
+        of_file = task.rows_of_text(read_raw_lines(text.text_file), vocabs)
         if not len(of_file):
             raise UserError(f"--input={text.text_file}: the file is empty.")
         return of_file, {}
-    splits = prepare(task, data_dir, vocabs=models.vocabs, content_hash=models.content_hash).splits
+    splits = prepare(task, data_dir, vocabs=vocabs, content_hash=models.content_hash).splits
     split = text.split or SPLIT
     if split not in splits:
         raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")

@@ -50,7 +50,7 @@ COLUMNS = [
     "bytes per device",
     "traffic per device",
     "step s",
-    "tokens/s",
+    "rate",
     "share of peak",
 ]
 
@@ -183,6 +183,7 @@ def row(figures: dict[str, Any]) -> list[str]:
     ]
     if figures["step_time_s"] is None:
         return [*line, "unknown", "unknown", "unknown"]
-    times = (f"{figures['step_time_s']:.4g}", f"{figures['tokens_per_s']:,.0f}")
+    rate = f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s"
+    times = (f"{figures['step_time_s']:.4g}", rate)
     share = "unknown" if figures["utilisation"] is None else f"{figures['utilisation']:.1%}"
     return [*line, *times, share]

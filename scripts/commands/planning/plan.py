@@ -104,7 +104,7 @@ def summary(figures: dict[str, Any]) -> str:
     if figures["step_time_s"] is not None:
         parts += [
             f"step {figures['step_time_s']:.4g} s{range_text(figures['step_time_range_s'])}",
-            f"{figures['tokens_per_s']:,.0f} tokens/s",
+            f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s",
             f"utilisation {figures['utilisation']:.1%}",
             f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
             f"{with_unit(figures['chip_hours'], 'chip-hours')}",

@@ -88,6 +88,7 @@ def figures_of(point: SweepPoint, price: float | None) -> dict[str, Any]:
     costs = {
         "bytes_per_device": point.plan.memory.needed_bytes,
         "step_time_s": point.step_s,
+        "unit": point.plan.run.task.unit,
         "tokens_per_s": point.plan.tokens_per_step / point.step_s,
         "run_hours": point.hours,
         "chip_hours": point.chip_hours,
@@ -105,7 +106,7 @@ def readable(row: dict[str, Any]) -> dict[str, str]:
         "compute": row.get("Precision.compute", ""),
         "memory": size_text(row["bytes_per_device"]),
         "step": with_unit(row["step_time_s"], "s"),
-        "tokens/s": f"{row['tokens_per_s']:,.0f}",
+        "rate": f"{row['tokens_per_s']:,.0f} {row['unit']}/s",
         "run": with_unit(row["run_hours"], "hours"),
         "chip-hours": with_unit(row["chip_hours"], ""),
     }

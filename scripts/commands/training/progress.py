@@ -42,7 +42,7 @@ class ProgressBar(Observer):
         )
 
     def on_start(self, run: Run, first_step: int) -> None:
-        self._first, self._steps = first_step, run.steps
+        self._first, self._steps, self._unit = first_step, run.steps, run.task.unit
         # Steps are read late and some two at a time, so only a mean over several is a rate.
         self._recent: deque[tuple[float, float]] = deque(maxlen=max(1, run.steps // PLAIN_EVERY))
         self._task = self._progress.add_task(
@@ -58,7 +58,8 @@ class ProgressBar(Observer):
         else:
             self._recent.append((tokens, step_s))
             recent_tokens, recent_s = map(sum, zip(*self._recent, strict=True))
-            numbers = f"loss {loss:.3f}  {recent_tokens / max(recent_s, 1e-9):,.0f} tokens/s"
+            rate = recent_tokens / max(recent_s, 1e-9)
+            numbers = f"loss {loss:.3f}  {rate:,.0f} {self._unit}/s"
             left = f"{(steps - step) * recent_s / len(self._recent):.0f} s left"
         if console.is_terminal:
             self._progress.update(self._task, completed=step, numbers=numbers)

@@ -90,6 +90,11 @@ def test_a_source_with_tags_is_refused() -> None:
         ImageTask(name="t", source=Tsv(train="x", tag="de"), height=2, width=3)
 
 
+def test_whole_labels_are_not_held_out_of_training() -> None:
+    with pytest.raises(UserError, match=r"@Tsv\(\) has no files of validation"):
+        ImageTask(name="t", source=Tsv(train="x"), height=2, width=3)
+
+
 def test_glyphs_are_the_same_each_time_and_whole() -> None:
     source = Glyphs(side=24, count=1)
     first, again = (list(source.read("validation")) for _ in range(2))
