@@ -39,8 +39,8 @@ EXPORT_WORK = {
     "t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5"),
 }
 
-BENCHMARKS = ("train", "translate", "decode", "generate", "moe", "input", "start", "collectives",
-              "gpu")  # fmt: skip
+BENCHMARKS = ("train", "translate", "decode", "generate", "serve", "moe", "input", "start",
+              "collectives", "gpu")  # fmt: skip
 
 
 @click.group(

@@ -17,7 +17,7 @@ from trainer.decoding.decoder import SHORTEST, Request, rows_of
 from trainer.memory import check_cache_memory
 
 JOINING_TOKENS = 256
-"""Padded tokens of the prompts that are read in one pass: more of the short ones."""
+"""Padded tokens of the prompts that are read in one pass, at most: more of the short ones."""
 GREEDY = Sampling(temperature=0)
 
 
@@ -61,14 +61,18 @@ class SlotEngine:
         shorter = [length for length in powers if SHORTEST <= length < self.max_length]
         return [*shorter, self.max_length]
 
-    def rows_together(self, length: int) -> int:
-        """Returns how many prompts of a padded length are read in one pass."""
-        return min(self.rounded(max(JOINING_TOKENS // length, 1)), self.slots)
+    def joining_rows(self, length: int) -> list[int]:
+        """Returns how many prompts of a padded length may be read in one pass."""
+        largest = max(JOINING_TOKENS // length, 1)
+        powers = (4**exponent for exponent in range(largest.bit_length()))
+        rows = {min(self.rounded(count), self.slots) for count in powers if count <= largest}
+        return sorted(rows)
 
     def warm_up(self) -> None:
         """Compiles every program; the slots are empty after it."""
         for length in self.prompt_lengths():
-            self._put({}, length)
+            for rows in self.joining_rows(length):
+                self._put({}, rows, length)
         jax.block_until_ready(self.step())
 
     def join(self, requests: Mapping[int, SampledRequest]) -> None:
@@ -79,17 +83,18 @@ class SlotEngine:
             length = next(length for length in lengths if len(request.prompt) <= length)
             by_length.setdefault(length, []).append(slot)
         for length, slots in by_length.items():
-            for group in chunks(slots, self.rows_together(length)):
-                self._put({slot: requests[slot] for slot in group}, length)
+            sizes = self.joining_rows(length)
+            for group in chunks(slots, sizes[-1]):
+                rows = next(size for size in sizes if len(group) <= size)
+                self._put({slot: requests[slot] for slot in group}, rows, length)
 
     def step(self) -> NewTokens:
         """Adds a token to each text."""
         self._slots, new_tokens = self._step(self.params, self._slots)
         return new_tokens
 
-    def _put(self, requests: Mapping[int, SampledRequest], length: int) -> None:
-        """Puts some requests, whose prompts are padded to a length, into slots."""
-        rows = self.rows_together(length)
+    def _put(self, requests: Mapping[int, SampledRequest], rows: int, length: int) -> None:
+        """Puts requests, padded to so many rows of a length, into slots."""
         unused = rows - len(requests)
         filled = [*requests.values(), *[SampledRequest(Request([], 1), GREEDY)] * unused]
         prompts = [request.prompt for request, _ in filled]

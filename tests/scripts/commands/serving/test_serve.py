@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from configs.errors import UserError
+from scripts.benchmarks.serve import TEMPERATURE, LoadCase, cases_of, load
 from scripts.commands.serving.launch import bound_socket, check_address
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
@@ -26,10 +28,10 @@ def running(trained: Place) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def client(running: Client) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0
-    )
+def client(running: Client) -> Iterator[openai.OpenAI]:
+    url = f"http://127.0.0.1:{running.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_the_openai_client_gets_what_decode_makes(
@@ -37,26 +39,31 @@ def test_the_openai_client_gets_what_decode_makes(
 ) -> None:
     """Texts of all kinds at once, with nothing compiled for any of them."""
     searches = [
-        {"temperature": 0.0}, {"temperature": 1.2, "seed": 5}, {"temperature": 0.9, "top_p": 0.7},
-    ]  # fmt: skip
-    cases = [
-        (prompt, search, limit) for prompt in PROMPTS for search in searches for limit in (3, 9)
+        {"temperature": 0.0},
+        {"temperature": 1.2, "seed": 5},
+        {"temperature": 0.9, "top_p": 0.7},
+        {"temperature": 1.1, "top_k": 9},
+        {"temperature": 1.3, "top_k": 99, "top_p": 0.95},
     ]
+    cases = [(prompt, search) for prompt in PROMPTS for search in searches]
+    compilations = running.metric("meshloom_compilations_total")
 
-    def complete(case: tuple[str, dict[str, Any], int]) -> str:
-        prompt, search, limit = case
+    def complete(case: tuple[str, dict[str, Any]]) -> list[str]:
+        prompt, search = case
+        fields = {"seed": 0, **search}
         answer = client.completions.create(
-            model="run", prompt=prompt, max_tokens=limit, echo=True, **{"seed": 0, **search}
-        )
-        return answer.choices[0].text
+            model="run", prompt=prompt, max_tokens=9, echo=True, n=2,
+            extra_body={"top_k": fields.pop("top_k", 0)}, **fields,
+        )  # fmt: skip
+        return [choice.text for choice in answer.choices]
 
     with ThreadPoolExecutor(len(cases)) as pool:
         texts = list(pool.map(complete, cases))
-    assert running.metric("meshloom_compilations_total") == 0
+    assert running.metric("meshloom_compilations_total") == compilations
     with restored(trained.folder / "run") as model:
-        for (prompt, search, limit), text in zip(cases, texts, strict=True):
-            [[best]] = decoded(model, [prompt], max_tokens=limit, **search)
-            assert text == best.text
+        for (prompt, search), choices in zip(cases, texts, strict=True):
+            lines = decoded(model, [prompt] * 2, max_tokens=9, **search)
+            assert choices == [best.text for [best] in lines]
 
 
 def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) -> None:
@@ -77,6 +84,35 @@ def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) 
     assert used == whole.usage and used is not None
     assert used.completion_tokens <= 4 * 8
     assert len(set(texts[:2])) == 2  # the choices of a prompt differ
+
+
+def test_log_probabilities_are_those_of_decode(running: Client, trained: Place) -> None:
+    settings: dict[str, Any] = {"temperature": 1.4, "seed": 2, "max_tokens": 9, "min_tokens": 9}
+    [choice] = running.post(prompt=PROMPTS[0], logprobs=0, **settings).json["choices"]
+    with restored(trained.folder / "run") as model:
+        [[best]] = decoded(model, PROMPTS[:1], **settings)
+    assert len(choice["logprobs"]["tokens"]) == 9
+    total = sum(choice["logprobs"]["token_logprobs"])
+    np.testing.assert_allclose(total, best.log_probability, rtol=1e-4)
+
+
+def test_clients_that_wait_for_a_slot_get_their_own_answers(
+    running: Client, trained: Place
+) -> None:
+    cases = [
+        LoadCase(case.prompt[:8], max_tokens=4 + case.seed % 9, min_tokens=0, seed=case.seed)
+        for case in cases_of(40)
+    ]
+    compilations = running.metric("meshloom_compilations_total")
+    answers = load(running.port, cases, 12)
+    assert running.metric("meshloom_compilations_total") == compilations
+    decode: dict[str, Any] = {"temperature": TEMPERATURE}
+    with restored(trained.folder / "run") as model:
+        expected = [
+            decoded(model, [case.prompt], seed=case.seed, max_tokens=case.max_tokens, **decode)
+            for case in cases
+        ]
+    assert [answer.text for answer in answers] == [best.text for [[best]] in expected]
 
 
 def test_a_stop_ends_the_text_before_it(running: Client) -> None:

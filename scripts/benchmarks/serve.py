@@ -1,0 +1,237 @@
+"""Measures the throughput and the latency of `meshloom serve`, beside `meshloom decode`.
+
+    meshloom bench serve --model_dir=runs/quickstart --json=bench.json
+
+Each client sends a request as soon as its last one is answered: a prompt of 1 to 8 words, a limit
+of 8 to 64 new tokens, a seed, and temperature 0.8.  The same requests are then decoded as the lines
+of a file, as many together as the server has slots, in alternating rounds.  Every answer is
+compared with the text of `decode`.  Clients, server and decoder share the machine.  Compilation is
+not counted.
+"""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from scripts.benchmarks.options import count_option, json_option, rounds_option
+from scripts.benchmarks.rounds import CHECKOUT, cores, show
+
+WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
+TEMPERATURE = 0.8
+WAIT_S = 300
+
+
+class LoadCase(NamedTuple):
+    """Holds a request."""
+
+    prompt: str
+    max_tokens: int
+    min_tokens: int
+    seed: int
+
+
+class Answer(NamedTuple):
+    """Holds what a client gets."""
+
+    status: int
+    text: str
+    new_tokens: int
+    seconds: float
+
+
+class Measured(NamedTuple):
+    """Holds texts in the order of their requests, and the seconds that all took."""
+
+    texts: list[str]
+    seconds: float
+
+
+def cases_of(count: int, *, full_length: bool = False) -> list[LoadCase]:
+    """Draws so many requests; all seeds differ."""
+    rng = np.random.default_rng(0)
+
+    def case(seed: int) -> LoadCase:
+        prompt = " ".join(rng.choice(WORDS, rng.integers(1, 9)))
+        max_tokens = int(rng.integers(8, 65))
+        return LoadCase(prompt, max_tokens, max_tokens if full_length else 0, seed)
+
+    return list(map(case, range(count)))
+
+
+def send(connection: http.client.HTTPConnection, case: LoadCase) -> Answer:
+    """Sends a request; waits for its answer."""
+    body = {**case._asdict(), "temperature": TEMPERATURE, "echo": True}
+    start = time.perf_counter()
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    seconds = time.perf_counter() - start
+    if response.status != 200:
+        return Answer(response.status, "", 0, seconds)
+    new_tokens = answer["usage"]["completion_tokens"]
+    return Answer(200, answer["choices"][0]["text"], new_tokens, seconds)
+
+
+def load(port: int, cases: Sequence[LoadCase], clients: int) -> list[Answer]:
+    """Sends all requests by so many clients, each over a connection of its own."""
+
+    def client(first: int) -> list[Answer]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            return [send(connection, case) for case in cases[first::clients]]
+
+    with ThreadPoolExecutor(clients) as pool:
+        by_client = list(pool.map(client, range(clients)))
+    return [by_client[index % clients][index // clients] for index in range(len(cases))]
+
+
+@contextlib.contextmanager
+def server(model_dir: str, *flags: str) -> Iterator[int]:
+    """Runs `meshloom serve` in a process; yields its port, and stops it by SIGTERM."""
+    command = [
+        sys.executable, "-m", "scripts.meshloom", "serve", f"--model_dir={model_dir}", "--port=0",
+        *flags,
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=CHECKOUT, text=True, stderr=subprocess.PIPE) as process:
+        try:
+            yield announced_port(process)
+            process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+    if process.returncode:
+        sys.exit(f"meshloom serve ended with {process.returncode}")
+
+
+def announced_port(process: "subprocess.Popen[str]") -> int:
+    """Waits until a server prints where it listens."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if match := re.search(r"^Serving .* at http://.*:(\d+)$", line):
+            return int(match[1])
+    sys.exit("".join(["meshloom serve failed:\n", *lines]))
+
+
+@contextlib.contextmanager
+def decoding(
+    model_dir: Path, batch_sequences: int
+) -> Iterator[Callable[[Sequence[LoadCase]], Measured]]:
+    """Restores the model; yields what decodes requests as `meshloom decode` does."""
+    from scripts.commands.decoding.decode import decoder_of, options_of
+    from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
+    from scripts.commands.trained import trained_models
+    from trainer.decoding.requests import best_texts, make_requests
+
+    with trained_models(CheckpointFlags(model_dir=model_dir)) as models:
+        trained = models.restore(None)
+        task, vocabs, max_length = trained.run.task, trained.vocabs, trained.run.model.max_length
+        flags = SearchFlags(temperature=TEMPERATURE)
+        decoder, options = decoder_of([trained], flags, batch_sequences), options_of(flags)
+
+        def decode(cases: Sequence[LoadCase]) -> Measured:
+            start, requests = time.perf_counter(), []
+            for case in cases:
+                prompt, settings = case.prompt, case._asdict()
+                del settings["prompt"]
+                of_case = dataclasses.replace(options, **settings)
+                requests += make_requests([prompt], task, vocabs, of_case, max_length)
+            texts = best_texts(decoder, requests, vocabs, options)
+            return Measured(texts, time.perf_counter() - start)
+
+        yield decode
+
+
+def metric(port: int, name: str) -> float:
+    """Reads a metric without labels."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    return float(dict(line.rsplit(" ", 1) for line in text.splitlines())[name])
+
+
+def summary(answers: Sequence[Answer], seconds: float, decoded: Measured) -> dict[str, Any]:
+    """Summarizes a round: what was lost, what differs, how fast both are."""
+    latencies = [answer.seconds for answer in answers if answer.status == 200]
+    new_tokens = sum(answer.new_tokens for answer in answers)
+    pairs = zip(answers, decoded.texts, strict=True)
+    return {
+        "lost": sum(answer.status != 200 for answer in answers),
+        "different_from_decode": sum(a.status == 200 and a.text != text for a, text in pairs),
+        "new_tokens": new_tokens,
+        "serve_s": seconds,
+        "decode_s": decoded.seconds,
+        "serve_tokens_per_s": new_tokens / seconds,
+        "ratio_to_decode": decoded.seconds / seconds,
+        "median_latency_s": float(np.median(latencies)),
+        "p95_latency_s": float(np.quantile(latencies, 0.95)),
+    }
+
+
+def measure(
+    model_dir: Path, cases: Sequence[LoadCase], clients: int, slots: int, count: int
+) -> dict[str, Any]:
+    """Runs rounds of load on a server, and of decoding the same requests."""
+    rounds = []
+    with (
+        server(str(model_dir), f"--slots={slots}", f"--queue={clients}") as port,
+        decoding(model_dir, slots) as decode,
+    ):
+        decode(cases)  # compiles
+        load(port, cases[:clients], clients)
+        for _ in range(count):
+            start = time.perf_counter()
+            answers = load(port, cases, clients)
+            seconds = time.perf_counter() - start
+            rounds.append(summary(answers, seconds, decode(cases)))
+        compilations = metric(port, "meshloom_compilations_total")
+    medians = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
+    sizes = {"clients": clients, "requests": len(cases), "slots": slots, "cores": cores()}
+    return {"median": medians, "rounds": rounds, "compilations": compilations, **sizes}
+
+
+@click.command()
+@click.option(
+    "--model_dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="The run of a language model, such as runs/quickstart.",
+)
+@rounds_option(3)
+@count_option("--clients", default=64, help="Clients that wait for an answer at a time.")
+@count_option("--requests", default=2000, help="Requests of a round.")
+@count_option("--slots", default=32, help="Slots of the server, and rows of a batch of `decode`.")
+@click.option("--full_length", is_flag=True, help="Lets no text end before its limit.")
+@json_option()
+def main(
+    model_dir: Path,
+    count: int,
+    clients: int,
+    requests: int,
+    slots: int,
+    full_length: bool,
+    json_file: str | None,
+) -> None:
+    """Compares a server under load with decoding the same requests from a file."""
+    cases = cases_of(requests, full_length=full_length)
+    result = measure(model_dir.resolve(), cases, clients, slots, count)
+    show(result | {"full_length": full_length}, json_file)
+
+
+if __name__ == "__main__":
+    main()
