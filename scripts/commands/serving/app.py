@@ -1,19 +1,34 @@
 """Puts the routes of a server together."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from scripts.commands.serving.completions import complete
 from scripts.commands.serving.errors import ApiError, api_error_response
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.translations import translate
+
+PAGE = Path(__file__).with_name("page.html").read_text()
+PAGE_HEADERS = {
+    # Nothing but what the page itself contains runs, and it talks to this server alone.
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src "
+    "'unsafe-inline'; img-src data:; connect-src 'self'; form-action 'none'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+}
+
+
+async def page(request: Request) -> Response:
+    """Returns the page on which a person tries the model."""
+    return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
 
 async def models(request: Request) -> Response:
@@ -61,6 +76,7 @@ def methods(route: Route) -> Sequence[str]:
 
 
 ROUTES = [
+    Route("/", page),
     Route("/v1/completions", complete, methods=["POST"]),
     Route("/v1/translate", translate, methods=["POST"]),
     Route("/v1/models", models),

@@ -1,6 +1,7 @@
 """A server on a toy model: the openai client, every status, clients that misbehave, reloads."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from configs.errors import UserError
 from scripts.benchmarks.serve import TEMPERATURE, LoadCase, cases_of, load
 from scripts.commands.serving.launch import bound_socket, check_address
+from tests.scripts.commands.serving.browser import PHONE, opened
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import Place
@@ -191,6 +193,36 @@ def test_a_client_that_leaves_frees_its_slots(running: Client) -> None:
                 time.sleep(0.001)
         running.wait_until_idle()
         assert running.metric("meshloom_new_tokens_total") < before + 12 * 23
+
+
+def test_the_page_streams_by_keyboard_on_a_phone(running: Client, trained: Place) -> None:
+    with opened(running, PHONE, "dark") as page:
+        keyboard = page.keyboard  # the prompt has the focus
+        keyboard.type("lo")
+        for text in ("9", "2", "1.2", "", "", "5"):  # tokens, texts, temperature, ..., seed
+            keyboard.press("Tab")
+            keyboard.type(text)
+        keyboard.press("Control+Enter")
+        page.wait_for_selector("#answers[aria-busy=false] article")
+        texts = page.locator("#answers .text").all_inner_texts()
+        endings = page.locator("#answers .about").all_inner_texts()
+        width, color = page.evaluate(
+            "[document.documentElement.scrollWidth, getComputedStyle(document.body).color]"
+        )
+        keyboard.press("Shift+Tab")
+        keyboard.type("2")  # top p, which is at most 1
+        keyboard.press("Control+Enter")
+        assert page.evaluate("document.activeElement.matches(':invalid')")
+    with restored(trained.folder / "run") as model:
+        lines = decoded(model, ["lo"] * 2, max_tokens=9, temperature=1.2, seed=5)
+    assert texts == [best.text for [best] in lines]
+    assert all(" tokens, log p -" in ending for ending in endings)
+    assert width == PHONE and color == "rgb(232, 234, 237)"  # light on dark
+
+
+def test_the_page_loads_nothing_else(running: Client) -> None:
+    text = running.get("/").text
+    assert not re.findall(r'(?:src|href)="(?!data:,")|url\(|@import', text)
 
 
 def test_models_and_metrics(running: Client, client: openai.OpenAI) -> None:

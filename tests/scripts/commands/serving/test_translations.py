@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.scripts.commands.serving.browser import opened
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import Place, call
@@ -81,3 +82,22 @@ def test_a_bad_request_is_explained(
 def test_a_translation_model_continues_no_prompts(client: Client) -> None:
     assert client.post(prompt="kara").status == 404
     assert client.get("/v1/models").json["data"][0]["kind"] == "translation"
+
+
+def test_the_page_shows_the_best_translations_with_scores(client: Client) -> None:
+    [answer] = client.post("/v1/translate", text="kara lora", n=4).json["translations"]
+    with opened(client) as page:
+        page.fill("textarea", "kara lora")
+        page.get_by_role("button", name="Translate").click()
+        page.wait_for_selector("#answers li")
+        texts = page.locator("#answers .text").all_inner_texts()
+        scores = page.locator("#answers .score").all_inner_texts()
+        page.fill("[name=max_tokens]", "7")
+        page.fill("textarea", "kara " * 40)
+        page.keyboard.press("Control+Enter")
+        page.wait_for_selector("#error:not([hidden])")
+        assert "at most 23 tokens" in page.inner_text("#error")
+    assert texts == [one["text"] or "(empty)" for one in answer["hypotheses"]]
+    assert [score.split()[1] for score in scores] == [
+        f"{one['score']:.3f}" for one in answer["hypotheses"]
+    ]
