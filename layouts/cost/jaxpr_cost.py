@@ -137,10 +137,11 @@ class Counter:
             **dict.fromkeys(MANUAL, self.manual),
         }
 
-    def walk(self, jaxpr: Jaxpr, times: int, *, backward: bool) -> None:
+    def walk(self, jaxpr: Jaxpr, times: int, *, backward: bool, line: str = "") -> None:
+        """Counts equations; `line` of the model has those that name none themselves."""
         flow, gathered = Flow(jaxpr), set[tuple[Any, str]]()
         for eqn in jaxpr.eqns:
-            name = eqn.primitive.name
+            name, line_of_eqn = eqn.primitive.name, source_line(eqn) or line
             is_backward = backward or "transpose(" in str(eqn.source_info.name_stack)
             if name == KERNEL:
                 size = sum(self.local(v).bytes for v in (*eqn.invars, *eqn.outvars))
@@ -160,10 +161,11 @@ class Counter:
             if name in self.rules:
                 transfers = self.rules[name](eqn, flow)
                 needed = [t for t in transfers if self.is_needed(t, eqn, flow, gathered)]
-                self.emit(needed, origin(eqn) + " (backward)" * is_backward, times)
+                source = f"{line_of_eqn} {name}".strip() + " (backward)" * is_backward
+                self.emit(needed, source, times)
                 continue
             for body in inner:
-                self.walk(body, times * trip_count, backward=is_backward)
+                self.walk(body, times * trip_count, backward=is_backward, line=line_of_eqn)
 
     def emit(self, transfers: Iterable[Transfer], source: str, times: int) -> None:
         """Records collectives, one for transfers of a tensor over several mesh axes."""
@@ -316,8 +318,3 @@ def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:
     """Reduces partial sums: to all devices, or scattered if the mesh axis splits the result."""
     kind = "all-reduce" if out.splits(mesh_axis) is None else "reduce-scatter"
     return Transfer(kind, mesh_axis, out)
-
-
-def origin(eqn: Any) -> str:
-    """Returns the line of the model that made an equation, and its primitive."""
-    return f"{source_line(eqn)} {eqn.primitive.name}".strip()
