@@ -76,8 +76,3 @@ def check_offered(slice: Slice) -> None:
         f"--topology={slice.name}: Google Cloud offers no such slice.  "
         f"Legal nearby: {', '.join(nearby)}."
     )
-
-
-def smallest_slice(kind: str, devices: int) -> Slice | None:
-    """Returns the smallest slice that has so many devices; None if none has."""
-    return next((slice for slice in offered_slices(kind) if slice.devices >= devices), None)

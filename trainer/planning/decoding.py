@@ -28,7 +28,7 @@ from models.decoding.generate import (
     generate_together,
     initial_cache,
 )
-from trainer.decoding.decoder import SHORTEST, abstract_inputs
+from trainer.decoding.decoder import SHORTEST, abstract_inputs, padded
 from trainer.planning.counts import (
     TEMPORARIES,
     MemoryUse,
@@ -57,7 +57,7 @@ class DecodeShape(NamedTuple):
     prompt_tokens: int
     """Tokens of each prompt."""
     new_tokens: int
-    """Steps of decoding, where no text ends sooner."""
+    """Steps of decoding, where no text ends sooner.  The cache is padded as that of `decode`."""
     suffix_tokens: int = 0
     """Tokens of the suffix that ranks samples; 0 without one."""
 
@@ -176,11 +176,10 @@ def trace_decode(
 ) -> TracedDecode:
     """Traces the decoding that `decode` runs; allocates nothing."""
     model, rows = run.model.model(layout), shape.rows
-
     tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
     source, requests = abstract_inputs(layout, mesh, rows, *tokens)
     params = abstract_params(model, mesh)
-    static = (model, shape.search, shape.new_tokens)
+    static = (model, shape.search, padded(shape.new_tokens))
     with use_mesh(mesh):
         cache = jax.eval_shape(functools.partial(initial_cache, *static), params, source, requests)
         trace = generate.trace(*static, params, source, requests)

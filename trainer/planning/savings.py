@@ -5,11 +5,14 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from layouts.cost.slice_shapes import offered_slices, smallest_slice
+from layouts.candidates import candidates
+from layouts.cost.slice_shapes import offered_slices
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from models.architectures import Transformer
 from models.spec import Precision
+from trainer.checks import record_loss
+from trainer.planning.search import legal_layouts
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 
@@ -45,15 +48,24 @@ def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
 
 
 def suggest_slice(plan: StepPlan) -> str:
-    """Names the smallest slice of these chips that holds the run, if all of it splits evenly."""
+    """Names the smallest slice of these chips that holds the run, if all of it splits evenly.
+
+    Some layout splits batch and model over its devices.
+    """
     assert plan.slice is not None
-    slice, all_bytes = plan.slice, plan.memory.needed_bytes * plan.devices
+    run, slice, all_bytes = plan.run, plan.slice, plan.memory.needed_bytes * plan.devices
     devices = math.ceil(all_bytes / slice.chip.memory_bytes)
     needed = f"Split evenly, it needs at least {devices:,} devices"
-    if (smallest := smallest_slice(slice.kind, devices)) is not None:
-        return f"{needed}: try --topology={smallest.name}."
-    largest = offered_slices(slice.kind)[-1]
-    return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
+    *_, largest = offered = offered_slices(slice.kind)
+    if devices > largest.devices:
+        return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
+    record = record_loss(run)
+    for other in offered:
+        if other.devices >= devices and legal_layouts(
+            run, other.devices, candidates(record, other.devices)
+        ):
+            return f"{needed}: try --topology={other.name}."
+    return f"{needed}; over no slice of so many do batch and model split."
 
 
 def variants(run: Run) -> Iterator[tuple[str, Run]]:

@@ -132,7 +132,7 @@ def padded_lengths(
     max_tokens: int | None,
     suffix_tokens: int = 0,
 ) -> tuple[int, int, int]:
-    """Returns the tokens of a source, of a prompt and new ones, padded as `decode` pads them."""
+    """Returns the tokens of a source and of a prompt, padded as by `decode`, and new ones."""
     task, options = run.task, DecodeOptions()
     if task.has_source:
         source = source_tokens or task.row_lengths["source_length"]
@@ -154,7 +154,7 @@ def padded_lengths(
             f"{prompt} prompt tokens and {new} new ones{of_suffix} do not fit in the model's "
             f"{positions} learned positions.  Lower --prompt_tokens or --max_tokens."
         )
-    return padded(source) if source else 0, padded(prompt) if prompt else 0, padded(new)
+    return padded(source) if source else 0, padded(prompt) if prompt else 0, new
 
 
 def print_plan(plan: DecodePlan, figures: dict[str, Any], title: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from configs.errors import UserError
 from layouts.cost.hardware import CHIPS, GPUS
 from layouts.cost.interconnect import Slice
-from layouts.cost.slice_shapes import check_offered, offered_slices, smallest_slice
+from layouts.cost.slice_shapes import check_offered, offered_slices
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,3 @@ def test_another_slice_is_refused_in_a_line_with_those_nearby(name: str, nearby:
     text = str(error.value)
     assert text.startswith(f"--topology={name}: ") and "\n" not in text
     assert nearby in text
-
-
-def test_the_smallest_slice_has_enough_devices_and_exists() -> None:
-    assert smallest_slice("v5e", 17) == Slice.named("v5e:4x8")
-    assert smallest_slice("v3", 3) == Slice.named("v3:2x2")  # two cores on each of four chips
-    assert smallest_slice("v5p", 65) == Slice.named("v5p:4x4x8")
-    assert smallest_slice("v5e", 257) is None

@@ -17,6 +17,7 @@ from models.decoding.sampling import Sampling
 from models.spec import Moe
 from tests.toys import ROOT
 from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run
+from trainer.decoding.decoder import padded
 from trainer.planning.decoding import (
     DecodeCounts,
     DecodeShape,
@@ -97,7 +98,7 @@ def test_devices_that_split_the_batch_alone_exchange_nothing() -> None:
 
 def test_products_and_cache_are_those_of_the_model() -> None:
     plan = plan_decode(traced_toy("flat beam"), None, compiled_toy("flat beam"))
-    wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * NEW
+    wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * padded(NEW)
     layer = 2 * DENSE.d_model * (4 * wide + 2 * DENSE.d_ff) + 4 * places * wide
     softmax = 2 * DENSE.d_model * DENSE.vocab
     tokens = PROMPT + WIDTH * NEW
@@ -113,7 +114,7 @@ def test_products_and_cache_are_those_of_the_model() -> None:
 def test_a_suffix_is_read_behind_all_samples_at_once() -> None:
     step, counts = traced_toy("samples"), compiled_toy("samples")
     assert step.work.suffix is not None and counts.work.suffix is not None
-    wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * (NEW + SUFFIX)
+    wide, places = DENSE.heads * DENSE.d_kv, PROMPT + WIDTH * (padded(NEW) + SUFFIX)
     layer = 2 * DENSE.d_model * (4 * wide + 2 * DENSE.d_ff) + 4 * places * wide
     tokens = ROWS * WIDTH * SUFFIX
     by_hand = tokens * (DENSE.layers * layer + 2 * DENSE.d_model * DENSE.vocab)

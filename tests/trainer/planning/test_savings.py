@@ -58,3 +58,14 @@ def test_the_smallest_slice_that_holds_the_run_is_one_that_exists(chips: int, ad
     too_large = plan.memory._replace(needed_bytes=chips * plan.slice.chip.memory_bytes // 4)
     needs = suggest_slice(dataclasses.replace(plan, memory=too_large))
     assert needs.endswith(advice)
+
+
+def test_batch_and_model_split_over_the_slice_that_is_suggested() -> None:
+    run = dataclasses.replace(RUN, batch_sequences=256)
+    with optax_promotion():
+        plan = planned(run, "v4:2x2x1")
+    assert plan.slice is not None
+    too_large = plan.memory._replace(needed_bytes=33 * plan.slice.chip.memory_bytes)  # 4 chips
+    suggested = suggest_slice(dataclasses.replace(plan, memory=too_large))
+    # The next larger slice, v4:4x4x12, has 192 devices: neither batch nor weights divide by 3.
+    assert suggested.endswith("at least 132 devices: try --topology=v4:4x8x8.")

@@ -94,7 +94,7 @@ def test_a_plan_for_the_devices_at_hand(run: Meshloom, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_comes_with_ways_out(run: Meshloom, tmp_path: Path) -> None:
-    wide = ["Transformer.d_ff = 400000000", "Transformer.layers = 2"]
+    wide = ["Transformer.d_ff = 6400000", "Transformer.layers = 2", "Run.batch_sequences = 512"]
     answer = run("plan", *toy(tmp_path, *wide), "--topology=v2:2x2", "--analytic")
     assert answer.code == 0
     assert "does not fit" in answer.out
@@ -207,7 +207,7 @@ def test_an_order_that_the_slice_cannot_have_is_refused(run: Meshloom, tmp_path:
 def test_what_fits_nowhere_is_refused_with_a_slice_that_would_do(
     run: Meshloom, tmp_path: Path
 ) -> None:
-    wide = ["Transformer.d_ff = 400000000", "Transformer.layers = 2"]
+    wide = ["Transformer.d_ff = 6400000", "Transformer.layers = 2", "Run.batch_sequences = 512"]
     answer = run("layouts", *toy(tmp_path, *wide)[1:], "--topology=v2:2x2")
     assert answer.code == 2
     assert "layouts fits" in answer.error and "try --topology=v2:16x16" in answer.error

@@ -27,10 +27,10 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     assert figures["fits"] is True and figures["compile_s"] is None
     # As `decode` would: rows fill the four parts of the batch, lengths the next of its shapes.
     sizes = (figures["batch_sequences"], figures["prompt_tokens"], figures["new_tokens"])
-    assert sizes == (8, 16, 16) and figures["hypotheses"] == 3
+    assert sizes == (8, 16, 7) and figures["hypotheses"] == 3
     assert figures["bytes_per_device"] == sum(figures["bytes_by_cause"].values())
     assert figures["output_latency_s"] == pytest.approx(
-        figures["start_latency_s"] + 16 * figures["token_latency_s"]
+        figures["start_latency_s"] + 7 * figures["token_latency_s"]
     )
     assert {row["part"] for row in figures["collectives"]} == {"token", "start"}
     assert "waiting for memory" in answer.out and "ms a token" in answer.out
