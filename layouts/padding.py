@@ -50,24 +50,28 @@ def pad_batch(
 ) -> tuple[Layout, dict[str, Array]]:
     """Adds empty rows to a batch until its rows divide; the layout then knows the original number.
 
-    Groups divide as well, where the tokens of an array come in groups of so many.
+    Groups divide as well, where the tokens of an array come in groups of so many.  Before the axes
+    that its name tells, an array may have one of microbatches.
     """
     if not isinstance(layout, Padded) or not layout.pads("B"):
         return layout, batch
-    rows = next(iter(batch.values())).shape[0]
+    axes_of = {name: letters_of(name).rjust(array.ndim, "a") for name, array in batch.items()}
+    rows = next(batch[name].shape[axes.index("B")] for name, axes in axes_of.items())
     shards = num_shards(layout.place("G")[0])
     units = [layout.size_multiple("B"), shards]
     for name, size in groups.items():
-        length = batch[name].shape[1]
+        length = batch[name].shape[-1]
         together = math.gcd(rows * length, size) * shards
         units.append(together // math.gcd(together, length))
     padded_rows = -(-rows // math.lcm(*units)) * math.lcm(*units)
-    padded = {
-        name: resized(array, layout.padded_shape(axes, (padded_rows, *array.shape[1:])), place)
-        for name, array in batch.items()
-        for axes, place in [(letters_of(name), layout.place(letters_of(name)))]
-    }
-    return layout.with_sizes(B=rows), padded
+
+    def padded(axes: str, array: Array) -> Array:
+        sizes = zip(axes, array.shape, strict=True)
+        shape = tuple(padded_rows if letter == "B" else size for letter, size in sizes)
+        return resized(array, layout.padded_shape(axes, shape), layout.place(axes))
+
+    batch = {name: padded(axes_of[name], array) for name, array in batch.items()}
+    return layout.with_sizes(B=rows), batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,14 @@ class Decodable(Protocol):
 class Model(Decodable, Protocol):
     """Describes a network, frozen and hashable: static settings and a layout, no weights."""
 
+    @property
+    def runs_stages(self) -> bool:
+        """Returns whether the loss runs layers in stages under the layout and the mesh that is set.
+
+        It then takes several microbatches at once, as the first axis of the batch's arrays and of
+        the keys.
+        """
+
     def init(self, key: Array) -> Params:
         """Draws new weights, placed as the layout says."""
 
@@ -125,4 +133,4 @@ class Model(Decodable, Protocol):
 
 def step_layout(layout: Layout) -> Layout:
     """Returns the layout of decoding, which splits no text along its length."""
-    return layout.without("length", "memory", "beam", "new_tokens", "candidates")
+    return layout.without("layers", "length", "memory", "beam", "new_tokens", "candidates")

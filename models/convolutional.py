@@ -126,6 +126,7 @@ class ConvNetModel:
 
     spec: ConvNet
     layout: Layout
+    runs_stages = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))

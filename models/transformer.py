@@ -1,6 +1,7 @@
 """Makes a model of a Transformer: weights, training loss and cached decoding."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,12 @@ from models.attention.context import cached_context, cross_context, packed_conte
 from models.attention.flash import Call, Kernel, choose
 from models.dropout import dropout
 from models.initializers import Weights
+from models.layers.pipeline import inside_stages, stage_axes
+from models.layers.stack import Loads, Stack
 from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
 from models.moe.routing import Load, Router
 from models.positions import sinusoids
 from models.spec import TransformerSpec
-from models.stack import Loads, Stack
 
 Array = jax.Array
 SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
@@ -78,7 +80,8 @@ class Network(nnx.Module):
         self, length: int, memory: int, *, is_cross: bool = False, training: bool
     ) -> Kernel | None:
         """Returns the kernel that computes attention; None where plain attention does."""
-        return choose(Call(self.spec, self.layout, (length, memory), is_cross, training)).kernel
+        layout = inside_stages(self.layout)
+        return choose(Call(self.spec, layout, (length, memory), is_cross, training)).kernel
 
     @jax.named_scope("encoder")
     def encode(
@@ -141,6 +144,21 @@ def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
     return first, second
 
 
+def with_microbatches(batch: Batch, key: Array | None) -> tuple[Batch, Array | None]:
+    """Returns arrays and keys whose first axis is that of microbatches, if only of one."""
+    if batch["targets_BL"].ndim == 3:
+        return batch, key
+    return jax.tree.map(lambda x: x[None], (batch, key))
+
+
+def join_microbatches(layout: Layout, x: Array, axes: str) -> Array:
+    """Joins the rows of microbatches, the first axis beside these, to as many longer ones."""
+    whole = axes.replace("L", "l")
+    rows = jnp.swapaxes(layout.reshard(x, f"a{whole}"), 0, 1)
+    shape = (len(rows), rows.shape[1] * rows.shape[2], *rows.shape[3:])
+    return layout.reshard(layout.reshape(rows, shape, whole), axes)
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerModel:
     """Implements `models.api.Model` for a Transformer under a layout."""
@@ -172,19 +190,37 @@ class TransformerModel:
         layout, batch = pad_batch(self.layout, batch, self.spec.groups)
         return dataclasses.replace(self, layout=layout).network(params), batch
 
+    @property
+    def runs_stages(self) -> bool:
+        return bool(stage_axes(self.layout))
+
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
+        if self.runs_stages:
+            batch, key = with_microbatches(batch, key)
         network, batch = self.pad_rows(params, batch)
-        x_BLD, loads = network(batch, key, drop_tokens=criterion.drop_tokens)
+        run = functools.partial(network, drop_tokens=criterion.drop_tokens)
+        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
+        chunks = self.spec.loss_chunks
+        if self.runs_stages:
+            x_ABLD, loads = jax.vmap(run)(batch, key)
+            loads = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
+            x_BLD, targets_BL, counted_BL = (
+                join_microbatches(network.layout, *rows)
+                for rows in ((x_ABLD, "BLD"), (targets_BL, "BL"), (counted_BL, "BL"))
+            )
+            chunks *= len(x_ABLD)
+        else:
+            x_BLD, loads = run(batch, key)
         sums = softmax_loss(
             network.layout,
             criterion,
-            self.spec.loss_chunks,
+            chunks,
             x_BLD * self.spec.logit_scale,
             network.output_weights(),
-            batch["targets_BL"],
-            counted_targets(batch),
+            targets_BL,
+            counted_BL,
         )
         if self.spec.moe is None:
             return sums

@@ -23,7 +23,7 @@ TOY = Transformer(
 )
 # Sizes that every shipped layout splits over eight devices, and still all different.
 SPLITTABLE = Transformer(
-    vocab=64, layers=3, d_model=16, d_ff=40, heads=8, d_kv=6, length=24, dropout=0.1,
+    vocab=64, layers=4, d_model=16, d_ff=40, heads=8, d_kv=6, length=24, dropout=0.1,
     attention_dropout=0.2, scan=False,
 )  # fmt: skip
 

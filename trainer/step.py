@@ -162,6 +162,9 @@ def add_microbatches(
     gradient = jax.grad(objective, has_aux=True)
     if program.microbatches == 1:
         return gradient(params, batch, key)
+    if program.model.runs_stages:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(program.microbatches))
+        return gradient(params, batch, keys)
 
     def add(total: Total, microbatch: tuple[Batch, Array]) -> tuple[Total, None]:
         batch, index = microbatch

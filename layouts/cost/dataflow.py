@@ -137,7 +137,7 @@ def total_flops(jaxpr: Jaxpr) -> int:
 
 
 def source_line(eqn: Any) -> str:
-    """Returns the line of this checkout that made an equation, "models/blocks.py:62"."""
+    """Returns the line of this checkout that made an equation, "models/layers/blocks.py:62"."""
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
     lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
     return next((line for line in lines if not line.startswith(":")), "")

@@ -29,6 +29,7 @@ from layouts.lint.statements import find_statement
 from layouts.mesh import abstract_mesh
 
 STORED = "*"  # marks the mesh axes of stored tensors
+LAYERS = BY_LETTER["N"].name  # the scope of what each layer of a stack computes
 LAYOUTS = str(Path(__file__).parents[1])
 
 
@@ -64,6 +65,8 @@ class Product(NamedTuple):
     equation: str
     flops: int
     """Of all iterations of the scans around it."""
+    in_layers: bool = False
+    """Whether each layer of a stack computes it with its own weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +167,8 @@ def read_trace(jaxpr: Jaxpr) -> tuple[list[Tensor], list[Product]]:
                 left, right = (letters_of_type(operand.aval) for operand in eqn.invars)
                 equation = f"{left},{right}->{axes}"
                 name = f"{equation} at {line}"
-                products.append(Product(name, equation, times * flops))
+                in_layers = LAYERS in str(eqn.source_info.name_stack).split("/")
+                products.append(Product(name, equation, times * flops, in_layers))
             if axes.strip("_") and not made_by_layouts:
                 is_stored = any(str(entry).endswith(STORED) for entry in places(out.aval))
                 tensors.append(Tensor(name, axes, out.aval.shape, is_stored))

@@ -91,9 +91,12 @@ def executed_flops(layout: Layout, mesh: Mapping[str, int], record: Record) -> f
 
 
 def _mesh_axes(context: LintContext, product: Product) -> set[str]:
-    """Returns the mesh axes that split a product: those of all its letters, as one tensor."""
+    """Returns the mesh axes that split a product: those of all its letters, as one tensor.
+
+    Stages split those of the layers.
+    """
     inputs, out = product.equation.split("->")
-    letters = "".join(dict.fromkeys(out + inputs.replace(",", "")))
+    letters = "".join(dict.fromkeys("N" * product.in_layers + out + inputs.replace(",", "")))
     assignments = context.assignments(Tensor("", letters, (), False))
     return {assigned.rule.mesh_axis for _, assigned in assignments if assigned.lost_to is None}
 

@@ -9,15 +9,17 @@ from models.attention.flash import Kernel
 from models.positions import Bias, Rotation
 
 Array = jax.Array
+STATIC = {"static": True}  # marks what is no array
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
     """Holds masks and positions, which all layers of a stack share."""
 
     mask_BLM: Array | None
     """Which keys a query sees; None where a kernel sees it from segments and causality."""
-    causal: bool
+    causal: bool = dataclasses.field(metadata=STATIC)
     positions_BL: Array | None = None
     """Of the queries; in self-attention also of the keys."""
     rotation: Rotation | None = None
@@ -34,9 +36,9 @@ class AttentionContext:
     """0 at padding; None where each row is a segment without padding, as in decoding."""
     segments_BM: Array | None = None
     """Of the keys, in cross-attention."""
-    kernel: Kernel | None = None
+    kernel: Kernel | None = dataclasses.field(default=None, metadata=STATIC)
     """What attends; None where plain attention does."""
-    drop_tokens: bool = True
+    drop_tokens: bool = dataclasses.field(default=True, metadata=STATIC)
     """Whether experts drop the tokens beyond their capacity."""
 
 

@@ -19,6 +19,7 @@ class Bigram:
     """As `models.api.Model`: two matrices and nothing between."""
 
     layout: Layout
+    runs_stages = False
 
     def init(self, key: jax.Array) -> Params:
         def weight() -> jax.Array:

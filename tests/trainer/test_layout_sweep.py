@@ -60,8 +60,9 @@ WAYS = {
     "two_dimensional": {"J": 2, "F": 2, "V": 2, "D": 4},
     "three_dimensional": {"J": 2, "F": 2, "V": 2, "D": 2, "L": 2},
     "mesh_tensorflow": {"J": 4, "F": 4, "V": 4},
+    "pipeline": {"N": 2, "V": 2},
 }
-AXES = {"J": "heads", "F": "d_ff", "V": "vocab", "D": "d_model", "L": "length"}
+AXES = {"J": "heads", "F": "d_ff", "V": "vocab", "D": "d_model", "L": "length", "N": "layers"}
 LAYOUTS = {path.stem: load([str(path)]).make(Layout) for path in sorted(ROOT.glob("layouts/*.gin"))}
 WHOLE = LAYOUTS["whole"]
 # Mesh-TensorFlow's string for its language model, as it stands there.
@@ -236,7 +237,7 @@ def test_microbatches_and_an_axis_over_several_mesh_axes() -> None:
         mesh="x:2,y:2,z:2", rules="d_ff:x;d_ff:y;d_ff:z;vocab:y;vocab:z;heads:z;length:x?"
     )
     computed = trained(ADAMW, layout, NO_DROPOUT, 2)
-    assert computed.shards["params/decoder/layers_N/mlp/wi_DF"] == ((3, 16, 40), (3, 16, 5))
+    assert computed.shards["params/decoder/layers_N/mlp/wi_DF"] == ((4, 16, 40), (4, 16, 5))
     assert computed.shards["params/embed_VD"] == ((64, 16), (16, 16))
     assert_equal_to_round_off(computed, trained(ADAMW, WHOLE, NO_DROPOUT))
 
@@ -322,3 +323,15 @@ def test_dispatch_without_drops_is_equal_too() -> None:
     spec = dataclasses.replace(spec, moe=moe)
     assert spec.dropout
     assert_experts_are_equal("expert_and_model_parallel", spec)
+
+
+def test_microbatches_of_experts_in_stages_are_equal_too() -> None:
+    """Each microbatch with its random bits, in each layer, and its loads."""
+    spec = dataclasses.replace(MODELS["tiny_moe"], pattern=("moe",), layers=2, scan=True)
+    layout = Layout(mesh="data:2,pipe:2", rules="batch:data;experts:data;layers:pipe;vocab:pipe")
+    computed, expected = trained(ADAMW, layout, spec, 4), trained(ADAMW, WHOLE, spec, 4)
+    assert computed.shards["params/decoder/layers_N/mlp/wi_EDF"] == (
+        (2, 16, 16, 24),
+        (1, 8, 16, 24),
+    )
+    assert_equal_to_round_off(computed, expected)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
+import jax
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
@@ -47,6 +48,8 @@ def test_trace_and_compiler_count_the_same_products(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_trace_and_compiler_send_the_same_along_each_mesh_axis(name: str) -> None:
+    if name == "pipeline" and tuple(map(int, jax.__version__.split(".")[:2])) < (0, 12):
+        pytest.skip("Before jax 0.12, what goes into a stage and out of it is gathered over data.")
     step = traced_toy(name)
     compiled_bytes = by_mesh_axis(compiled_toy(name).work.collectives, step.sizes)
     traced_bytes = by_mesh_axis(step.cost.collectives, step.sizes)

@@ -12,8 +12,9 @@ from flax import nnx
 from layouts.layout import Layout
 from models.api import Cache
 from models.attention.context import AttentionContext
-from models.blocks import Block, Blocks
 from models.initializers import Weights
+from models.layers.blocks import Block, Blocks
+from models.layers.pipeline import in_stages, inside_stages
 from models.norms import Norm
 from models.positions import RelativeBias, rotation_of
 from models.spec import BlockKind, TransformerSpec
@@ -26,6 +27,7 @@ Stacked = Any
 # Caches with a leading axis for the repeats, or a list of them.
 Caches = Any
 Contexts = tuple[AttentionContext, AttentionContext | None]
+Inputs = tuple[AttentionContext, AttentionContext | None, Array | None]  # the last is a key
 Stepper = Callable[[Array, Caches, AttentionContext, AttentionContext | None], tuple[Array, Caches]]
 Runner = Callable[[Array, Caches, Contexts], tuple[Array, Caches]]
 
@@ -51,13 +53,13 @@ class Stack(nnx.Module):
         self.layout = layout
         self.repeats = layers // len(pattern)
         self.causal = causal
-        stacked = weights.with_sizes(N=self.repeats).stacked("N")
+        stacked, inside = weights.with_sizes(N=self.repeats).stacked("N"), inside_stages(layout)
         self.layers_N: Block | Blocks
         if len(pattern) == 1:
             kind = pattern[0]
-            self.layers_N = Block(spec, layout, stacked, kind=kind, cross_attention=cross_attention)
+            self.layers_N = Block(spec, inside, stacked, kind=kind, cross_attention=cross_attention)
         else:
-            self.layers_N = Blocks(spec, layout, stacked, pattern, cross_attention=cross_attention)
+            self.layers_N = Blocks(spec, inside, stacked, pattern, cross_attention=cross_attention)
         shares_bias = spec.positions == "relative" and spec.shares_bias
         self.bias = RelativeBias(spec, layout, weights) if shares_bias else None
         self.norm = Norm(spec, layout, weights)
@@ -71,8 +73,19 @@ class Stack(nnx.Module):
     ) -> tuple[Array, Loads]:
         """Runs whole rows through all layers; returns them normed, and the loads of the experts."""
         context = self.with_shared_positions(context)
-        graph, weights = nnx.split(self.layers_N)
+        _, weights = nnx.split(self.layers_N)
+        run = in_stages(self.layout, self.run_layers)
+        x_BLD, loads = run(weights, x_BLD, (context, source_context, key))
+        return self.norm(x_BLD), loads
 
+    def run_layers(
+        self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
+    ) -> tuple[Array, Loads]:
+        """Runs whole rows through the layers with these weights, numbered from `first` on."""
+        context, source_context, key = inputs
+        graph, _ = nnx.split(self.layers_N)
+
+        @jax.named_scope("layers")  # the lint counts by it what stages split
         def layer(x_BLD: Array, numbered: tuple[Stacked, Array | int]) -> tuple[Array, Loads]:
             weights, index = numbered
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
@@ -83,15 +96,14 @@ class Stack(nnx.Module):
         if self.spec.remat != "none":
             layer = jax.checkpoint(layer, policy=remat_policy(self.spec))
         if self.spec.scan:
-            stack = (self.layout.gather_stack(weights), jnp.arange(self.repeats))
-            x_BLD, loads = jax.lax.scan(layer, x_BLD, stack)
-        else:
-            each = []
-            for index, layer_weights in enumerate(self.layout.unstack(weights)):
-                x_BLD, load = layer(x_BLD, (layer_weights, index))
-                each.append(load)
-            loads = jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
-        return self.norm(x_BLD), loads
+            stacked = self.layout.gather_stack(weights)
+            numbers = first + jnp.arange(len(jax.tree.leaves(weights)[0]))
+            return jax.lax.scan(layer, x_BLD, (stacked, numbers))
+        each = []
+        for index, layer_weights in enumerate(self.layout.unstack(weights)):
+            x_BLD, load = layer(x_BLD, (layer_weights, first + index))
+            each.append(load)
+        return x_BLD, jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
 
     def with_shared_positions(self, context: AttentionContext) -> AttentionContext:
         """Adds what all layers share of positions: the angles of rotary ones, a shared bias."""

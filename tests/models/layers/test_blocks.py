@@ -9,8 +9,8 @@ from flax import nnx
 
 from layouts.mesh import make_mesh
 from models.attention.context import AttentionContext, packed_context
-from models.blocks import Block, Blocks
 from models.initializers import Weights
+from models.layers.blocks import Block, Blocks
 from models.positions import rotation_of
 from models.spec import Moe
 from tests.toys import WHOLE, toy

@@ -12,10 +12,10 @@ from configs.errors import UserError
 from layouts.cost.dataflow import executed_equations
 from layouts.mesh import make_mesh
 from models.attention.context import AttentionContext, packed_context
-from models.blocks import Block
 from models.initializers import Weights
+from models.layers.blocks import Block
+from models.layers.stack import Stack
 from models.spec import TransformerSpec
-from models.stack import Stack
 from tests.toys import WHOLE, toy
 
 X_BLD = np.random.default_rng(0).normal(size=(4, 8, 10)).astype(np.float32)
