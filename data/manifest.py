@@ -79,8 +79,8 @@ class CacheKey:
 
 def tokenizer_versions(task: Task) -> dict[str, str]:
     """Returns the versions of the packages that train vocabularies and tokenize."""
-    packages = sorted({settings.package for settings in task.vocab_settings.values()})
-    return {package: importlib.metadata.version(package) for package in packages}
+    packages = {settings.package for settings in task.vocab_settings.values()}
+    return {name: importlib.metadata.version(name) for name in sorted(filter(None, packages))}
 
 
 def difference(name: str, old: object, new: object) -> str:

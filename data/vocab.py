@@ -127,9 +127,9 @@ class Tokenizer:
     """Sets how text is tokenized; a task file names one of its kinds."""
 
     @property
-    def package(self) -> str:
-        """Names the package that tokenizes: another version may give other tokens."""
-        raise NotImplementedError
+    def package(self) -> str | None:
+        """Names the package that tokenizes, if any: another version may give other tokens."""
+        return None
 
     @property
     def given_path(self) -> str | None:

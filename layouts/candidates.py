@@ -10,6 +10,7 @@ from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
 
 MODEL = "heads:model;d_ff:model;vocab:model"
+IMAGES = "height:model+"
 # Activations between the large products, over the model parallel devices: replicated, split by
 # position, or by width (the Giant Models guide, section 2.3).
 ACTIVATIONS = ("", "length:model?", "d_model:model?")
@@ -61,18 +62,21 @@ def rule_sets(record: Record, sizes: Mapping[str, int]) -> Iterator[tuple[str, s
     """Yields rules and parameter rules for a mesh of these sizes."""
     rows = next((name for name in ("shard", "data") if name in sizes), None)
     has_experts = any("E" in weight.axes for weight in record.weights)
+    has_images = any("Y" in tensor.axes for tensor in record.tensors)
     batch = [f"batch:{name}" for name in ("data", "shard") if name in sizes]
-    activations = ACTIVATIONS if "model" in sizes else ("",)
+    over_model = [("", "")]
+    if "model" in sizes:
+        over_model = [(MODEL, activation) for activation in ACTIVATIONS]
+        over_model += [(IMAGES, "")] if has_images else []
     weights = [rule for rule in WEIGHTS if rows or not rule]
     experts = [""]
     if has_experts and rows:
         experts += [EXPERTS, EVERYWHERE] if "model" in sizes else [EXPERTS]
-    for activation, weight, expert in itertools.product(activations, weights, experts):
+    for (model, activation), weight, expert in itertools.product(over_model, weights, experts):
         if weight.endswith("?") and not expert:
             continue  # the same as without
         if "shard" in sizes and not weight and not expert:
             continue  # the same as without that mesh axis
-        model = MODEL if "model" in sizes else ""
         if expert == EVERYWHERE:
             model = model.replace("d_ff:model", "d_ff:model?")
         rules = [*batch, model, activation, expert.format(rows=rows)]

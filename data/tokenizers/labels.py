@@ -17,11 +17,6 @@ class Labels(Tokenizer):
     """Makes a vocab of all labels of the training examples, sorted."""
 
     @property
-    def package(self) -> str:
-        """Names the package that tokenizes: another version may give other tokens."""
-        return "numpy"
-
-    @property
     def given_path(self) -> str | None:
         return None
 

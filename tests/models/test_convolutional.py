@@ -20,13 +20,14 @@ from data.tasks.images import ImageTask
 from data.tokenizers.labels import Labels
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import Vocabs
+from layouts.candidates import candidates
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.convolutional import ConvNet
 from models.loss import CROSS_ENTROPY
 from tests.toys import ROOT, SPLITTABLE, WHOLE
 from tests.trainer.conftest import optax_types  # noqa: F401
-from trainer.checks import check_layout, check_run
+from trainer.checks import check_layout, check_run, record_loss
 from trainer.evaluate import evaluate
 from trainer.feed import place, placement
 from trainer.loop import TrainJob, train
@@ -191,6 +192,11 @@ def test_a_task_whose_batches_the_model_cannot_read_is_refused(run: Run, part: s
     with pytest.raises(UserError) as error:
         check_run(run)
     assert part in str(error.value)
+
+
+def test_a_search_of_layouts_splits_images() -> None:
+    rules = {layout.rules for layout in candidates(record_loss(RUN), 4)}
+    assert {"batch:data;height:model+", "height:model+"} <= rules
 
 
 def test_a_network_of_images_continues_no_text() -> None:
