@@ -25,8 +25,8 @@ FONTS = {
     "test": ("DejaVuSans-BoldOblique", "DejaVuSerif-Italic", "cmtt10"),
 }  # fmt: skip
 """Faces of each split: no split has a face of another."""
-SIZES = (10, 18)
-"""Least and largest size of a font, in pixels."""
+SIZES = (5 / 12, 3 / 4)
+"""Least and largest size of a font, as a share of the side of an image."""
 ANGLES = (-20, 20)
 """Least and largest rotation, in degrees."""
 
@@ -48,7 +48,7 @@ def image(face: str, character: str, side: int, rng: np.random.Generator) -> np.
     from matplotlib.ft2font import LoadFlags  # matplotlib takes a second
 
     font = _font(face)
-    font.set_size(rng.uniform(*SIZES), 72)
+    font.set_size(side * rng.uniform(*SIZES), 72)
     font.set_text(character, rng.uniform(*ANGLES), flags=LoadFlags.NO_HINTING)
     font.draw_glyphs_to_bitmap(antialiased=True)
     drawn = np.asarray(font.get_image())[:side, :side]

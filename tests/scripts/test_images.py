@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused(
     run: Meshloom, folder: Path, tmp_path: Path, setting: str, part: str
 ) -> None:
     answer = run(
-        "train", f"--model_dir={tmp_path / 'run'}", f"--data_dir={tmp_path / 'data'}",
+        "train", f"--model_dir={tmp_path / 'run'}", f"--data_dir={folder / 'data'}",
         f"--gin_file={folder / 'toy.gin'}", f"--gin_param={setting}",
     )  # fmt: skip
     assert answer.code == 2 and part in answer.error

@@ -105,6 +105,14 @@ def test_glyphs_are_the_same_each_time_and_whole() -> None:
     assert len({pair.source for pair in first}) == len(first)
 
 
+@pytest.mark.parametrize("side", [16, 48])
+def test_glyphs_fill_an_image_of_any_size(side: int) -> None:
+    drawn = [glyphs.image("DejaVuSans", "W", side, np.random.default_rng(i)) for i in range(9)]
+    for pixels in drawn:
+        rows, columns = np.nonzero(pixels)
+        assert side / 4 < np.ptp(rows) < side and side / 4 < np.ptp(columns) < side
+
+
 def test_no_face_is_in_two_splits() -> None:
     faces = [face for split in glyphs.FONTS.values() for face in split]
     assert len(faces) == len(set(faces)) == 21
