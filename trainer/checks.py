@@ -15,15 +15,18 @@ from configs.errors import RunError, UserError
 from data.vocabs import Vocabs
 from layouts.axes import BY_LETTER, letters_of
 from layouts.device_order import Torus
-from layouts.layout import Layout
+from layouts.layout import Layout, num_shards
 from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
 from layouts.lint.report import check, report
 from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
+from models.layers.pipeline import bubble, stage_axes
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
+
+MAX_BUBBLE = 0.2  # of their time that stages may idle without a warning
 
 # Traces a program of a run under a layout, on a mesh that may have no devices.
 Program = Callable[[Run, Layout, Mesh | AbstractMesh], object]
@@ -58,6 +61,26 @@ def check_layout(
     name, recorded = layout_name(origins), record_loss(run)
     problems = check(name, layout, mesh_sizes, recorded, sources(origins), torus)
     return [str(problem) for problem in problems]
+
+
+def count_stages(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> int:
+    """Returns in how many stages the layers of a run's model run under a layout; 1 is no stages."""
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):
+        return num_shards(stage_axes(layout)) if run.model.model(layout).runs_stages else 1
+
+
+def check_bubble(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[str]:
+    """Returns a warning where stages idle for much of their time."""
+    stages = count_stages(run, layout, mesh_sizes)
+    idle = bubble(stages, run.microbatches)
+    if idle <= MAX_BUBBLE:
+        return []
+    enough = math.ceil((stages - 1) * (1 / MAX_BUBBLE - 1))
+    return [
+        f"Warning: Run.microbatches = {run.microbatches}: {stages} stages of layers idle "
+        f"{idle:.0%} of their time.  With {enough} microbatches or more, "
+        f"{bubble(stages, enough):.0%} at most."
+    ]
 
 
 @contextlib.contextmanager

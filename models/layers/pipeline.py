@@ -27,6 +27,15 @@ def stage_axes(layout: Layout) -> tuple[str, ...]:
     return axes if num_shards(axes) > 1 else ()
 
 
+def bubble(stages: int, microbatches: int) -> float:
+    """Returns the share of their time that stages idle, before and after microbatches reach them.
+
+    >>> bubble(4, 12), bubble(1, 12)
+    (0.2, 0.0)
+    """
+    return (stages - 1) / (microbatches + stages - 1)
+
+
 def inside_stages(layout: Layout) -> Layout:
     """Returns the layout inside a stage, where the mesh axes of the stages split nothing else."""
     taken = stage_axes(layout)

@@ -23,6 +23,10 @@ FIGURES = {
     "devices": Figure("devices", "", "as JAX counts: a chip of v2, v3 has two"),
     "mesh": Figure("mesh", "", "sizes of the mesh axes"),
     "attention": Figure("attention", "", "what computes the attention of each part of the model"),
+    "microbatches": Figure("microbatches", "", "of a batch"),
+    "stages": Figure("stages", "", "of layers, which microbatches go through; 1: no stages"),
+    "bubble": Figure("bubble", "share", "of their time that stages idle"),
+    "idle_s": Figure("idle time", "s", "the same of a step, at most", "unknown"),
     "compiled_for": Figure(
         "compiled for", "", "the platform of the compiled program", "by the trace alone"
     ),

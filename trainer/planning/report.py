@@ -27,6 +27,10 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
     return {
         **common_figures(plan),
         "attention": dict(plan.attention),
+        "microbatches": plan.run.microbatches,
+        "stages": plan.stages,
+        "bubble": plan.bubble,
+        "idle_s": plan.idle_s,
         "collectives": collectives(plan, plan.work.collectives),
         "step_time_s": step_s,
         "step_time_range_s": plan.step_range_s,

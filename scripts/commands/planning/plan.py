@@ -22,6 +22,8 @@ from scripts.commands.planning.tables import (
     print_weights,
     summary_line,
 )
+from scripts.terminal import print_note
+from trainer.checks import check_bubble
 from trainer.planning.report import as_json
 from trainer.planning.savings import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
@@ -69,6 +71,8 @@ def plan_run(flags: PlanFlags) -> None:
     inputs = read_inputs(flags)
     warn_unused(inputs.config, Run, Layout)
     inputs.check(inputs.run)
+    for warning in check_bubble(inputs.run, inputs.layout, inputs.sizes):
+        print_note(warning)
     plan = best_plan(inputs, flags.analytic)
     figures = as_json(plan, inputs.layout)
     print_plan(plan, figures, inputs.title)
@@ -90,8 +94,20 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print_collectives(figures["collectives"], "step")
     if plan.timing is not None:
         print_times("step", plan.timing)
+    if plan.stages > 1:
+        print(stages_text(figures))
     print_unexpected(figures)
     print(summary(figures))
+
+
+def stages_text(figures: dict[str, Any]) -> str:
+    """Writes how long stages of layers idle."""
+    idle_s = figures["idle_s"]
+    time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
+    return (
+        f"Pipeline: {figures['stages']} stages, {figures['microbatches']} microbatches; "
+        f"stages idle {figures['bubble']:.0%} of their time{time}"
+    )
 
 
 def summary(figures: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from scripts.terminal import print_note
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checks import (
     Program,
+    check_bubble,
     check_layout,
     check_run,
     explained_errors,
@@ -65,7 +66,10 @@ def train(flags: TrainFlags) -> None:
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
-    for warning in check_layout(run, layout, dict(mesh.shape), setting_origins(config)):
+    for warning in (
+        *check_layout(run, layout, dict(mesh.shape), setting_origins(config)),
+        *check_bubble(run, layout, dict(mesh.shape)),
+    ):
         print_note(warning)
     programs = training_programs(run, layout, dict(mesh.shape))
     with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):

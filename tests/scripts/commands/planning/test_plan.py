@@ -49,6 +49,21 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     assert "by the trace alone" in text and "color-scheme:light dark" in text
 
 
+def test_a_plan_of_stages_says_how_long_they_idle(run: Meshloom, tmp_path: Path) -> None:
+    given = toy(tmp_path, "Run.microbatches = 2", layout="pipeline")
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'plan.json'}"]
+    answer = run("plan", *given, *flags)
+    assert answer.code == 0, answer.error
+    assert "Pipeline: 2 stages, 2 microbatches; stages idle 33% of their time, up to " in answer.out
+    warning = "2 stages of layers idle 33% of their time.  With 4 microbatches or more, 20%"
+    assert warning in answer.error
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert figures["bubble"] == pytest.approx(1 / 3)
+    assert 0 < figures["idle_s"] < figures["step_time_s"] / 3
+    permutes = [row for row in figures["collectives"] if row["kind"] == "collective-permute"]
+    assert {(*row["mesh_axes"], row["count"]) for row in permutes} == {("pipe", 3)}
+
+
 def test_a_plan_for_gpus_is_a_range(run: Meshloom, tmp_path: Path) -> None:
     json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
     mesh = "--gin_param=Layout.mesh='data:4,model:2'"
