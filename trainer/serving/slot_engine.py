@@ -103,12 +103,12 @@ class SlotEngine:
             begins = [[*prompt[:1], self.vocab.begin_id][0] for prompt in prompts]
             prompts = [prompt[1:] for prompt in prompts]
 
-        def vector(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
-            return self._device_array(np.array(values, dtype), "B")
+        def vector(values: Sequence[float], dtype: type = np.int32) -> np.ndarray:
+            return np.array(values, dtype)
 
         joining = Joining(
             slots_B=vector([*requests, *[self.slots] * unused]),
-            prompts_BL=self._device_array(rows_of(prompts, length), "Bl"),
+            prompts_BL=rows_of(prompts, length),
             prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
             begins_B=vector(begins),
             settings=SlotSettings(
@@ -120,10 +120,12 @@ class SlotEngine:
                 top_p_B=vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
             ),
         )
+        # All arrays in one call, which takes less than half the time of one call for each.
+        joining = jax.device_put(joining, jax.tree.map(self._sharding, joining))
         self._slots = self._join(self.params, self._slots, joining)
 
-    def _device_array(self, array: np.ndarray, axes: str) -> jax.Array:
-        return jax.device_put(array, NamedSharding(self.mesh, self.layout.place(axes)))
+    def _sharding(self, array: np.ndarray) -> NamedSharding:
+        return NamedSharding(self.mesh, self.layout.place("Bl"[: array.ndim]))
 
 
 def chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
