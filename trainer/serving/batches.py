@@ -46,6 +46,10 @@ class BatchService(Service):
         return next(each for each in self.lengths if each.hold(source, new_tokens))
 
     @property
+    def slots(self) -> int:
+        return self.decoder.batch_sequences
+
+    @property
     def busy_slots(self) -> int:
         return len(self._running)
 

@@ -31,6 +31,10 @@ class ContinuousService(Service):
         self.engine.warm_up()
 
     @property
+    def slots(self) -> int:
+        return self.engine.slots
+
+    @property
     def busy_slots(self) -> int:
         return len(self._running)
 

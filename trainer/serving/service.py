@@ -135,6 +135,11 @@ class Service(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def slots(self) -> int:
+        """Returns how many jobs can be answered together."""
+
+    @property
+    @abc.abstractmethod
     def busy_slots(self) -> int:
         """Returns how many jobs are being answered."""
 

@@ -184,7 +184,7 @@ def max_length_of(run: Run, given: int | None) -> int:
 def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], None]) -> Server:
     """Makes the server, which counts compilations from now on."""
     registry = CollectorRegistry()
-    registry.register(ServiceCollector(served.service, flags.slots, Compilations()))
+    registry.register(ServiceCollector(served.service, Compilations()))
     guard = Guard(
         application(served, registry),
         paths=[route.path for route in ROUTES],

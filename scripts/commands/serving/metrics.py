@@ -15,8 +15,8 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 class ServiceCollector(Collector):
     """Reads the counts of a service when they are asked for."""
 
-    def __init__(self, service: Service, slots: int, compilations: Compilations):
-        self.service, self.slots, self.compilations = service, slots, compilations
+    def __init__(self, service: Service, compilations: Compilations):
+        self.service, self.compilations = service, compilations
 
     def collect(self) -> Iterator[Metric]:
         counts = self.service.counts
@@ -29,8 +29,8 @@ class ServiceCollector(Collector):
         }
         gauges = {
             "queue_length": ("Texts that wait.", self.service.waiting),
-            "slots_busy": ("Texts that are being continued.", self.service.busy_slots),
-            "slots": ("Texts that can be continued together.", self.slots),
+            "slots_busy": ("Texts that are being answered.", self.service.busy_slots),
+            "slots": ("Texts that can be answered together.", self.service.slots),
             "checkpoint_step": ("Step of the weights.", self.service.checkpoint),
         }
         for name, (text, value) in counters.items():
