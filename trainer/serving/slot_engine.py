@@ -106,26 +106,28 @@ class SlotEngine:
         def vector(values: Sequence[float], dtype: type = np.int32) -> np.ndarray:
             return np.array(values, dtype)
 
-        joining = Joining(
+        arrays = self._device_arrays(
             slots_B=vector([*requests, *[self.slots] * unused]),
             prompts_BL=rows_of(prompts, length),
             prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
             begins_B=vector(begins),
-            settings=SlotSettings(
-                seeds_B=vector([request.seed for request, _ in filled], np.uint32),
-                max_new_tokens_B=vector([request.max_new_tokens for request, _ in filled]),
-                min_new_tokens_B=vector([request.min_new_tokens for request, _ in filled]),
-                temperature_B=vector([s.temperature for _, s in filled], np.float32),
-                top_k_B=vector([s.top_k or 0 for _, s in filled]),
-                top_p_B=vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
-            ),
+            seeds_B=vector([request.seed for request, _ in filled], np.uint32),
+            max_new_tokens_B=vector([request.max_new_tokens for request, _ in filled]),
+            min_new_tokens_B=vector([request.min_new_tokens for request, _ in filled]),
+            temperature_B=vector([s.temperature for _, s in filled], np.float32),
+            top_k_B=vector([s.top_k or 0 for _, s in filled]),
+            top_p_B=vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
         )
-        # All arrays in one call, which takes less than half the time of one call for each.
-        joining = jax.device_put(joining, jax.tree.map(self._sharding, joining))
+        settings = SlotSettings(*(arrays.pop(name) for name in SlotSettings._fields))
+        joining = Joining(**arrays, settings=settings)
         self._slots = self._join(self.params, self._slots, joining)
 
-    def _sharding(self, array: np.ndarray) -> NamedSharding:
-        return NamedSharding(self.mesh, self.layout.place("Bl"[: array.ndim]))
+    def _device_arrays(self, **arrays: np.ndarray) -> dict[str, jax.Array]:
+        """Puts arrays on the devices in one call: half the time of one call for each, and less."""
+        place = self.layout.place
+        return jax.device_put(
+            arrays, {n: NamedSharding(self.mesh, place("Bl"[: a.ndim])) for n, a in arrays.items()}
+        )
 
 
 def chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:

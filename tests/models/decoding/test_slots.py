@@ -22,7 +22,6 @@ from tests.toys import WHOLE
 SLOTS, CACHE, PADDED, TOGETHER = 4, 13, 5, 2
 SEARCHES = (
     Sampling(temperature=0),
-    Sampling(temperature=1.3),
     Sampling(temperature=1.5, top_p=0.8),
     Sampling(temperature=1.2, top_k=20, top_p=0.9),
 )

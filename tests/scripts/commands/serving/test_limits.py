@@ -10,12 +10,12 @@ from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import serving
 from tests.scripts.conftest import Place
 
-LONG = {"prompt": "lo", "n": 128, "max_tokens": 20, "min_tokens": 20}
+LONG = {"prompt": "lo", "n": 128, "max_tokens": 12, "min_tokens": 12}
 
 
 @pytest.fixture(scope="module")
 def client(trained: Place) -> Iterator[Client]:
-    limits = {"slots": 1, "time_limit_s": 0.3, "token": "secret"}
+    limits = {"slots": 1, "max_length": 15, "time_limit_s": 0.3, "token": "secret"}
     with serving(trained.folder / "run", **limits) as client:
         yield Client(client.port, "secret")
 

@@ -22,7 +22,7 @@ def test_a_newer_checkpoint_is_served_without_dropping_requests(
     def ask(client: Client, seed: int) -> Reply:
         return client.post(prompt="lo", max_tokens=9, seed=seed, echo=True)
 
-    with serving(model_dir, reload_s=0.05) as client, ThreadPoolExecutor(6) as pool:
+    with serving(model_dir, reload_s=0.05, max_length=15) as client, ThreadPoolExecutor(6) as pool:
         before = [*pool.map(lambda seed: ask(client, seed), range(6))]
         during = [pool.submit(ask, client, seed) for seed in range(30)]
         shutil.move(tmp_path / "4", newest)

@@ -24,6 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     settings = [
         *params(folder),
         "Run.steps = 2",
+        "Translation.source_length = 16",
         "Run.evaluate_every = None",
         "Run.best_by = 'loss'",
     ]
@@ -40,7 +41,7 @@ def client(place: Place) -> Iterator[Client]:
 
 
 def test_translations_are_those_of_decode(client: Client, place: Place) -> None:
-    lines = ["kara lora", "mitu", "", "neko kara lost mira kavo nest lotu"]
+    lines = ["kara lora", "mitu", "", "nera karalost mira kavo"]
 
     def ask(count: int) -> Any:
         return client.post("/v1/translate", text=lines, n=count).json["translations"]
@@ -64,7 +65,7 @@ def test_translations_are_those_of_decode(client: Client, place: Place) -> None:
     ("fields", "status", "words"),
     [
         ({"text": "kara", "n": 5}, 422, ["n = 5", "1 to 4"]),
-        ({"text": "kara " * 40}, 422, ["text = ", "at most 23 tokens"]),
+        ({"text": "kara " * 40}, 422, ["text = ", "at most 15 tokens"]),
         ({"text": "kara", "max_tokens": 999}, 422, ["max_tokens = 999"]),
         ({"text": "kara", "tag": "de"}, 422, ["tag = 'de'", "no tags"]),
         ({"prompt": "kara"}, 422, ["text is missing"]),
@@ -96,7 +97,7 @@ def test_the_page_shows_the_best_translations_with_scores(client: Client) -> Non
         page.fill("textarea", "kara " * 40)
         page.keyboard.press("Control+Enter")
         page.wait_for_selector("#error:not([hidden])")
-        assert "at most 23 tokens" in page.inner_text("#error")
+        assert "at most 15 tokens" in page.inner_text("#error")
     assert texts == [one["text"] or "(empty)" for one in answer["hypotheses"]]
     assert [score.split()[1] for score in scores] == [
         f"{one['score']:.3f}" for one in answer["hypotheses"]
