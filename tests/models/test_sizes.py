@@ -69,6 +69,12 @@ def test_gshards_models_have_about_their_published_sizes(name: str) -> None:
     assert count / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)
 
 
+def test_gshards_dense_baseline_has_its_published_size() -> None:
+    spec, count = counted("gshard_dense_2.3b")
+    assert spec.layers + spec.encoder_layers == 96 and spec.moe is None
+    assert f"{count / 1e9:.1f}" == "2.3"
+
+
 # The Giant Models guide, Table 1, in billions.
 GIANT = {"64b": 64, "128b": 128, "1t": 1000, "4t": 4000}
 
