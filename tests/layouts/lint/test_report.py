@@ -133,6 +133,14 @@ def test_sizes_that_do_not_divide_are_listed_once_a_cause_with_sizes_that_do() -
     assert errors[2].subject == "embed_VD"
 
 
+def test_stages_split_the_products_of_layers_and_their_number_must_divide() -> None:
+    rules = "batch:data;layers:pipe"
+    assert "idle-mesh-axis" not in codes(problems(rules, "data:2,pipe:2"))
+    (error, *_) = problems(rules, "data:2,pipe:3")
+    assert "layers = 4 does not divide over pipe = 3" in error.message
+    assert error.legal == {"layers": (3, 6), "pipe": (1, 2, 4)}
+
+
 def test_the_batch_and_the_length_must_divide_too_and_say_who_sets_them() -> None:
     length, batch = problems(
         "batch:data;batch:model;length:extra", "data:2,model:2,extra:3", "d_model:data", TOY
