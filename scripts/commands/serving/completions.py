@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -18,7 +19,7 @@ from scripts.commands.serving.errors import ApiError, bad_field
 from scripts.commands.serving.exchange import PendingAnswer, read_body
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.text_stream import TextStream
-from trainer.decoding.requests import continuation_requests
+from trainer.decoding.requests import continuation_requests, line_seed
 from trainer.serving.service import Job
 
 DEFAULT_MAX_TOKENS = 16  # that of the API of OpenAI
@@ -62,7 +63,7 @@ async def complete(request: Request) -> Response:
         raise ApiError(404, f"{served.name} translates.  Legal: POST /v1/translate.")
     body = await read_body(request, CompletionBody, served.limits)
     served.check_name(body.model)
-    choices = choices_of(body, served)
+    choices = await run_in_threadpool(choices_of, body, served)  # a long prompt takes a while
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
     head = {
@@ -92,6 +93,9 @@ async def complete(request: Request) -> Response:
 
 def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     """Makes the jobs of a request: those of a prompt have the seeds of lines of `decode`."""
+    texts, limit = len(body.prompts) * body.n, served.service.queue_limit
+    if texts > limit:
+        raise bad_field("n", body.n, f"at most {limit} texts in all, not {texts}: --queue")
     max_tokens = body.max_tokens or served.options.max_tokens or DEFAULT_MAX_TOKENS
     if body.min_tokens > max_tokens:
         raise bad_field("min_tokens", body.min_tokens, f"an integer from 0 to {max_tokens}")
@@ -104,20 +108,24 @@ def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     )
     task, vocabs, choices = served.run.task, served.vocabs, list[AnswerChoice]()
     for prompt in body.prompts:
-        lines = [task.prompt(prompt)] * body.n
-        for request in continuation_requests(lines, vocabs, options, None, max_tokens):
-            length = len(request.prompt)
-            if length + max_tokens > served.max_length:
-                room = served.max_length - length
-                legal = f"1 to {room} tokens for a prompt of {length}" if room > 0 else (
-                    f"a prompt of at most {served.max_length - 1} tokens, not {length}"
-                )  # fmt: skip
-                name = "max_tokens" if room > 0 else "prompt"
-                raise bad_field(name, max_tokens if room > 0 else prompt, legal)
+        lines = [task.prompt(prompt)]
+        [first] = continuation_requests(lines, vocabs, options, None, max_tokens)
+        check_length(len(first.prompt), max_tokens, prompt, served.max_length)
+        for line in range(body.n):
+            request = first._replace(seed=line_seed(options, line))
             text = TextStream(vocabs.target, request.prompt, body.stops)
             needs_text = body.stream or bool(body.stops)
             choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
     return choices
+
+
+def check_length(length: int, max_tokens: int, prompt: str, max_length: int) -> None:
+    """Refuses a prompt of so many tokens, or so many new ones, that do not fit in a slot."""
+    room = max_length - length
+    if room < 1:
+        raise bad_field("prompt", prompt, f"at most {max_length - 1} tokens, not {length}")
+    if max_tokens > room:
+        raise bad_field("max_tokens", max_tokens, f"1 to {room} tokens for a prompt of {length}")
 
 
 async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import secrets
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -25,7 +26,7 @@ async def translate(request: Request) -> Response:
     served.check_name(body.model)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
-    jobs = jobs_of(body, served)
+    jobs = await run_in_threadpool(jobs_of, body, served)
     blank = [is_blank(job.request, served.vocabs) for job in jobs]
     running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
     async with PendingAnswer(request, served.service, running, served.limits.time_s) as exchange:

@@ -146,7 +146,7 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "best_of": 3}, 422, ["best_of", "no such field"]),
         ({}, 422, ["prompt is missing"]),
         ({"prompt": "a", "model": "gpt"}, 404, ["'gpt'", "'run'"]),
-        ({"prompt": ["a"] * 41}, 429, ["40 texts wait"]),
+        ({"prompt": ["a"] * 7, "n": 6}, 422, ["n = 6", "at most 40 texts", "not 42"]),
         ({"prompt": "a" * 1_000_001}, 413, ["1,000,000 bytes"]),
     ],
     ids=lambda value: value if isinstance(value, int) else "",
@@ -157,6 +157,15 @@ def test_a_bad_request_is_explained(
     answer = running.post(**fields)
     assert answer.status == status
     assert all(word in answer.json["error"]["message"] for word in words), answer.text
+
+
+def test_a_full_queue_refuses_more(running: Client) -> None:
+    long: dict[str, Any] = {"prompt": "", "max_tokens": 22, "min_tokens": 22, "n": 40}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: running.post(**long), range(8)))
+    refused = [answer for answer in answers if answer.status != 200]
+    assert 0 < len(refused) < 8 and {answer.status for answer in refused} == {429}
+    assert "40 texts wait" in refused[0].json["error"]["message"]
 
 
 def test_fields_that_change_nothing_are_taken(running: Client) -> None:
