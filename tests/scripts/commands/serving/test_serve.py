@@ -98,9 +98,7 @@ def test_log_probabilities_are_those_of_decode(running: Client, trained: Place) 
     np.testing.assert_allclose(total, best.log_probability, rtol=1e-4)
 
 
-def test_clients_that_wait_for_a_slot_get_their_own_answers(
-    running: Client, trained: Place
-) -> None:
+def test_clients_in_the_queue_get_the_texts_of_decode(running: Client, trained: Place) -> None:
     cases = [
         LoadCase(case.prompt[:8], max_tokens=4 + case.seed % 9, min_tokens=0, seed=case.seed)
         for case in cases_of(40)
