@@ -7,6 +7,7 @@ Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ from models.decoding.generate import DecodeInputs, is_end, prefill
 from models.decoding.sampling import Chosen, likeliest, sampled, sampled_of_best, without_end
 
 Array = jax.Array
+PreparedStep = Callable[..., tuple[Cache, Array]]
+"""A `Step` of a model that takes what `prepare` returns behind its arguments."""
 FEW_CANDIDATES = 64
 """Tokens that are ranked where no text samples from more of them."""
 
@@ -140,10 +143,23 @@ class SlotDecoder:
             ),
         )
 
-    def step(self, params: Any, slots: Slots) -> tuple[Slots, NewTokens]:
+    def prepare(self, params: Any) -> tuple[PreparedStep, list[Array]]:
+        """Works once on the weights alone, such as to cast them or to split them by layer.
+
+        Returns the step of the model, and what it takes in place of the weights.
+        """
+        layout = step_layout(self.model.layout)
+        model_step, cache = self.model.start(params, None, self.slots, self.cache_length)
+        token_BL = layout.reshard(jnp.zeros((self.slots, 1), jnp.int32), "BL")
+        mask_BLM = layout.iota("BLM", (self.slots, 1, self.cache_length), "M") == 0
+        index = jnp.zeros((), jnp.int32)
+        return jax.closure_convert(model_step, cache, token_BL, token_BL, mask_BLM, index)
+
+    def step(
+        self, model_step: PreparedStep, weights: list[Array], slots: Slots
+    ) -> tuple[Slots, NewTokens]:
         """Adds one token to each text."""
         layout, length = step_layout(self.model.layout), self.cache_length
-        model_step, _ = self.model.start(params, None, self.slots, length)
         place_BM = layout.iota("BM", (self.slots, length), "M")
         back_BM = (slots.cache_index - place_BM) % length
         mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 places back is the token itself
@@ -151,8 +167,9 @@ class SlotDecoder:
             slots.cache,
             slots.last_B[:, None],
             slots.lengths_B[:, None],
-            mask_BM[:, None, :],
+            layout.reshard(mask_BM[:, None, :], "BLM"),
             slots.cache_index,
+            *weights,
         )
         token_B, log_p_B = self.choose(layout, logits_BWV, slots)
         ended_B = is_end(token_B, self.stop_ids) | (

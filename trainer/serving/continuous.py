@@ -50,7 +50,7 @@ class ContinuousService(Service):
         return [self._waiting.popleft() for _ in range(room)]
 
     def set_weights(self, weights: ServedWeights) -> None:
-        self.engine.params = weights.params
+        self.engine.set_weights(weights.params)
 
     def advance(self, jobs: Sequence[Job]) -> None:
         free = [slot for slot in range(self.engine.slots) if slot not in self._running]

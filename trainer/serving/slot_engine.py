@@ -43,12 +43,14 @@ class SlotEngine:
         with jax.set_mesh(mesh):
             self.shards = math.lcm(*(num_shards(self.layout.place(axis)[0]) for axis in "BG"))
         self.slots = self.rounded(slots)
-        decoder = SlotDecoder(model, self.slots, max_length, vocab.stop_ids)
+        self._decoder = decoder = SlotDecoder(model, self.slots, max_length, vocab.stop_ids)
         self._start = jax.jit(decoder.start)
         self._join = jax.jit(decoder.join, donate_argnums=1)
-        self._step = jax.jit(decoder.step, donate_argnums=1)
+        self._step = jax.jit(decoder.step, static_argnums=0, donate_argnums=2)
+        self._prepare = jax.jit(self._prepared_weights)
         with jax.set_mesh(mesh):
-            check_cache_memory(params, self._start.eval_shape(params).cache, mesh)
+            stored = [params, self._prepare.eval_shape(params)]
+            check_cache_memory(stored, self._start.eval_shape(params).cache, mesh)
             self._slots = self._start(params)
 
     def rounded(self, rows: int) -> int:
@@ -68,8 +70,13 @@ class SlotEngine:
         rows = {min(self.rounded(count), self.slots) for count in powers if count <= largest}
         return sorted(rows)
 
+    def set_weights(self, params: Any) -> None:
+        """Takes other weights for all tokens from now on."""
+        self.params, self._weights = params, self._prepare(params)
+
     def warm_up(self) -> None:
         """Compiles every program; the slots are empty after it."""
+        self.set_weights(self.params)
         for length in self.prompt_lengths():
             for rows in self.joining_rows(length):
                 self._put({}, rows, length)
@@ -90,8 +97,13 @@ class SlotEngine:
 
     def step(self) -> NewTokens:
         """Adds a token to each text."""
-        self._slots, new_tokens = self._step(self.params, self._slots)
+        self._slots, new_tokens = self._step(self._model_step, self._weights, self._slots)
         return new_tokens
+
+    def _prepared_weights(self, params: Any) -> list[jax.Array]:
+        # Once traced, the step of the model is a function of its arguments alone.
+        self._model_step, weights = self._decoder.prepare(params)
+        return weights
 
     def _put(self, requests: Mapping[int, SampledRequest], rows: int, length: int) -> None:
         """Puts requests, padded to so many rows of a length, into slots."""

@@ -1,11 +1,13 @@
 """Slots: a text gets what it gets alone, whenever it joins and whatever runs beside it."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -15,6 +17,7 @@ from models.architectures import Transformer
 from models.decoding.generate import BEGIN, END, DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, SlotDecoder, SlotSettings
+from models.spec import Precision
 from models.transformer import TransformerModel
 from tests.models.decoding.test_generate import DECODER, EXPERTS, LENGTHS, NEW, PROMPTS, weights
 from tests.toys import WHOLE
@@ -74,7 +77,14 @@ class Batch:
                 shapes,
             )
             self._join = jax.jit(decoder.join, donate_argnums=1)
-            self.step_program = jax.jit(decoder.step, donate_argnums=1)
+
+            def prepare(params: Any) -> list[jax.Array]:
+                self.model_step, prepared = decoder.prepare(params)
+                return prepared
+
+            self.prepared = jax.jit(prepare)(self.params)
+            step = functools.partial(decoder.step, self.model_step)
+            self.step_program = jax.jit(step, donate_argnums=1)
             self.slots = jax.jit(decoder.start)(self.params)
         self.texts: dict[int, Text] = {}
         self.rows = dict[int, int]()
@@ -110,7 +120,7 @@ class Batch:
 
     def step(self) -> None:
         with jax.set_mesh(self.mesh):
-            self.slots, new = self.step_program(self.params, self.slots)
+            self.slots, new = self.step_program(self.prepared, self.slots)
         tokens, gains = jax.device_get(new)
         for slot, row in [*self.rows.items()]:
             text = self.texts[row]
@@ -156,7 +166,19 @@ def test_a_step_copies_no_cache() -> None:
     """A token is written in place, though the attention reads what it is written to."""
     batch = Batch(DECODER, WHOLE)
     with jax.set_mesh(batch.mesh):
-        program = batch.step_program.lower(batch.params, batch.slots).compile().as_text()
+        program = batch.step_program.lower(batch.prepared, batch.slots).compile().as_text()
     shape = ",".join(map(str, batch.slots.cache["layers"][0]["keys_BJMK"].shape))
     assert f"f32[{shape}]" in program
     assert not re.findall(rf"f32\[{shape}\]\S* copy\(", program)
+
+
+def test_weights_are_cast_once_for_all_steps() -> None:
+    """A step reads the weights as it computes with them, each layer apart."""
+    spec = dataclasses.replace(DECODER, precision=Precision(compute="bfloat16"), scan=False)
+    decoder = SlotDecoder(TransformerModel(spec, WHOLE), SLOTS, CACHE, (END,))
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = jax.eval_shape(decoder.model.init, jax.random.key(0))
+        prepared = jax.eval_shape(lambda params: decoder.prepare(params)[1], params)
+    uncast = [weight.shape for weight in prepared if weight.dtype != jnp.bfloat16]
+    assert uncast == [(64, 16), (24, 16), (16,)]  # two tables, of which few rows are read; a norm
+    assert len(prepared) > len(jax.tree.leaves(params))
