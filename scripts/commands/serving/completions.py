@@ -86,7 +86,7 @@ async def complete(request: Request) -> Response:
         | {
             "choices": entries,
             "usage": usage(choices, body.n),
-            "system_fingerprint": served.fingerprint(jobs[0].checkpoint),
+            "system_fingerprint": served.fingerprint(jobs),
         }
     )
 
@@ -177,7 +177,7 @@ async def events(
                 first = choice.index not in begun
                 if added or choice.is_done or (first and body.echo):
                     part = entry(choice, added, body, served.vocabs.target, first=first)
-                    fingerprint = served.fingerprint(choice.job.checkpoint)
+                    fingerprint = served.fingerprint([choice.job])
                     yield event(head | {"choices": [part], "system_fingerprint": fingerprint})
                     begun.add(choice.index)
                 if choice.is_done:

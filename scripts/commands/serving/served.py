@@ -2,13 +2,14 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 from data.vocabs import Vocabs
 from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.exchange import Limits
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
-from trainer.serving.service import Service
+from trainer.serving.service import Job, Service
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +40,10 @@ class ServedModel:
         if name not in (None, self.name):
             raise ApiError(404, f"model = {name!r}.  Legal: {self.name!r}.", "model")
 
-    def fingerprint(self, step: int | None) -> str:
-        """Names the weights of an answer."""
-        return f"step-{self.service.checkpoint if step is None else step}"
+    def fingerprint(self, jobs: Sequence[Job]) -> str:
+        """Names the weights of an answer: of both checkpoints where they changed meanwhile."""
+        steps = {job.checkpoint for job in jobs if job.checkpoint is not None}
+        return "step-" + ",".join(map(str, sorted(steps or {self.service.checkpoint})))
 
     def describe(self) -> dict[str, object]:
         """Returns the entry of `GET /v1/models`."""

@@ -40,7 +40,7 @@ async def translate(request: Request) -> Response:
                 {"source": text, "hypotheses": hypotheses_of(job, body.n, served)}
                 for text, job in zip(body.texts, jobs, strict=True)
             ],
-            "system_fingerprint": served.fingerprint(running[0].checkpoint if running else None),
+            "system_fingerprint": served.fingerprint(running),
         }
     )
 
