@@ -6,7 +6,7 @@ import io
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import zstandard
@@ -28,9 +28,11 @@ def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
             case ".gz":
                 return gzip.open(file, "rb")
             case ".xz":
-                return lzma.open(file, "rb")
+                frames = _Frames(_opened(file), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
+                return io.BufferedReader(frames, _BYTES_A_READ)
             case ".zst":
-                return io.BufferedReader(_Zstandard(_opened(file)), _BYTES_A_READ)
+                frames = _Frames(_opened(file), zstandard.ZstdDecompressor().decompressobj)
+                return io.BufferedReader(frames, _BYTES_A_READ)
             case _:
                 return _opened(file)
     except OSError as error:
@@ -67,16 +69,16 @@ def nearest(path: str) -> str:
     return f"{hint}  (in {folder or 'this folder'})" if hint else ""
 
 
-class _Zstandard(io.RawIOBase):
-    """Decompresses one frame after another.
+class _Frames(io.RawIOBase):
+    """Decompresses one frame after another, which .xz calls streams and may pad with zeros.
 
-    The library's own reader takes a file that was cut for a whole one.
+    The libraries' own readers take a .zst that was cut for a whole one, and what follows a damaged
+    header within a .xz for junk.
     """
 
-    def __init__(self, file: IO[bytes]):
-        self._file, self._rest = file, b""
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._in_frame = False
+    def __init__(self, file: IO[bytes], new_frame: Callable[[], Any]):
+        self._file, self._rest, self._new_frame = file, b"", new_frame
+        self._frame, self._in_frame = new_frame(), False
 
     def readable(self) -> bool:
         return True
@@ -103,9 +105,9 @@ class _Zstandard(io.RawIOBase):
 
     def _decompressed(self, raw: bytes) -> bytes:
         texts = []
-        while raw:
+        while raw := raw if self._in_frame else raw.lstrip(b"\0"):
             texts.append(self._frame.decompress(raw))
             raw, self._in_frame = self._frame.unused_data, not self._frame.eof
             if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
+                self._frame = self._new_frame()
         return b"".join(texts)

@@ -90,7 +90,9 @@ class TokenizerJsonVocab(Vocab):
             end_id=end,
             pad_id=ids["pad"],
             reads_begin=is_chosen or begins[0] in before,
-            stop_ids=eos_token_ids(_object(files.get(GENERATION, "{}"), GENERATION)),
+            stop_ids=eos_token_ids(
+                _object(files.get(GENERATION, "{}"), f"vocab {name}: {GENERATION}")
+            ),
         )
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:

@@ -25,6 +25,18 @@ def test_plain_and_compressed_files_split_on_newline_only(tmp_path, name, packed
     assert list(read_lines(str(path))) == LINES
 
 
+@pytest.mark.parametrize(("name", "packed"), PACKED)
+def test_what_follows_within_a_compressed_file_is_read_or_refused(tmp_path, name, packed):
+    path, second = tmp_path / name, packed(RAW)
+    padding = b"" if name == "a.zst" else bytes(64)
+    path.write_bytes(second + padding + second + padding)
+    assert list(read_lines(str(path))) == LINES * 2
+    for damaged in (bytes([second[0], second[1] ^ 255]) + second[2:], b"junk", second[:-1]):
+        path.write_bytes(second + damaged)
+        with pytest.raises(UserError, match="cannot be read to its end"):
+            list(read_lines(str(path)))
+
+
 def test_last_line_needs_no_newline_and_windows_files_have_no_carriage_returns(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
