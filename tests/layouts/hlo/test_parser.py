@@ -10,7 +10,7 @@ LINE = (
 )
 TABLES = """\
 FileNames
-1 "/elsewhere/models/stack.py"
+1 "/elsewhere/models/layers/stack.py"
 2 "/python/site-packages/jax/api.py"
 
 FileLocations
@@ -50,4 +50,4 @@ def test_types_of_odd_sizes_are_counted_in_bits() -> None:
 
 
 def test_a_frame_of_a_library_has_the_line_of_the_code_that_called_it() -> None:
-    assert frames(TABLES) == {1: "models/stack.py:83", 2: "models/stack.py:83"}
+    assert frames(TABLES) == {1: "models/layers/stack.py:83", 2: "models/layers/stack.py:83"}

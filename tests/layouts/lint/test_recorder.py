@@ -88,7 +88,7 @@ def test_each_tensor_has_its_letters_sizes_and_source_line() -> None:
     hidden = named["BLD,DF->BLF at models/feed_forward"]
     assert (hidden.axes, hidden.shape, hidden.stored) == ("BLF", (8, 24, 40), False)
     weight = named["decoder/layers_N/mlp/wi_DF"]
-    assert (weight.axes, weight.shape, weight.stored) == ("NDF", (4, 16, 40), True)
+    assert (weight.axes, weight.shape, weight.stored) == ("NDF", (3, 16, 40), True)
     queries = next(tensor for tensor in result.tensors if tensor.axes == "BL_")
     assert (queries.shape, queries.stored) == ((8, 24, 1), False)
     assert queries.name.startswith("BL_ at models/attention/context.py:")

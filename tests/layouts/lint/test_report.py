@@ -135,10 +135,10 @@ def test_sizes_that_do_not_divide_are_listed_once_a_cause_with_sizes_that_do() -
 
 def test_stages_split_the_products_of_layers_and_their_number_must_divide() -> None:
     rules = "batch:data;layers:pipe"
-    assert "idle-mesh-axis" not in codes(problems(rules, "data:2,pipe:2"))
-    (error, *_) = problems(rules, "data:2,pipe:3")
-    assert "layers = 4 does not divide over pipe = 3" in error.message
-    assert error.legal == {"layers": (3, 6), "pipe": (1, 2, 4)}
+    assert "idle-mesh-axis" not in codes(problems(rules, "data:2,pipe:3"))
+    (error, *_) = problems(rules, "data:2,pipe:2")
+    assert "layers = 3 does not divide over pipe = 2" in error.message
+    assert error.legal == {"layers": (2, 4), "pipe": (1, 3)}
 
 
 def test_the_batch_and_the_length_must_divide_too_and_say_who_sets_them() -> None:
@@ -248,7 +248,7 @@ BJQLM,BJMK->BJQLK at models/attention/plain.py and 7 more.
     )
     (half,) = problems("batch:data;vocab:model", param_rules="d_model:data")
     assert half.code == "idle-mesh-axis" and half.subject.startswith("mesh axis model:4 (")
-    assert "splits 4% of the FLOPs" in half.message
+    assert "splits 5% of the FLOPs" in half.message
     assert half.legal == {"rules": ("heads:model", "d_ff:model")}
 
 
@@ -256,7 +256,7 @@ def test_replicated_weights_are_one_warning_with_the_rule_that_splits_them() -> 
     (warning,) = problems("batch:data", "data:8")
     assert (warning.code, warning.subject) == ("replicated-weights", "weights")
     assert "100% of their bytes are replicated on 8 devices" in warning.message
-    assert "decoder/layers_N/attention/wk_DJK (12.3 kB)" in warning.message
+    assert "decoder/layers_N/attention/wk_DJK (9.22 kB)" in warning.message
     assert warning.legal == {"param_rules": ("d_model:data",)}
     assert problems("batch:data", "data:8", "d_model:data") == []
     assert problems("", "data:1") == []
@@ -285,7 +285,7 @@ def test_mesh_tensorflow_layouts_work_unchanged() -> None:
 def test_shipped_layouts_have_no_errors(path: Path) -> None:
     layout = Layout(**dict(re.findall(r'^Layout\.(\w+) = "(.*)"$', path.read_text(), re.M)))
     assert layout.mesh in path.read_text()
-    record = EXPERTS if "expert" in path.stem else FITTING
+    record = EXPERTS if "expert" in path.stem or path.stem == "pipeline" else FITTING
     warnings = check(path.stem, layout, mesh_sizes(layout.mesh, 8), record, {})
     assert codes(warnings) in ([], ["replicated-weights"])
 
