@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from scripts.benchmarks.options import count_option, json_option, rounds_option
+from scripts.benchmarks.options import AT_LEAST_ONE, count_option, json_option, rounds_option
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
 
 WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
@@ -184,12 +184,19 @@ def summary(answers: Sequence[Answer], seconds: float, decoded: Measured) -> dic
 
 
 def measure(
-    model_dir: Path, cases: Sequence[LoadCase], clients: int, slots: int, count: int
+    model_dir: Path,
+    cases: Sequence[LoadCase],
+    clients: int,
+    slots: int,
+    max_length: int | None,
+    count: int,
 ) -> dict[str, Any]:
     """Runs rounds of load on a server, and of decoding the same requests."""
-    rounds = []
+    rounds, flags = [], [f"--slots={slots}", f"--queue={clients}"]
+    if max_length is not None:
+        flags.append(f"--max_length={max_length}")
     with (
-        server(str(model_dir), f"--slots={slots}", f"--queue={clients}") as port,
+        server(str(model_dir), *flags) as port,
         decoding(model_dir, slots) as decode,
     ):
         decode(cases)  # compiles
@@ -216,6 +223,12 @@ def measure(
 @count_option("--clients", default=64, help="Clients that wait for an answer at a time.")
 @count_option("--requests", default=2000, help="Requests of a round.")
 @count_option("--slots", default=32, help="Slots of the server, and rows of a batch of `decode`.")
+@click.option(
+    "--max_length",
+    type=AT_LEAST_ONE,
+    metavar="N",
+    help="Tokens of a prompt and its continuation in the server.  Default: the row length.",
+)
 @click.option("--full_length", is_flag=True, help="Lets no text end before its limit.")
 @json_option()
 def main(
@@ -224,13 +237,14 @@ def main(
     clients: int,
     requests: int,
     slots: int,
+    max_length: int | None,
     full_length: bool,
     json_file: str | None,
 ) -> None:
     """Compares a server under load with decoding the same requests from a file."""
     cases = cases_of(requests, full_length=full_length)
-    result = measure(model_dir.resolve(), cases, clients, slots, count)
-    show(result | {"full_length": full_length}, json_file)
+    result = measure(model_dir.resolve(), cases, clients, slots, max_length, count)
+    show(result | {"full_length": full_length, "max_length": max_length}, json_file)
 
 
 if __name__ == "__main__":
