@@ -18,7 +18,9 @@ class Transformer(TransformerSpec):
 
     def attention_choices(self, layout: Layout, lengths: Mapping[str, int]) -> dict[str, str]:
         from models.attention.flash import Call, choose
+        from models.layers.pipeline import inside_stages
 
+        layout = inside_stages(layout)
         length, memory = lengths["targets_BL"], lengths.get("inputs_BM")
         calls = {"decoder": Call(self, layout, (length, length), training=True)}
         if memory is not None:
