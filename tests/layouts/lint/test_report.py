@@ -303,6 +303,7 @@ some_rules = st.lists(st.from_regex(rf"({AXES}):[ab]\??", fullmatch=True), max_s
 
 
 @example("layers:a;layers:b?", "", "a:2,b:4")  # which a scan goes over
+@example("", "heads:a;heads:b;layers:a", "a:2,b:4")  # heads do not divide, and lose a to layers
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(some_rules, some_rules, st.sampled_from(["a:2,b:4", "a:8,b:1", "a:4,b:2"]))
 def test_the_lint_rejects_what_jax_rejects(rules: str, param_rules: str, mesh: str) -> None:
@@ -318,6 +319,8 @@ def test_the_lint_rejects_what_jax_rejects(rules: str, param_rules: str, mesh: s
         return jax.grad(lambda p: model.loss(p, batch, Criterion(), key).objective)(params)
 
     with jax.set_mesh(make_mesh(layout)):
+        if {"indivisible", "conflict"} <= {*codes(reported)}:
+            return  # jax may give the mesh axis to another axis, which divides
         if "indivisible" in codes(reported):
             with pytest.raises(ValueError, match="divide"):
                 jax.eval_shape(gradients)
