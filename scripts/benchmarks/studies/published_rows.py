@@ -23,8 +23,11 @@ import click
 from configs.imports import CHECKOUT
 from configs.load import load
 from layouts.cost.interconnect import Slice
+from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, best_plan
-from trainer.planning.report import as_json
+from scripts.commands.planning.plan_decode import plan_batch
+from scripts.flag import given_flags
+from trainer.planning.report import as_json, decode_as_json
 
 POD, V5E = "v3:32x32", "v5e:16x16"
 # Bits for dropout came from the hardware then; ours are computed.  No row pays for them.
@@ -46,6 +49,8 @@ class PublishedRun(NamedTuple):
     settings: tuple[str, ...]
     figure: str  # of the plan's JSON
     published: float
+    decoding: DecodePlanFlags | None = None
+    """What is decoded; None for a training step."""
 
     def plan_inputs(self) -> PlanInputs:
         """Reads the settings."""
@@ -58,7 +63,25 @@ class PublishedRun(NamedTuple):
             *(f"--gin_file={file}" for file in self.files),
             *(f"--gin_param={setting}" for setting in self.settings),
             f"--topology={self.topology}",
+            *self.decode_flags,
         ]
+
+    @property
+    def decode_flags(self) -> list[str]:
+        """Lists those of them that describe what is decoded."""
+        if self.decoding is None:
+            return []
+        names = given_flags(self.decoding)
+        values = (getattr(self.decoding, name.removeprefix("--")) for name in names)
+        return ["--decode", *map("{}={}".format, names, values)]
+
+    def trace(self) -> Figures:
+        """Plans the run by its trace."""
+        inputs = self.plan_inputs()
+        if self.decoding is None:
+            return as_json(best_plan(inputs, analytic=True), inputs.layout)
+        flags = PlanFlags(analytic=True, decoding=self.decoding)
+        return decode_as_json(plan_batch(inputs, flags))
 
 
 class Comparison(NamedTuple):
@@ -81,7 +104,7 @@ class Comparison(NamedTuple):
             "fits": best["fits"],
             "bytes_per_device": best["bytes_per_device"],
             "compile_s": best["compile_s"],
-            "step_time_parts_s": best["step_time_parts_s"],
+            "step_time_parts_s": best.get("step_time_parts_s"),
         }
 
 
@@ -90,6 +113,19 @@ def giant(size: str, published: float) -> PublishedRun:
     files = (f"configs/models/giant_{size}.gin", "layouts/two_dimensional.gin")
     settings = ("Layout.mesh='x:32,y:64'",)
     return PublishedRun(f"giant_{size}", POD, files, settings, "utilisation", published)
+
+
+def giant_samples(topology: str, published_s: float) -> PublishedRun:
+    """Makes a row of the Giant Models guide, section 3.2: 16 samples of 64 tokens of one prompt."""
+    files = ("configs/models/giant_64b.gin", "layouts/model_parallel.gin")
+    decoding = DecodePlanFlags(
+        batch_sequences=1, prompt_tokens=1024, max_tokens=64, samples=16, top_k=40, suffix_tokens=16
+    )
+    cores = Slice.named(topology).devices
+    return PublishedRun(
+        f"giant_64b decodes, {cores} cores", topology, files, ("Precision.store='bfloat16'",),
+        "output_latency_s", published_s, decoding,
+    )  # fmt: skip
 
 
 def gshard(size: str, topology: str, rows: int, remat: str, steps_per_s: float) -> PublishedRun:
@@ -145,6 +181,8 @@ ONE_SLICE = (
     giant("128b", 0.553),
     giant("1t", 0.500),
     giant("4t", 0.288),
+    giant_samples("v3:4x2", 3.6),
+    giant_samples("v3:4x8", 1.2),
     mesh_tensorflow(
         "mtf_lm_4.90b", "v2:16x16", "runs/lm1b_mtf", 0.344, "Layout.mesh='data:16,model:32'"
     ),
@@ -241,8 +279,7 @@ def compare(row: PublishedRun, folder: Path | None, compiles: bool) -> Compariso
 def by_trace(row: PublishedRun) -> Comparison:
     """Plans a row by its trace alone."""
     click.echo(f"{row.name}: traces", err=True)
-    inputs = row.plan_inputs()
-    return Comparison(row, as_json(best_plan(inputs, analytic=True), inputs.layout), None)
+    return Comparison(row, row.trace(), None)
 
 
 def compiled_plan(row: PublishedRun, folder: Path | None, compiles: bool) -> Figures | None:

@@ -23,6 +23,18 @@ def test_a_row_names_settings_that_exist_and_a_mesh_of_its_slice(row: PublishedR
     assert {name for name in unused if not name.startswith("Layout.")} == set()
 
 
+def test_a_row_that_decodes_has_the_flags_of_its_plan() -> None:
+    *_, decode, rows, k, samples, new, prompt, suffix = BY_NAME["giant_64b decodes, 16 cores"].flags
+    assert (decode, rows, k, samples) == (
+        "--decode", "--batch_sequences=1", "--top_k=40", "--samples=16",
+    )  # fmt: skip
+    assert (new, prompt, suffix) == (
+        "--max_tokens=64",
+        "--prompt_tokens=1024",
+        "--suffix_tokens=16",
+    )
+
+
 @pytest.mark.parametrize("name", OVER_SLICES)
 def test_each_of_several_slices_has_the_rows_and_the_weights_of_one(name: str) -> None:
     one, many = BY_NAME[name].plan_inputs(), over_slices(BY_NAME[name], 3, 0.5).plan_inputs()
