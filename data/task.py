@@ -15,13 +15,13 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import abstract_spec, spec
-from data.mixture import MixtureOrder
 from data.packing.pack import Packed, joined
 from data.packing.pair_rows import LONG, PairRows, packed_pairs
 from data.packing.rows import (
     Counts,
     Rows,
     RowsOfPart,
+    StoredSplit,
     hashed_bytes,
     packed_lines,
     read_word_list,
@@ -232,20 +232,20 @@ class Task:
         sizes = [part.counts.rows for part in parts]
         mix = self.source.mix(sizes) if parts and split == "train" else None
         arrays = [array(name) for name in self.columns(vocabs)]
-        return self.rows(arrays, Counts.read(entry), vocabs, mix, parts)
+        return self.rows(StoredSplit(arrays, Counts.read(entry), mix, parts), vocabs)
 
-    def rows(
-        self,
-        arrays: Sequence[CheckedArray],
-        counts: Counts,
-        vocabs: Vocabs,
-        mix: MixtureOrder | None,
-        parts: Sequence[RowsOfPart],
-    ) -> Rows:
-        """Returns the rows that arrays hold, in the order of `columns`."""
-        targets_BL, segments_BL = arrays
+    def rows(self, split: StoredSplit, vocabs: Vocabs) -> Rows:
+        """Returns the rows of a split."""
+        targets_BL, segments_BL = split.arrays
         begin_id = vocabs.target.begin_id
-        return Rows(targets_BL, segments_BL, counts, mix=mix, parts=parts, begin_id=begin_id)
+        return Rows(
+            targets_BL,
+            segments_BL,
+            split.counts,
+            mix=split.mix,
+            parts=split.parts,
+            begin_id=begin_id,
+        )
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of places in the rows that hold a token."""
@@ -412,19 +412,12 @@ class Translation(PairTask):
 
         return pack
 
-    def rows(
-        self,
-        arrays: Sequence[CheckedArray],
-        counts: Counts,
-        vocabs: Vocabs,
-        mix: MixtureOrder | None,
-        parts: Sequence[RowsOfPart],
-    ) -> PairRows:
-        """Returns the rows that arrays hold, in the order of `columns`."""
-        targets_BL, segments_BL, sources_BM, source_segments_BM = arrays
+    def rows(self, split: StoredSplit, vocabs: Vocabs) -> PairRows:
+        """Returns the rows of a split."""
+        targets_BL, segments_BL, sources_BM, source_segments_BM = split.arrays
         return PairRows(
-            targets_BL, segments_BL, sources_BM, source_segments_BM, counts, mix=mix, parts=parts,
-            begin_id=vocabs.target.begin_id,
+            targets_BL, segments_BL, sources_BM, source_segments_BM, split.counts, mix=split.mix,
+            parts=split.parts, begin_id=vocabs.target.begin_id,
         )  # fmt: skip
 
     def fills(self, counts: Counts) -> dict[str, float]:

@@ -85,6 +85,16 @@ class RowsOfPart(NamedTuple):
         return self.counts.lines + sum(self.dropped.values())
 
 
+class StoredSplit(NamedTuple):
+    """Holds what the cache has of a split."""
+
+    arrays: Sequence[CheckedArray]
+    """In the order of the task's columns."""
+    counts: Counts
+    mix: MixtureOrder | None
+    parts: Sequence[RowsOfPart]
+
+
 class Rows:
     """Holds the rows of one split; `pieces`, known for rows in memory, maps lines to segments.
 

@@ -9,12 +9,10 @@ import numpy as np
 
 from configs.errors import UserError
 from configs.spec import Count, spec
-from data.mixture import MixtureOrder
 from data.packing.image_rows import ImageRows, Shape, packed_images
-from data.packing.rows import Counts, Rows, RowsOfPart
+from data.packing.rows import Counts, Rows, StoredSplit
 from data.sources.pairs import Pairs
 from data.sources.text_files import without_carriage_return
-from data.storage import CheckedArray
 from data.task import PackChunk, PartOfText, Task, hashed_pairs, pair_of_line
 from data.tokenizers.labels import Labels
 from data.vocabs import Vocabs
@@ -121,18 +119,17 @@ class ImageTask(Task):
         """Returns what packs the examples of a chunk, each chunk by itself."""
         return lambda pairs, tag: packed_images(pairs, vocabs.target, self.image_shape)
 
-    def rows(
-        self,
-        arrays: Sequence[CheckedArray],
-        counts: Counts,
-        vocabs: Vocabs,
-        mix: MixtureOrder | None,
-        parts: Sequence[RowsOfPart],
-    ) -> ImageRows:
-        """Returns the rows that arrays hold, in the order of `columns`."""
-        targets_BL, segments_BL, images = arrays
+    def rows(self, split: StoredSplit, vocabs: Vocabs) -> ImageRows:
+        """Returns the rows of a split."""
+        targets_BL, segments_BL, images = split.arrays
         return ImageRows(
-            images, self.image_shape, targets_BL, segments_BL, counts, mix=mix, parts=parts
+            images,
+            self.image_shape,
+            targets_BL,
+            segments_BL,
+            split.counts,
+            mix=split.mix,
+            parts=split.parts,
         )
 
     def summary(self, counts: Counts) -> str:

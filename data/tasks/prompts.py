@@ -6,11 +6,9 @@ import numpy as np
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.mixture import MixtureOrder
 from data.packing.prompt_rows import PromptRows, packed_prompts
-from data.packing.rows import Counts, Rows, RowsOfPart
+from data.packing.rows import Counts, Rows, StoredSplit
 from data.sources.pairs import Pair, Pairs
-from data.storage import CheckedArray
 from data.task import PackChunk, PairTask, pair_of_line
 from data.vocab import Tokenizer
 from data.vocabs import Vocabs
@@ -69,7 +67,8 @@ class PromptTask(PairTask):
         targets_BL, segments_BL, loss_mask_BL = (arrays[name] for name in self.columns(vocabs))
         rows = PromptRows(
             targets_BL, segments_BL, loss_mask_BL, counts, pieces,
-            begin_id=vocabs.target.begin_id, reads_begin=vocabs.target.reads_begin,
+            begin_id=vocabs.target.begin_id,
+            reads_begin=vocabs.target.reads_begin,
         )  # fmt: skip
         return rows, [pair.target for pair in pairs]
 
@@ -92,19 +91,13 @@ class PromptTask(PairTask):
         prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
         return packed_prompts(prompted, vocabs.target, self.length, packs=self.packs)
 
-    def rows(
-        self,
-        arrays: Sequence[CheckedArray],
-        counts: Counts,
-        vocabs: Vocabs,
-        mix: MixtureOrder | None,
-        parts: Sequence[RowsOfPart],
-    ) -> PromptRows:
-        """Returns the rows that arrays hold, in the order of `columns`."""
-        targets_BL, segments_BL, loss_mask_BL = arrays
+    def rows(self, split: StoredSplit, vocabs: Vocabs) -> PromptRows:
+        """Returns the rows of a split."""
+        targets_BL, segments_BL, loss_mask_BL = split.arrays
         return PromptRows(
-            targets_BL, segments_BL, loss_mask_BL, counts, mix=mix, parts=parts,
-            begin_id=vocabs.target.begin_id, reads_begin=vocabs.target.reads_begin,
+            targets_BL, segments_BL, loss_mask_BL, split.counts, mix=split.mix,
+            parts=split.parts, begin_id=vocabs.target.begin_id,
+            reads_begin=vocabs.target.reads_begin,
         )  # fmt: skip
 
     def fills(self, counts: Counts) -> dict[str, float]:

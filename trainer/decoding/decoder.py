@@ -88,8 +88,7 @@ class Decoder:
         What a request gets follows from itself alone, not from its batch.  The next batch starts
         before this one is read, so that a device which is done need not wait for the others.
         """
-        with jax.set_mesh(self.mesh):
-            shards = math.lcm(*(num_shards(self.model.layout.place(axis)[0]) for axis in "BG"))
+        shards = row_shards(self.model.layout, self.mesh)
         batches = batches_of(requests, self.batch_sequences, shards)
         self.check_memory([batch.shape for batch in batches])
         previous: tuple[RequestBatch, DecodeOutput] | None = None
@@ -191,6 +190,12 @@ class Decoder:
 
     def _put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
+
+
+def row_shards(layout: Layout, mesh: Mesh) -> int:
+    """Returns what the rows of a batch are a multiple of: the shards of rows and of groups."""
+    with jax.set_mesh(mesh):
+        return math.lcm(*(num_shards(layout.place(axis)[0]) for axis in "BG"))
 
 
 def abstract_inputs(

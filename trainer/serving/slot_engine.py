@@ -1,6 +1,5 @@
 """Runs the slots of a language model on the devices: few programs, compiled before any request."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,11 +8,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from data.vocab import Vocab
-from layouts.layout import num_shards
 from models.api import Decodable
 from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, NewTokens, SlotDecoder, SlotSettings
-from trainer.decoding.decoder import SHORTEST, Request, rows_of
+from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of
 from trainer.memory import check_cache_memory
 
 JOINING_TOKENS = 256
@@ -40,8 +38,7 @@ class SlotEngine:
     ):
         self.params, self.mesh, self.vocab, self.max_length = params, mesh, vocab, max_length
         self.layout = model.layout
-        with jax.set_mesh(mesh):
-            self.shards = math.lcm(*(num_shards(self.layout.place(axis)[0]) for axis in "BG"))
+        self.shards = row_shards(self.layout, mesh)
         self.slots = self.rounded(slots)
         self._decoder = decoder = SlotDecoder(model, self.slots, max_length, vocab.stop_ids)
         self._start = jax.jit(decoder.start)

@@ -3,16 +3,13 @@
 import contextlib
 import dataclasses
 import ipaddress
-import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
-import jax
 from prometheus_client import CollectorRegistry
 
 from configs.errors import UserError
 from data.task import Task
-from layouts.layout import num_shards
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from scripts.commands.decoding.decode import search_of
@@ -28,7 +25,7 @@ from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
-from trainer.decoding.decoder import Decoder
+from trainer.decoding.decoder import Decoder, row_shards
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_lengths
@@ -149,8 +146,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         vocab = vocabs.target
         special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
         decoder = Decoder(model, params, mesh, search, rows, *special)
-        with jax.set_mesh(mesh):
-            shards = math.lcm(*(num_shards(model.layout.place(axis)[0]) for axis in "BG"))
+        shards = row_shards(model.layout, mesh)
         length = task.row_lengths["source_length"]
         room = run.model.max_length - 1 if run.model.max_length is not None else 2**31
         lengths = batch_lengths(length, options.length_factor, options.length_extra, room)

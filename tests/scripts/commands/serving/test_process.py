@@ -1,13 +1,13 @@
 """`meshloom serve` as a process of its own: it starts, answers, and stops on SIGTERM."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from scripts.benchmarks.serve import announced_port
 from tests.scripts.commands.serving.client import WAIT_S, Client
 from tests.scripts.conftest import Place
 from tests.toys import ROOT
@@ -41,14 +41,3 @@ def test_sigterm_ends_the_server_after_the_requests_that_run(trained: Place) -> 
             assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
-
-
-def announced_port(process: subprocess.Popen[str]) -> int:
-    """Waits until the server says where it listens."""
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if match := re.search(r"Serving run at http://127\.0\.0\.1:(\d+)", line):
-            return int(match[1])
-    raise AssertionError(lines)
