@@ -207,7 +207,7 @@ class SplitBuilder:
                 array.append(kept[name])
             yield chunk.part, Counts.read(before.counts)
         sent = list[Chunk]()
-        jobs = (_job(chunk, sent) for chunk in rest)
+        jobs = (_job(chunk, sent, training=split == "train") for chunk in rest)
         for packed, counts in self._in_order(jobs, self._packing):
             chunk = sent.pop(0)
             for name, array in arrays.items():
@@ -271,10 +271,12 @@ def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield group
 
 
-def _job(chunk: Chunk, sent: list[Chunk]) -> tuple[list[Example], str | None]:
+def _job(
+    chunk: Chunk, sent: list[Chunk], *, training: bool
+) -> tuple[list[Example], str | None, bool]:
     """Notes a chunk without its examples, which can be many, and returns what to pack."""
     sent.append(dataclasses.replace(chunk, examples=[]))
-    return chunk.examples, chunk.tag
+    return chunk.examples, chunk.tag, training
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:

@@ -134,18 +134,20 @@ class _Worker:
         return self.packing()
 
 
-def _write_text(folder: Path, packing: Packing, examples: list[Example], tag: str | None) -> str:
+def _write_text(
+    folder: Path, packing: Packing, examples: list[Example], tag: str | None, training: bool
+) -> str:
     """Writes a chunk unless it is there, and returns its name."""
-    text = json.dumps([examples, tag], ensure_ascii=False).encode()
+    text = json.dumps([examples, tag, training], ensure_ascii=False).encode()
     name = hashlib.sha256(packing.key.encode() + text).hexdigest()[:32]
     if not (folder / name).exists():
         storage.atomic_write(folder / name, text)
     return name
 
 
-def _read_text(text: bytes) -> tuple[list[Example], str | None]:
-    examples, tag = json.loads(text)
-    return [x if isinstance(x, str) else Pair(*x) for x in examples], tag
+def _read_text(text: bytes) -> tuple[list[Example], str | None, bool]:
+    examples, tag, training = json.loads(text)
+    return [x if isinstance(x, str) else Pair(*x) for x in examples], tag, training
 
 
 def _rows_file(folder: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ What differs between kinds of tasks is in their methods: nothing else checks the
 """
 
 import hashlib
+import itertools
 import logging
 import re
 from collections import Counter
@@ -14,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.spec import abstract_spec, spec
+from configs.spec import Count, Fraction, abstract_spec, spec
 from data.packing.pack import Packed, joined
 from data.packing.pair_rows import LONG, PairRows, packed_pairs
 from data.packing.rows import (
@@ -47,8 +48,11 @@ Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
 Example = str | Pair
-PackChunk = Callable[[Sequence[Any], str | None], tuple[dict[str, np.ndarray], Counts]]
-"""Encodes and packs some examples, whose tag may be given, into the arrays of the cache."""
+PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[dict[str, np.ndarray], Counts]]
+"""Encodes and packs some examples into the arrays of the cache.
+
+It takes their tag, if they have one, and whether they are for training.
+"""
 
 
 class PartOfText(NamedTuple):
@@ -209,7 +213,9 @@ class Task:
         """Returns what packs the examples of a chunk, each chunk by itself."""
         words = read_word_list(self.word_list)
 
-        def pack(lines: Sequence[str], tag: str | None) -> tuple[dict[str, np.ndarray], Counts]:
+        def pack(
+            lines: Sequence[str], tag: str | None, training: bool
+        ) -> tuple[dict[str, np.ndarray], Counts]:
             return _joined(packed_lines(lines, vocabs.target, self.length, words, packs=self.packs))
 
         return pack
@@ -319,6 +325,19 @@ class Translation(PairTask):
     """Target tokens per row."""
     source_length: Length
     """Source tokens per row. A pair that is longer than a row on either side is dropped."""
+    bpe_dropout: Fraction = 0.0
+    """Share of the merges of sub-words that are skipped at random in the training pairs, which
+    SentencePiece's vocabularies by BPE allow (Provilkov et al., 2020)."""
+    segmentations: Count = 1
+    """Times that each training pair is in the rows, with other merges skipped each time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.segmentations > 1 and not self.bpe_dropout:
+            raise UserError(
+                f"Translation.segmentations = {self.segmentations}: all would be equal.  Set "
+                "Translation.bpe_dropout, such as to 0.1, or remove the line."
+            )
 
     @property
     def row_lengths(self) -> dict[str, int]:
@@ -402,11 +421,21 @@ class Translation(PairTask):
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
 
-        def pack(pairs: Sequence[Pair], tag: str | None) -> tuple[dict[str, np.ndarray], Counts]:
+        sampled = [vocabs]
+        if self.bpe_dropout:
+            seeds = range(self.segmentations)
+            sampled = [vocabs.with_dropout(self.bpe_dropout, seed) for seed in seeds]
+
+        def pack(
+            pairs: Sequence[Pair], tag: str | None, training: bool
+        ) -> tuple[dict[str, np.ndarray], Counts]:
             return _joined(
-                packed_pairs(
-                    pairs, vocabs.of_source, vocabs.target, self.source_length, self.length,
-                    packs=self.packs, tag=tag,
+                itertools.chain.from_iterable(
+                    packed_pairs(
+                        pairs, of_both.of_source, of_both.target, self.source_length, self.length,
+                        packs=self.packs, tag=tag,
+                    )
+                    for of_both in (sampled if training else [vocabs])
                 )
             )  # fmt: skip
 

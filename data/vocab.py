@@ -84,6 +84,13 @@ class Vocab(abc.ABC):
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, without those of its beginning and its end."""
 
+    def with_dropout(self, rate: float, seed: int) -> "Vocab":
+        """Returns a copy whose `encode` skips merges at random (BPE dropout).
+
+        The same seed gives the same ids.  Provilkov et al. 2020, section 4.
+        """
+        raise UserError("BPE dropout: legal for a SentencePiece vocab of sub-words by BPE alone.")
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids up to the first end."""
         return self.text(itertools.takewhile(lambda i: i != self.end_id, ids))

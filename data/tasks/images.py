@@ -117,7 +117,7 @@ class ImageTask(Task):
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
-        return lambda pairs, tag: packed_images(pairs, vocabs.target, self.image_shape)
+        return lambda pairs, tag, training: packed_images(pairs, vocabs.target, self.image_shape)
 
     def rows(self, split: StoredSplit, vocabs: Vocabs) -> ImageRows:
         """Returns the rows of a split."""

@@ -79,7 +79,9 @@ class PromptTask(PairTask):
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
 
-        def pack(pairs: Sequence[Pair], tag: str | None) -> tuple[dict[str, np.ndarray], Counts]:
+        def pack(
+            pairs: Sequence[Pair], tag: str | None, training: bool
+        ) -> tuple[dict[str, np.ndarray], Counts]:
             arrays, _, counts = self._packed(pairs, vocabs)
             return arrays, counts
 

@@ -1,6 +1,7 @@
 """Trains and applies vocabs of SentencePiece's sub-words."""
 
 import contextlib
+import copy
 import ctypes
 import io
 import itertools
@@ -85,11 +86,28 @@ class SentencePieceVocab(Vocab):
             model, len(ids), begin_id=begin, end_id=end, pad_id=pad if pad >= 0 else None
         )
         self._processor = processor
+        self._dropout: tuple[float, int] | None = None
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
-        threads = thread_count()
-        ids = self._processor.encode(list(lines), num_threads=threads)
+        if self._dropout is None:
+            ids = self._processor.encode(list(lines), num_threads=thread_count())
+        else:
+            rate, seed = self._dropout
+            # The seed is that of the generators of new threads: here one, so that order is fixed.
+            sentencepiece.set_random_generator_seed(seed)
+            ids = self._processor.encode(
+                list(lines), enable_sampling=True, nbest_size=-1, alpha=rate, num_threads=1
+            )
         return [np.asarray(i, self.dtype) for i in ids]
+
+    def with_dropout(self, rate: float, seed: int) -> "SentencePieceVocab":
+        """Returns a copy whose `encode` skips merges at random."""
+        kind = _model_type(self.model)
+        if kind != "bpe":
+            raise UserError(f"BPE dropout: the model_type of the vocab is {kind}.  Legal: bpe.")
+        vocab = copy.copy(self)
+        vocab._dropout = rate, seed
+        return vocab
 
     def _text(self, ids: list[int]) -> str:
         unknown = self._processor.unk_id()
@@ -113,6 +131,14 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
     except (RuntimeError, UnicodeDecodeError):
         return None
     return processor
+
+
+def _model_type(model: bytes) -> str:
+    """Returns how a model was trained, as `SentencePiece.model_type` names it."""
+    from sentencepiece import sentencepiece_model_pb2 as proto  # loads protobuf, which takes 0.1 s
+
+    trained = proto.ModelProto.FromString(model).trainer_spec.model_type
+    return str(proto.TrainerSpec.ModelType.Name(trained)).lower()
 
 
 def _train(

@@ -53,13 +53,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 def packed(chunks: list[list[Example]], packing: Packing, folder: Path) -> list[PackedChunk]:
-    return list(TWO_PROCESSES.in_order(((c, None) for c in chunks), packing, folder))
+    return list(TWO_PROCESSES.in_order(((c, None, True) for c in chunks), packing, folder))
 
 
 def assert_packed(chunks: list[list[Example]], packing: Packing, folder: Path) -> None:
     pack = packing()
     for chunk, (arrays, counts) in zip(chunks, packed(chunks, packing, folder), strict=True):
-        expected, expected_counts = pack(chunk, None)
+        expected, expected_counts = pack(chunk, None, True)
         assert counts == expected_counts and arrays.keys() == expected.keys()
         for name, array in expected.items():
             np.testing.assert_array_equal(arrays[name], array, strict=True)

@@ -68,6 +68,31 @@ def test_a_task_names_the_arrays_of_its_batches(tmp_path):
     assert set(text.array_lengths) == {name for name in batch if name.endswith("_BL")}
 
 
+def test_each_segmentation_of_the_training_pairs_is_in_the_rows(tmp_path):
+    source = Phrases(train=60, held_out=9)
+    plain, sampled = (
+        prepare(
+            translation(
+                name=name, source=source, vocab=SentencePiece(size=400), length=190,
+                source_length=180, bpe_dropout=rate, segmentations=3 if rate else 1,
+            ),
+            tmp_path,
+        )
+        for name, rate in (("plain", 0.0), ("sampled", 0.4))
+    )  # fmt: skip
+    assert plain.vocab.hash == sampled.vocab.hash
+    counts, more = plain.splits["train"].counts, sampled.splits["train"].counts
+    assert (more.lines, more.words) == (3 * counts.lines, 3 * counts.words)
+    assert more.tokens > 3.2 * counts.tokens and more.source_tokens > 3.2 * counts.source_tokens
+    for split in ("validation", "test"):
+        assert plain.splits[split].counts == sampled.splits[split].counts
+
+
+def test_segmentations_differ_by_bpe_dropout_alone():
+    with pytest.raises(UserError, match=r"Translation.segmentations = 3: all would be equal"):
+        translation(segmentations=3)
+
+
 def test_a_task_knows_the_tags_of_its_parts():
     parts = [Phrases(language="en", target_language=x, tag=f"2{x}") for x in ("de", "fr", "de")]
     assert translation(source=Mixture(parts=parts)).tags == ("2de", "2fr")

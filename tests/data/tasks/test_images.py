@@ -75,7 +75,7 @@ def test_colours_are_written_and_read_alike() -> None:
 def test_what_is_no_image_of_the_task_is_an_error(task: ImageTask, text: str, part: str) -> None:
     vocab = Labels().train(iter(["cat", "dog"]), ())
     with pytest.raises(UserError) as error:
-        task.chunk_packer(Vocabs(vocab, None))([Pair(text, "cat")], None)
+        task.chunk_packer(Vocabs(vocab, None))([Pair(text, "cat")], None, False)
     assert part in str(error.value)
 
 
