@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from configs.errors import UserError, brief
 from data.storage import atomic_path, atomic_write
 from trainer.checkpoints.huggingface.weights import TensorInfo
+
+logger = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 
@@ -61,10 +64,18 @@ class StoredTensor(NamedTuple):
     info: TensorInfo
 
     def read(self) -> np.ndarray:
-        """Reads the tensor.  The file is mapped into memory no longer than that takes."""
+        """Reads the tensor, and warns of values that no model can use.
+
+        The file is mapped into memory no longer than that takes.
+        """
         with safe_open(self.file, "numpy") as file:
             array: np.ndarray = file.get_tensor(self.name)
-            return array
+        if count := array.size - np.count_nonzero(np.isfinite(array)):
+            logger.warning(
+                "Warning: %s: %d of the %d values of %s are infinite or not a number.",
+                self.file, count, array.size, self.name,
+            )  # fmt: skip
+        return array
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from configs.errors import UserError
-from trainer.checkpoints.huggingface.folder import INDEX, stored_tensors
+from trainer.checkpoints.huggingface.folder import INDEX, TENSORS, stored_tensors
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", 3, None, ["x"], {}])
@@ -21,3 +24,18 @@ def test_an_index_of_another_form(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(UserError, match=INDEX):
         stored_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_values_that_are_no_numbers_are_counted(
+    tmp_path: Path, dtype: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = np.arange(6, dtype=dtype).reshape(2, 3)
+    broken = np.array([1, np.nan, -np.inf, 3], dtype)
+    save_file({"whole": whole, "broken": broken}, tmp_path / TENSORS)
+    tensors = stored_tensors(tmp_path)
+    np.testing.assert_array_equal(tensors["whole"].read(), whole)
+    assert not caplog.messages
+    assert tensors["broken"].read().tobytes() == broken.tobytes()
+    [warning] = caplog.messages
+    assert "2 of the 4 values of broken" in warning
