@@ -38,6 +38,7 @@ To continue:
   meshloom train --model_dir={MODEL_DIR} --gin_param=Run.steps=2000
   meshloom evaluate --model_dir={MODEL_DIR} --split=test
   echo "Return the" | meshloom decode --model_dir={MODEL_DIR} --input=- --temperature=0.7
+  pip install -e '.[serve]' && meshloom serve --model_dir={MODEL_DIR}
   meshloom train --model_dir=runs/split --gin_file={GIN_FILE} \\
     --gin_file=layouts/data_and_model_parallel.gin --simulate_devices=8""")
 

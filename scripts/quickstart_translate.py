@@ -42,6 +42,7 @@ To continue:
   meshloom train --model_dir={MODEL_DIR} --gin_param=Run.steps=2000
   meshloom evaluate --model_dir={MODEL_DIR} --split=test
   echo "{shown.sources[0]}" | meshloom decode --model_dir={MODEL_DIR} --input=-
+  pip install -e '.[serve]' && meshloom serve --model_dir={MODEL_DIR}
   meshloom train --model_dir=runs/french --gin_file={GIN_FILE} \\
     --gin_param="Phrases.language='fr'" --gin_param="Translation.name='phrases_fr_en'\"""")
 
