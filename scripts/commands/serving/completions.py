@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -32,24 +32,19 @@ class AnswerChoice:
     index: int
     job: Job
     text: TextStream
-    stopped_after: int | None = None
-    """Tokens up to a stop."""
+    finish: str | None = None
+    """Why the text ended; None while it goes on."""
 
     def update(self) -> str:
         """Returns what has come since the last time."""
-        tokens = list(self.job.tokens)
-        added = self.text.add(tokens, is_done=self.job.is_done)
-        if self.text.is_stopped and self.stopped_after is None:
-            self.stopped_after = len(tokens)
+        finish = self.job.finish  # before the tokens, which the service adds first
+        added = self.text.add(list(self.job.tokens), is_done=finish is not None)
+        self.finish = "stop" if self.text.is_stopped else finish
         return added
 
     @property
     def new_tokens(self) -> int:
-        return len(self.job.tokens) if self.stopped_after is None else self.stopped_after
-
-    @property
-    def finish(self) -> str | None:
-        return "stop" if self.text.is_stopped else self.job.finish
+        return len(self.job.tokens) if self.text.stopped_after is None else self.text.stopped_after
 
     @property
     def is_done(self) -> bool:
@@ -184,6 +179,8 @@ async def events(
                     ended.add(choice.index)
     except ApiError as error:
         yield event(error.body())
+        return
+    except ClientDisconnect:  # nobody reads the rest
         return
     if body.stream_options.include_usage:
         yield event(head | {"choices": [], "usage": usage(choices, body.n)})

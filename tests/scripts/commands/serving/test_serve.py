@@ -185,7 +185,9 @@ def test_garbage_does_no_harm(running: Client) -> None:
         assert running.post(prompt="a", max_tokens=1).status == 200
 
 
-def test_a_client_that_leaves_frees_its_slots(running: Client) -> None:
+def test_a_client_that_leaves_frees_its_slots(
+    running: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     for streams in (False, True):
         before = running.metric("meshloom_new_tokens_total")
         body = {"prompt": "", "max_tokens": 23, "min_tokens": 23, "n": 12, "stream": streams}
@@ -200,6 +202,7 @@ def test_a_client_that_leaves_frees_its_slots(running: Client) -> None:
                 time.sleep(0.001)
         running.wait_until_idle()
         assert running.metric("meshloom_new_tokens_total") < before + 12 * 23
+    assert not caplog.records  # such as the traceback of a stream that nobody reads
 
 
 def test_the_page_streams_by_keyboard_on_a_phone(running: Client, trained: Place) -> None:

@@ -1,0 +1,39 @@
+"""The texts of an answer: all of each, however its tokens come."""
+
+import pytest
+
+from scripts.commands.serving.completions import AnswerChoice
+from scripts.commands.serving.text_stream import TextStream
+from tests.data.test_vocab import Digits
+from trainer.decoding.decoder import Request
+from trainer.serving.service import Job
+
+
+def choice_of(*stops: str, vocab: Digits | None = None) -> AnswerChoice:
+    return AnswerChoice(0, Job(Request([4], 9)), TextStream(vocab or Digits(), [4], stops))
+
+
+def test_a_text_that_ends_while_it_is_read_is_complete():
+    class Interrupted(Digits):
+        def _text(self, ids):
+            if ids[-1:] == [5]:  # another thread adds the last token
+                choice.job.tokens.append(6)
+                choice.job.finish = "length"
+            return super()._text(ids)
+
+    choice = choice_of(vocab=Interrupted())
+    choice.job.tokens.append(5)
+    pieces = []
+    while not choice.is_done:
+        pieces.append(choice.update())
+    assert pieces == ["5", "6"] and choice.finish == "length" and choice.new_tokens == 2
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 6])
+def test_a_stop_ends_the_same_text_however_many_tokens_come_at_once(at_once):
+    """123 begins earlier than 2 and 34, but 2 is complete first."""
+    choice, text = choice_of("34", "123", "2"), ""
+    for token in range(0, 6, at_once):
+        choice.job.tokens += [0, 1, 2, 3, 4, 5][token : token + at_once]
+        text += choice.update()
+    assert (text, choice.finish, choice.new_tokens) == ("01", "stop", 3)
