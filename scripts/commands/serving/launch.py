@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
@@ -36,6 +37,7 @@ from trainer.serving.service import ServedWeights, Service
 from trainer.serving.slot_engine import SlotEngine
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+TOKEN = re.compile("[!-~]+")
 
 
 def launch(flags: ServeFlags) -> None:
@@ -76,8 +78,11 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
 
 def check_address(host: str, token: str | None) -> None:
     """Refuses an address that other machines reach, unless clients need a token."""
-    if token == "":
-        raise UserError("--token: it is empty.  Legal: a long random text, or no --token.")
+    if token is not None and not TOKEN.fullmatch(token):
+        raise UserError(
+            "--token: a header cannot carry it.  Legal: letters, digits and punctuation of ASCII "
+            "without spaces (openssl rand -hex 32), or no --token."
+        )
     if token is None and not is_loopback(host):
         raise UserError(
             f"--host={host}: other machines may reach this address, and no token is set.  Set "
@@ -116,6 +121,11 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
+
+
+def host_names(host: str, token: str | None) -> set[str] | None:
+    """Returns what clients may call the host; None where a token says who may connect."""
+    return {*LOOPBACK_NAMES, host.lower()} if token is None else None
 
 
 def programs_of(flags: BeamFlags, run: Run) -> list[Program]:
@@ -185,7 +195,7 @@ def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], N
         application(served, registry),
         paths=[route.path for route in ROUTES],
         token=flags.token,
-        hosts=LOOPBACK_NAMES if flags.token is None else None,
+        hosts=host_names(flags.host, flags.token),
         metrics=RequestMetrics(registry),
     )
     return Server(guard, served.service, flags.time_limit_s, on_start)

@@ -2,15 +2,18 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scripts.commands.serving.guard import Guard
 from trainer.serving.service import Job, Service, call_each
 
 KEEP_ALIVE_S = 30
+"""How long a connection may be without a request, even if it sends a part of one."""
 
 
 class Server(uvicorn.Server):
@@ -20,7 +23,7 @@ class Server(uvicorn.Server):
         self, guard: Guard, service: Service, drain_s: float, on_start: Callable[[], None]
     ):
         config = uvicorn.Config(
-            guard, log_config=None, access_log=False, lifespan="off",
+            guard, log_config=None, access_log=False, lifespan="off", http="h11", ws="none",
             timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1, server_header=False,
         )  # fmt: skip
         super().__init__(config)
@@ -28,6 +31,7 @@ class Server(uvicorn.Server):
         self.on_start = on_start
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._idle_since = dict[tuple[object, object], float]()  # by connection, last request
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens; jobs then announce their changes in the loop of the server."""
@@ -39,6 +43,20 @@ class Server(uvicorn.Server):
         self.service.notify = announce
         await super().startup(sockets)
         self.on_start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Closes connections that are slow to begin a request, for which uvicorn has no limit."""
+        now, idle_since = time.monotonic(), self._idle_since
+        self._idle_since = {}
+        for connection in [*self.server_state.connections]:
+            assert isinstance(connection, H11Protocol)
+            last = connection.cycle
+            if last is None or last.response_complete:
+                since = idle_since.get((connection, last), now)
+                self._idle_since[connection, last] = since
+                if now - since > KEEP_ALIVE_S:
+                    connection.transport.close()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes no more requests; ends when those that run are answered."""

@@ -1,8 +1,13 @@
 """The texts of an answer: all of each, however its tokens come."""
 
-import pytest
+import asyncio
+from typing import Any
 
-from scripts.commands.serving.completions import AnswerChoice
+import pytest
+from starlette.requests import ClientDisconnect
+
+from scripts.commands.serving.bodies import CompletionBody
+from scripts.commands.serving.completions import AnswerChoice, events
 from scripts.commands.serving.text_stream import TextStream
 from tests.data.test_vocab import Digits
 from trainer.decoding.decoder import Request
@@ -37,3 +42,16 @@ def test_a_stop_ends_the_same_text_however_many_tokens_come_at_once(at_once):
         choice.job.tokens += [0, 1, 2, 3, 4, 5][token : token + at_once]
         text += choice.update()
     assert (text, choice.finish, choice.new_tokens) == ("01", "stop", 3)
+
+
+def test_a_stream_that_nobody_reads_ends_without_an_error():
+    class Left:
+        async def changes(self):
+            yield
+            raise ClientDisconnect
+
+    async def sent(exchange: Any, served: Any = None) -> list[str]:
+        body = CompletionBody(prompt="a", stream=True)
+        return [event async for event in events(exchange, [], {}, body, served)]
+
+    assert asyncio.run(sent(Left())) == []

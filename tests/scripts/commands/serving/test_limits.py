@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from scripts.commands.serving import server
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import serving
 from tests.scripts.conftest import Place
@@ -39,6 +40,18 @@ def test_a_body_that_takes_too_long_is_given_up(client: Client) -> None:
     with socket.create_connection(("127.0.0.1", client.port)) as slow:
         slow.sendall("\r\n".join(head).encode())
         assert slow.recv(99).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_head_that_takes_too_long_is_given_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", client.port)) as slow:
+        slow.sendall(ask + ask[:9])  # a whole request, and a part of the next one
+        while not slow.recv(999).endswith(b"}"):
+            pass
+        monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.2)
+        assert slow.recv(1) == b""
 
 
 def test_a_request_needs_the_token(client: Client) -> None:
