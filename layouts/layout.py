@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from configs.errors import UserError
-from configs.spec import spec
+from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import BY_NAME, SYNONYMS
 
@@ -147,6 +147,9 @@ class Layout:
     slices: str | None = None
     """Slices side by side along mesh axes, "data:2" or "data:-1" for all of them; the other mesh
     axes stay inside a slice.  One slice alone has its devices in order, whatever this says."""
+    pipeline_repeats: Count = 1
+    """Times that each microbatch goes around the stages of layers, through another group of each
+    stage's layers each time.  1: GPipe's schedule; more: the circular one, which idles less."""
 
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Returns the placement of a tensor with these axes; a lowercase axis is replicated.

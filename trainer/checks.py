@@ -21,7 +21,7 @@ from layouts.lint.recorder import Record, record
 from layouts.lint.report import check, report
 from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
-from models.layers.pipeline import bubble, stage_axes
+from models.layers.pipeline import Schedule, stage_axes
 from trainer.run import Run
 
 logger = logging.getLogger(__name__)
@@ -63,23 +63,30 @@ def check_layout(
     return [str(problem) for problem in problems]
 
 
-def count_stages(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> int:
-    """Returns in how many stages the layers of a run's model run under a layout; 1 is no stages."""
+def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> Schedule:
+    """Returns how a run's microbatches go through stages of layers; one stage is no pipeline."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):
-        return num_shards(stage_axes(layout)) if run.model.model(layout).runs_stages else 1
+        if not run.model.model(layout).runs_stages:
+            return Schedule(1, run.microbatches)
+        return Schedule(num_shards(stage_axes(layout)), run.microbatches, layout.pipeline_repeats)
 
 
 def check_bubble(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[str]:
     """Returns a warning where stages idle for much of their time."""
-    stages = count_stages(run, layout, mesh_sizes)
-    idle = bubble(stages, run.microbatches)
-    if idle <= MAX_BUBBLE:
+    schedule = pipeline_schedule(run, layout, mesh_sizes)
+    stages, repeats = schedule.stages, schedule.repeats
+    if schedule.bubble <= MAX_BUBBLE:
         return []
-    enough = math.ceil((stages - 1) * (1 / MAX_BUBBLE - 1))
+    enough = math.ceil((stages - 1) * (1 / MAX_BUBBLE - 1) / repeats)
+    legal, other = " or more", "  Layout.pipeline_repeats lowers it too."
+    if repeats > 1:  # a group with fewer microbatches than stages takes as long as a whole one
+        enough = math.ceil(enough / stages) * stages
+        legal, other = f", or more by multiples of {stages}", ""
+    idle = schedule._replace(microbatches=enough).bubble
     return [
         f"Warning: Run.microbatches = {run.microbatches}: {stages} stages of layers idle "
-        f"{idle:.0%} of their time.  With {enough} microbatches or more, "
-        f"{bubble(stages, enough):.0%} at most."
+        f"{schedule.bubble:.0%} of their time.  With {enough} microbatches{legal}, "
+        f"{idle:.0%} at most.{other}"
     ]
 
 

@@ -10,7 +10,16 @@ from typing import Literal, NamedTuple
 
 from configs.errors import did_you_mean
 from layouts.axes import ABSENT, BY_LETTER, BY_NAME, SYNONYMS
-from layouts.layout import AxisAssignment, Layout, Rule, axis_assignments, pairs, parse_rules, parts
+from layouts.layout import (
+    AxisAssignment,
+    Layout,
+    Rule,
+    axis_assignments,
+    mesh_axes,
+    pairs,
+    parse_rules,
+    parts,
+)
 from layouts.lint.recorder import Record, Tensor
 
 FIELDS = ("rules", "param_rules")
@@ -103,7 +112,11 @@ class LintContext:
 
     def replace(self, field: str, rules: Iterable[str]) -> "LintContext":
         """Replaces the rules of a field."""
-        layout = dataclasses.replace(self.layout, **{field: ";".join(rules)})
+        texts = {name: str(getattr(self.layout, name)) for name in FIELDS}
+        texts[field] = ";".join(rules)
+        layout = dataclasses.replace(
+            self.layout, rules=texts["rules"], param_rules=texts["param_rules"]
+        )
         return dataclasses.replace(self, layout=layout)
 
     def cite(self, *rules: SourcedRule) -> str:
@@ -236,12 +249,12 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 first, second = sorted((winner, sourced), key=order.index)
                 conflicts.shared.setdefault((first, second), []).append(tensor.name)
         for index, rules in split.items():
-            size = tensor.shape[index]
-            if size is not None and size % _num_shards(context, rules):
-                letter = tensor.axes[index]
+            cause = SplitCause(tensor.axes[index], tensor.shape[index], rules)
+            if cause.size % (_num_shards(context, rules) * _repeats(context, cause)):
+                letter = cause.letter
                 pads = context.layout.pads(letter)
                 causes = conflicts.padded if pads else conflicts.indivisible
-                causes.setdefault(SplitCause(letter, size, rules), []).append(tensor.name)
+                causes.setdefault(cause, []).append(tensor.name)
     return conflicts
 
 
@@ -255,6 +268,18 @@ def check_conflicts(context: LintContext) -> list[Problem]:
 
 def _num_shards(context: LintContext, rules: tuple[SourcedRule, ...]) -> int:
     return math.prod(context.mesh[sourced.rule.mesh_axis] for sourced in rules)
+
+
+def _repeats(context: LintContext, cause: SplitCause) -> int:
+    """Returns into how many groups each shard of an axis is cut: those of stages of layers are."""
+    return context.layout.pipeline_repeats if _makes_stages(context, cause) else 1
+
+
+def _makes_stages(context: LintContext, cause: SplitCause) -> bool:
+    """Returns whether the rules that split an axis make stages of layers."""
+    stages = mesh_axes(context.layout.place("NBLD")[0])
+    ruled = tuple(sourced.rule.mesh_axis for sourced in cause.rules)
+    return cause.letter == "N" and ruled == stages and _num_shards(context, cause.rules) > 1
 
 
 def _weights(context: LintContext, names: list[str]) -> list[str]:
@@ -311,9 +336,11 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
 
 
 def _mesh_axes(context: LintContext, cause: SplitCause) -> str:
-    """Names the mesh axes of a cause and their sizes."""
-    mesh_axes = [sourced.rule.mesh_axis for sourced in cause.rules]
-    return f"{' x '.join(mesh_axes)} = {' x '.join(str(context.mesh[axis]) for axis in mesh_axes)}"
+    """Names the mesh axes of a cause and their sizes, and repeats of a pipeline."""
+    names = [sourced.rule.mesh_axis for sourced in cause.rules]
+    sizes, repeats = [str(context.mesh[name]) for name in names], _repeats(context, cause)
+    around = f" in {repeats} groups each (Layout.pipeline_repeats)" if repeats > 1 else ""
+    return f"{' x '.join(names)} = {' x '.join(sizes)}{around}"
 
 
 def _listed(legal: Mapping[str, tuple[int, ...]]) -> str:
@@ -323,14 +350,20 @@ def _listed(legal: Mapping[str, tuple[int, ...]]) -> str:
 def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tuple[int, ...]]:
     """Returns the nearest sizes of the axis, and of the mesh axes, that divide."""
     shards, size = _num_shards(context, cause.rules), cause.size
-    below = size // shards * shards
-    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    repeats = _repeats(context, cause)
+    unit = shards * repeats
+    below = size // unit * unit
+    divisors = [n for n in range(1, size + 1) if n == 1 or size % (n * repeats) == 0]
     near = sorted(sorted(divisors, key=lambda n: abs(n - shards))[:6])
-    mesh_axes = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
-    return {
-        BY_LETTER[cause.letter].name: tuple(n for n in (below, below + shards) if n),
-        mesh_axes: tuple(near),
+    names = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
+    legal = {
+        BY_LETTER[cause.letter].name: tuple(n for n in (below, below + unit) if n),
+        names: tuple(near),
     }
+    if repeats > 1 and size % shards == 0:
+        groups = size // shards
+        legal["pipeline_repeats"] = tuple(n for n in range(1, groups + 1) if groups % n == 0)
+    return legal
 
 
 def _alternative(context: LintContext, sourced: SourcedRule) -> str:

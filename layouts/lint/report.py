@@ -11,7 +11,7 @@ from layouts.device_order import Torus, legal, mistakes
 from layouts.layout import Layout, mesh_axes
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
-from layouts.lint.warnings import check_efficiency, check_idle_rules
+from layouts.lint.warnings import check_efficiency, check_idle_rules, check_repeats
 from layouts.slices import slice_counts
 
 
@@ -32,6 +32,7 @@ def lint(
     problems += check_slices(context)
     has_all_rules = all(problem.severity == "warning" for problem in problems)
     problems += check_conflicts(context) + check_idle_rules(context)
+    problems += check_repeats(context)
     if has_all_rules:  # a misspelt rule may be what would make the layout efficient
         problems += check_efficiency(context)
     return sorted(problems, key=lambda problem: problem.severity)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from layouts.axes import BY_LETTER, BY_NAME
-from layouts.layout import Layout, Rule
+from layouts.layout import Layout, Rule, mesh_axes
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, several
 from layouts.lint.recorder import Product, Record, Tensor, Weight
 
@@ -34,6 +34,17 @@ def check_idle_rules(context: LintContext) -> list[Problem]:
         for sourced in context.rules
         if sourced not in effective
     ]
+
+
+def check_repeats(context: LintContext) -> list[Problem]:
+    """Reports repeats of a pipeline where layers are not split into stages."""
+    repeats, stages = context.layout.pipeline_repeats, mesh_axes(context.layout.place("NBLD")[0])
+    if repeats == 1 or math.prod(context.mesh.get(name, 1) for name in stages) > 1:
+        return []
+    subject = f"pipeline_repeats = {repeats} ({context.source('pipeline_repeats')})"
+    reason = "changes nothing: no rule splits layers into stages."
+    fix = 'Add a rule such as "layers:pipe" for a mesh axis of several devices, or remove it.'
+    return [Problem("warning", "unmatched-rule", reason, subject, fix=fix)]
 
 
 def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Problem:
@@ -163,9 +174,9 @@ def _bytes(weights: Iterable[Weight]) -> int:
 def _rule_that_shards(context: LintContext) -> tuple[str, int]:
     """Returns the legal parameter rule that replicates the fewest bytes, and how many; or ""."""
     letters = dict.fromkeys(letter for weight in context.record.weights for letter in weight.axes)
-    mesh_axes = [mesh_axis for mesh_axis, size in context.mesh.items() if size > 1]
+    split = [mesh_axis for mesh_axis, size in context.mesh.items() if size > 1]
     best = ("", _bytes(_replicated(context)))
-    for mesh_axis, letter in itertools.product(mesh_axes, letters):
+    for mesh_axis, letter in itertools.product(split, letters):
         sourced = SourcedRule("param_rules", Rule(BY_LETTER[letter].name, mesh_axis))
         candidate = context.with_rule(sourced)
         left = _bytes(_replicated(candidate))

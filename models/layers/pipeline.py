@@ -1,16 +1,20 @@
 """Runs the layers of a stack in stages on different devices, one microbatch after another.
 
-Huang et al. 2019 (GPipe), section 2.3.  At each tick every stage runs its layers on one microbatch
-and sends the result to the next stage.  A layout asks for it by a rule for layers, "layers:pipe",
-which then has its mesh axes to itself inside the stack.
+Huang et al. 2019 (GPipe), section 2.3.  At each tick every stage runs layers on one microbatch and
+sends the result to the next stage.  A layout asks for it by a rule for layers, "layers:pipe", which
+then has its mesh axes to itself inside the stack.  With `Layout.pipeline_repeats` microbatches go
+around the stages several times, through another group of each stage's layers each time (Narayanan
+et al. 2021, section 2.2: the interleaved schedule).
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from layouts.layout import Layout, mesh_axes, num_shards, parse_rules
 
@@ -27,13 +31,47 @@ def stage_axes(layout: Layout) -> tuple[str, ...]:
     return axes if num_shards(axes) > 1 else ()
 
 
-def bubble(stages: int, microbatches: int) -> float:
-    """Returns the share of their time that stages idle, before and after microbatches reach them.
+class Schedule(NamedTuple):
+    """Says which microbatch each stage runs at each tick.
 
-    >>> bubble(4, 12), bubble(1, 12)
-    (0.2, 0.0)
+    Microbatches go in groups, as many together as there are stages: the first of a group is back
+    from the last stage just when the first stage has passed on the others.
     """
-    return (stages - 1) / (microbatches + stages - 1)
+
+    stages: int
+    microbatches: int
+    repeats: int = 1
+    """Times that each microbatch goes around the stages."""
+
+    @property
+    def ticks(self) -> int:
+        """Returns how many ticks the stages take together.
+
+        >>> Schedule(4, 12).ticks, Schedule(4, 12, repeats=3).ticks
+        (15, 39)
+        """
+        group, place = divmod(self.microbatches - 1, self.stages)
+        return (group + 1) * self.stages * self.repeats + place
+
+    @property
+    def bubble(self) -> float:
+        """Returns the share of their time that stages idle, before and after microbatches.
+
+        >>> Schedule(4, 12).bubble, Schedule(4, 12, repeats=4).bubble, Schedule(1, 12).bubble
+        (0.2, 0.058823529411764705, 0.0)
+        """
+        return 1 - self.repeats * self.microbatches / self.ticks
+
+    def turn(self, repeat: Any, microbatch: Any) -> Any:
+        """Returns when the first stage runs a microbatch; each other stage is a tick later."""
+        group, place = divmod(microbatch, self.stages)
+        return (group * self.repeats + repeat) * self.stages + place
+
+    def work(self, turn: Array) -> tuple[Array, Array]:
+        """Returns how often a microbatch has gone around at a turn, and which; idle: any other."""
+        group, rest = turn // (self.stages * self.repeats), turn % (self.stages * self.repeats)
+        microbatch = group * self.stages + rest % self.stages
+        return rest // self.stages, microbatch.clip(0, self.microbatches - 1)
 
 
 def inside_stages(layout: Layout) -> Layout:
@@ -84,40 +122,44 @@ def run_stages(
     each.
     """
     axes, inside = stage_axes(layout), inside_stages(layout)
-    stages, microbatches = num_shards(axes), len(x_ABLD)
-    onward = [(stage, stage + 1) for stage in range(stages - 1)]
+    schedule = Schedule(num_shards(axes), len(x_ABLD), layout.pipeline_repeats)
+    ring = [(stage, (stage + 1) % schedule.stages) for stage in range(schedule.stages)]
+    onward = ring if schedule.repeats > 1 else ring[:-1]
 
     def run_stage(weights_N: Tree, x_ABLD: Array, others: Tree) -> tuple[Array, Tree]:
         stage = jax.lax.axis_index(axes)
-        first_layer = stage * len(jax.tree.leaves(weights_N)[0])
-        mapped = jax.tree.map(lambda x, mapped: x if mapped else None, others, is_mapped)
+        groups = jax.tree.map(lambda x: interleave(x, axes, schedule.repeats), weights_N)
+        group_layers = jax.tree.leaves(groups)[0].shape[1]
 
-        def tick(x_BLD: Array, turn: tuple[Array, Tree]) -> tuple[Array, tuple[Array, Tree]]:
-            new_BLD, mapped = turn
-            x_BLD = jnp.where(stage == 0, new_BLD, x_BLD)
+        def tick(x_BLD: Array, number: Array) -> tuple[Array, tuple[Array, Tree]]:
+            repeat, microbatch = schedule.work(number - stage)
+            group = repeat * schedule.stages + stage
+            exchange = exchange_of(group, schedule.stages, schedule.repeats)
+            is_new = (stage == 0) & (repeat == 0)
+            x_BLD = jnp.where(is_new, index(x_ABLD, microbatch), x_BLD)
             other = jax.tree.map(
-                lambda x, same: same if x is None else x, mapped, others, is_leaf=is_none
+                lambda x, each: index(x, microbatch) if each else x, others, is_mapped
             )
-            y_BLD, loads = layers(weights_N, x_BLD, other, first_layer)
+            weights = jax.tree.map(lambda x: index(x, exchange), groups)
+            y_BLD, loads = layers(weights, x_BLD, other, group * group_layers)
             return jax.lax.ppermute(y_BLD, axes, onward), (y_BLD, loads)
 
-        turns = in_turn(x_ABLD, 0, stages), in_turn(mapped, stage, stages)
-        _, results = jax.lax.scan(tick, jnp.zeros_like(x_ABLD[0]), turns)
-        y_ABLD, loads_AN = jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, stage, microbatches), results
-        )
-        return y_ABLD[None], loads_AN
+        ticks = jnp.arange(schedule.ticks)
+        _, (y_TBLD, loads) = jax.lax.scan(tick, jnp.zeros_like(x_ABLD[0]), ticks)
+        y_ABLD = by_microbatch(y_TBLD, schedule.stages - 1, schedule)[:, -1]  # of the last stage
+        loads = jax.tree.map(lambda x: by_microbatch(x, stage, schedule)[:, :, None], loads)
+        return y_ABLD[None], loads
 
     def take_last_stage(y_NABLD: Array) -> Array:
-        is_last = jax.lax.axis_index(axes) == stages - 1
+        is_last = jax.lax.axis_index(axes) == schedule.stages - 1
         return jax.lax.psum(jnp.where(is_last, y_NABLD[0], 0), axes)
 
     weights_N = jax.tree.map(lambda x: without_axes(x, axes, first=axes), weights_N)
     x_ABLD, others = jax.tree.map(lambda x: without_axes(x, axes), (x_ABLD, others))
-    y_NABLD, loads_AN = jax.shard_map(
+    y_NABLD, loads = jax.shard_map(
         run_stage,
         in_specs=(jax.P(axes), jax.P(), jax.P()),
-        out_specs=(jax.P(axes), jax.P(None, axes)),
+        out_specs=(jax.P(axes), jax.P(None, None, axes)),
         axis_names=set(axes),
         check_vma=False,  # the types of what layers compute do not tell that stages differ
     )(weights_N, x_ABLD, others)
@@ -126,8 +168,27 @@ def run_stages(
         in_specs=jax.P(axes, *inside.place("aBLD")),
         out_specs=inside.place("aBLD"),
     )(y_NABLD)
-    loads_AN = jax.tree.map(lambda x: without_axes(x, axes), loads_AN)
+    loads = jax.tree.map(lambda x: without_axes(x, axes), loads)
+    loads_AN = jax.tree.map(lambda x: reshape_first(x, 4, (schedule.microbatches, -1)), loads)
     return layout.reshard(y_ABLD, "aBLD"), loads_AN
+
+
+def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
+    """Sorts what a stage did at each tick by microbatch, then by how often that had gone around."""
+    stages, repeats = schedule.stages, schedule.repeats
+    x = jax.lax.dynamic_slice_in_dim(x, delay, schedule.ticks - stages + 1)
+    missing = -len(x) % (stages * repeats)
+    x = jnp.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])
+    x = reshape_first(x, 1, (-1, repeats, stages))
+    return reshape_first(jnp.swapaxes(x, 1, 2), 2, (-1,))[: schedule.microbatches]
+
+
+def reshape_first(x: Array, count: int, shape: tuple[int, ...]) -> Array:
+    """Reshapes the first axes of x, which are whole."""
+    rest = jax.typeof(x).sharding.spec[count:]
+    sizes = np.empty(x.shape[:count]).reshape(shape).shape
+    place = jax.P(*[None] * len(sizes), *rest)
+    return jax.lax.reshape(x, (*sizes, *x.shape[count:]), out_sharding=place)
 
 
 def without_axes(x: Array, axes: tuple[str, ...], first: tuple[str, ...] | None = None) -> Array:
@@ -139,20 +200,40 @@ def without_axes(x: Array, axes: tuple[str, ...], first: tuple[str, ...] | None 
     return jax.sharding.reshard(x, jax.P(*(entry or None for entry in rest)))
 
 
-def in_turn(tree: Tree, delay: Array | int, stages: int) -> Tree:
-    """Delays arrays of microbatches by so many ticks, up to stages - 1; other ticks have zeros."""
+def interleave(x_N: Array, axes: tuple[str, ...], repeats: int) -> Array:
+    """Sends layers to the stages that run them; returns this stage's, by the exchange they came in.
 
-    def delayed(x: Array) -> Array:
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            bits = delayed(jax.random.key_data(x))
-            return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(x))
-        ticks = len(x) + stages - 1
-        config = [(stages - 1, stages - 1, 0), *[(0, 0, 0)] * (x.ndim - 1)]
-        padded = jax.lax.pad(x, jnp.zeros((), x.dtype), config)
-        return jax.lax.dynamic_slice_in_dim(padded, stages - 1 - delay, ticks)
+    Stored, each stage has groups of layers that follow each other, as many as repeats.  In each
+    exchange every stage sends one group and receives one.
+    """
+    x_N = reshape_first(x_N, 1, (repeats, -1))
+    if repeats == 1:
+        return x_N
+    stages, stage = num_shards(axes), jax.lax.axis_index(axes)
+    skipped = stage * repeats // math.lcm(stages, repeats)
+    received = []
+    for exchange in range(repeats):
+        pairs = [
+            (group // repeats, group % stages)
+            for group in range(stages * repeats)
+            if exchange_of(group, stages, repeats) == exchange
+        ]
+        sent = index(x_N, (exchange - skipped) % repeats)
+        received.append(jax.lax.ppermute(sent, axes, pairs))
+    return jnp.stack(received)
 
-    return jax.tree.map(delayed, tree)
+
+def exchange_of(group: Any, stages: int, repeats: int) -> Any:
+    """Returns in which exchange a group of layers goes from its stored place to its stage.
+
+    These are group // repeats and group % stages; no two groups of an exchange share either.
+
+    >>> [exchange_of(group, stages=2, repeats=2) for group in range(4)]
+    [0, 1, 1, 0]
+    """
+    return (group + group // math.lcm(stages, repeats)) % repeats
 
 
-def is_none(x: object) -> bool:
-    return x is None
+def index(x: Array, position: Array) -> Array:
+    """Returns the part of x at a position of its first axis."""
+    return jax.lax.dynamic_index_in_dim(x, position, keepdims=False)

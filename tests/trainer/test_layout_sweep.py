@@ -328,12 +328,18 @@ def test_dispatch_without_drops_is_equal_too() -> None:
 
 
 def test_microbatches_of_experts_in_stages_are_equal_too() -> None:
-    """Each microbatch with its random bits, in each layer, and its loads."""
-    spec = dataclasses.replace(MODELS["tiny_moe"], pattern=("moe",), layers=2, scan=True)
-    layout = Layout(mesh="data:2,pipe:2", rules="batch:data;experts:data;layers:pipe;vocab:pipe")
+    """Each microbatch with its random bits, in each layer, and its loads, in a circular pipeline.
+
+    Weights and opt_state are stored in the same order as without, so checkpoints are as well.
+    """
+    spec = dataclasses.replace(MODELS["tiny_moe"], pattern=("moe",), layers=4, scan=True)
+    layout = Layout(
+        mesh="data:2,pipe:2", rules="batch:data;experts:data;layers:pipe;vocab:pipe",
+        pipeline_repeats=2,
+    )  # fmt: skip
     computed, expected = trained(ADAMW, layout, spec, 4), trained(ADAMW, WHOLE, spec, 4)
     assert computed.shards["params/decoder/layers_N/mlp/wi_EDF"] == (
-        (2, 16, 16, 24),
-        (1, 8, 16, 24),
+        (4, 16, 16, 24),
+        (2, 8, 16, 24),
     )
     assert_equal_to_round_off(computed, expected)

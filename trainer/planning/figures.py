@@ -25,6 +25,7 @@ FIGURES = {
     "attention": Figure("attention", "", "what computes the attention of each part of the model"),
     "microbatches": Figure("microbatches", "", "of a batch"),
     "stages": Figure("stages", "", "of layers, which microbatches go through; 1: no stages"),
+    "pipeline_repeats": Figure("repeats", "", "how often each microbatch goes around the stages"),
     "bubble": Figure("bubble", "share", "of their time that stages idle"),
     "idle_s": Figure("idle time", "s", "the same of a step, at most", "unknown"),
     "compiled_for": Figure(

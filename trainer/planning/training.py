@@ -18,8 +18,8 @@ from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
 from layouts.mesh import topology_mesh, use_mesh
-from models.layers.pipeline import bubble
-from trainer.checks import count_stages, record_loss, step_flops
+from models.layers.pipeline import Schedule
+from trainer.checks import pipeline_schedule, record_loss, step_flops
 from trainer.planning.counts import (
     TEMPORARIES,
     Compilation,
@@ -78,8 +78,8 @@ class StepPlan(ProgramPlan):
 
     run: Run
     weights: tuple[Weight, ...]
-    stages: int
-    """In which the layers run, one microbatch after another; 1: all layers on each device."""
+    schedule: Schedule
+    """Says how microbatches go through stages of layers; one stage: all layers on each device."""
     attention: Mapping[str, str]
     """What computes the attention of each part of the model, and why it is plain."""
     model_flops: float
@@ -105,16 +105,11 @@ class StepPlan(ProgramPlan):
         return self.timing.range_s
 
     @property
-    def bubble(self) -> float:
-        """Returns the share of their time that stages idle."""
-        return bubble(self.stages, self.run.microbatches)
-
-    @property
     def idle_s(self) -> float | None:
         """Returns how long stages idle in a step, at most: if all compute were theirs."""
         if self.timing is None:
             return None
-        return self.bubble * (self.timing.products_s + self.timing.other_s)
+        return self.schedule.bubble * (self.timing.products_s + self.timing.other_s)
 
     @property
     def parameters(self) -> int:
@@ -195,7 +190,7 @@ def plan_step(
         memory=counts.memory,
         run=step.run,
         weights=record_loss(step.run).weights,
-        stages=count_stages(step.run, step.layout, step.sizes),
+        schedule=pipeline_schedule(step.run, step.layout, step.sizes),
         attention=attention_choices(step),
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),

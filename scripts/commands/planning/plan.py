@@ -94,7 +94,7 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print_collectives(figures["collectives"], "step")
     if plan.timing is not None:
         print_times("step", plan.timing)
-    if plan.stages > 1:
+    if plan.schedule.stages > 1:
         print(stages_text(figures))
     print_unexpected(figures)
     print(summary(figures))
@@ -104,8 +104,10 @@ def stages_text(figures: dict[str, Any]) -> str:
     """Writes how long stages of layers idle."""
     idle_s = figures["idle_s"]
     time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
+    repeats = figures["pipeline_repeats"]
+    around = f" {repeats} times around," if repeats > 1 else ""
     return (
-        f"Pipeline: {figures['stages']} stages, {figures['microbatches']} microbatches; "
+        f"Pipeline: {figures['stages']} stages,{around} {figures['microbatches']} microbatches; "
         f"stages idle {figures['bubble']:.0%} of their time{time}"
     )
 

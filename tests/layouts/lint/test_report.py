@@ -41,9 +41,15 @@ MODEL_PARALLEL = "batch:data;heads:model;d_ff:model;vocab:model"
 
 
 def problems(
-    rules: str, mesh: str = "data:2,model:4", param_rules: str = "", record: Record = FITTING
+    rules: str,
+    mesh: str = "data:2,model:4",
+    param_rules: str = "",
+    record: Record = FITTING,
+    pipeline_repeats: int = 1,
 ) -> list[Problem]:
-    layout = Layout(mesh=mesh, rules=rules, param_rules=param_rules)
+    layout = Layout(
+        mesh=mesh, rules=rules, param_rules=param_rules, pipeline_repeats=pipeline_repeats
+    )
     return lint(layout, mesh_sizes(mesh, None), record, WHERE)
 
 
@@ -139,6 +145,23 @@ def test_stages_split_the_products_of_layers_and_their_number_must_divide() -> N
     (error, *_) = problems(rules, "data:2,pipe:2")
     assert "layers = 3 does not divide over pipe = 2" in error.message
     assert error.legal == {"layers": (2, 4), "pipe": (1, 3)}
+
+
+def test_the_groups_of_a_circular_pipeline_must_divide_too() -> None:
+    rules, mesh = "batch:data;layers:pipe", "data:2,pipe:3"
+    assert "indivisible" not in codes(problems(rules, mesh))
+    (error, *_) = problems(rules, mesh, pipeline_repeats=2)
+    assert "layers = 3 does not divide over pipe = 3 in 2 groups each" in error.message
+    assert error.legal == {"layers": (6,), "pipe": (1,), "pipeline_repeats": (1,)}
+
+
+def test_repeats_without_stages_are_useless() -> None:
+    for rules in ("batch:data", "batch:data;layers:one", "batch:data;batch:pipe;layers:pipe?"):
+        found = problems(rules, "data:2,pipe:3,one:1", pipeline_repeats=2)
+        assert not any("groups each" in problem.message for problem in found)
+        subjects = [p.subject for p in found if p.code == "unmatched-rule"]
+        assert "pipeline_repeats = 2 (Layout.pipeline_repeats)" in subjects
+    assert not any("pipeline_repeats" in p.subject for p in problems("layers:pipe", "pipe:3"))
 
 
 def test_the_batch_and_the_length_must_divide_too_and_say_who_sets_them() -> None:

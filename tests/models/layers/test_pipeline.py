@@ -1,6 +1,7 @@
 """Stages run the layers of a stack in order, on each microbatch, and add up what layers report."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,17 @@ import pytest
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.layers.pipeline import in_stages, in_turn, inside_stages, stage_axes
+from models.layers.pipeline import (
+    Schedule,
+    exchange_of,
+    in_stages,
+    inside_stages,
+    stage_axes,
+)
 from tests.toys import WHOLE
 
 Array = jax.Array
-WEIGHTS_ND = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+WEIGHTS_ND = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 X_ABLD = np.random.default_rng(1).normal(size=(6, 2, 3, 5)).astype(np.float32)
 KEYS = jax.random.split(jax.random.key(2), 6)
 
@@ -21,48 +28,85 @@ KEYS = jax.random.split(jax.random.key(2), 6)
 def layers(weights_ND: Array, x_BLD: Array, other: tuple[Array, Array], first: Array | int = 0):
     """Layers whose result depends on their number, the key of the microbatch and the order."""
     shared_D, key = other
-    sums = []
-    for i in range(len(weights_ND)):
-        noise = jax.random.uniform(jax.random.fold_in(key, first + i), ())
-        x_BLD = jnp.sin(x_BLD * weights_ND[i][None, None] + shared_D[None, None]) + noise
-        sums.append(jnp.sum(x_BLD))
-    return x_BLD, jnp.stack(sums)
+
+    def layer(x_BLD: Array, numbered: tuple[Array, Array]):
+        weight_D, number = numbered
+        noise = jax.random.uniform(jax.random.fold_in(key, number), ())
+        x_BLD = jnp.sin(x_BLD * weight_D[None, None] + shared_D[None, None]) + noise
+        return x_BLD, jnp.sum(x_BLD)
+
+    return jax.lax.scan(layer, x_BLD, (weights_ND, first + jnp.arange(len(weights_ND))))
 
 
 def objective(layout: Layout, weights_ND: Array, shared_D: Array, x_ABLD: Array):
     weights_ND, run = layout.reshard(weights_ND, "ND"), in_stages(layout, layers)
     y_ABLD, sums_AN = jax.vmap(lambda x_BLD, key: run(weights_ND, x_BLD, (shared_D, key)))(
-        x_ABLD, KEYS
+        x_ABLD, KEYS[: len(x_ABLD)]
     )
-    return jnp.sum(y_ABLD**2) + jnp.sum(sums_AN * jnp.arange(4.0)[None]), (y_ABLD, sums_AN)
+    return jnp.sum(y_ABLD**2) + jnp.sum(sums_AN * jnp.arange(8.0)[None]), (y_ABLD, sums_AN)
 
 
 @functools.cache
-def computed(layout: Layout):
+def computed(layout: Layout, microbatches: int):
+    """Gradients and results, and the text of the compiled program."""
     with jax.set_mesh(make_mesh(layout)):
-        x_ABLD = layout.reshard(X_ABLD, "aBLD")
+        arguments = WEIGHTS_ND, WEIGHTS_ND[0], layout.reshard(X_ABLD[:microbatches], "aBLD")
         gradient = jax.grad(lambda *args: objective(layout, *args), (0, 1, 2), has_aux=True)
-        return jax.device_get(jax.jit(gradient)(WEIGHTS_ND, WEIGHTS_ND[0], x_ABLD))
+        program = jax.jit(gradient).lower(*arguments).compile()
+        return jax.device_get(program(*arguments)), program.as_text()
 
 
 @pytest.mark.parametrize(
-    ("mesh", "rules"),
+    ("mesh", "rules", "repeats", "microbatches"),
     [
-        ("pipe:4", "layers:pipe"),
-        ("data:2,a:2,b:2", "batch:data;layers:a;layers:b"),
-        ("data:2,pipe:2", "batch:pipe;layers:pipe;d_model:pipe?"),
+        ("pipe:4", "layers:pipe", 1, 6),
+        ("data:2,a:2,b:2", "batch:data;layers:a;layers:b", 1, 6),
+        ("data:2,pipe:2", "batch:pipe;layers:pipe;d_model:pipe?", 1, 6),
+        ("data:2,a:2,b:2", "batch:data;layers:a;layers:b", 2, 6),
+        ("data:2,pipe:2", "batch:pipe;layers:pipe;d_model:pipe?", 4, 6),
+        ("pipe:4", "layers:pipe", 2, 3),
     ],
 )
-def test_stages_do_what_a_loop_does(mesh: str, rules: str) -> None:
-    staged, looped = computed(Layout(mesh=mesh, rules=rules)), computed(WHOLE)
+def test_stages_do_what_a_loop_does(mesh: str, rules: str, repeats: int, microbatches: int) -> None:
+    layout = Layout(mesh=mesh, rules=rules, pipeline_repeats=repeats)
+    (staged, text), (looped, _) = computed(layout, microbatches), computed(WHOLE, microbatches)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), staged, looped
     )
+    # Of hidden states, and of each group of layers, which are stored in order; forward, backward.
+    assert text.count(" collective-permute(") == 2 * (1 + repeats * (repeats > 1))
+    assert "all-to-all" not in text
+
+
+SIZES = list(itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (1, 2, 3, 4, 5, 8)))
 
 
 def test_every_stage_gets_each_microbatch_a_tick_later() -> None:
-    turns = [in_turn(jnp.arange(1, 5), stage, 3).tolist() for stage in range(3)]
-    assert turns == [[1, 2, 3, 4, 0, 0], [0, 1, 2, 3, 4, 0], [0, 0, 1, 2, 3, 4]]
+    """Once for each repeat, and the first stage when it is back from the last one."""
+    for stages, repeats, microbatches in SIZES:
+        schedule = Schedule(stages, microbatches, repeats)
+        work = np.indices((repeats, microbatches))
+        turns = schedule.turn(*work)
+        assert len(np.unique(turns)) == turns.size
+        assert turns.max() + stages == schedule.ticks
+        np.testing.assert_array_equal(np.stack(schedule.work(turns)), work)
+        assert (turns[1:] == turns[:-1] + stages).all()
+
+
+def test_the_bubble_is_shorter_with_repeats() -> None:
+    for stages, repeats, microbatches in SIZES:
+        idle = Schedule(stages, microbatches, repeats).bubble
+        assert idle <= Schedule(stages, microbatches).bubble + 1e-12
+        if microbatches % stages == 0:
+            assert idle == pytest.approx((stages - 1) / (repeats * microbatches + stages - 1))
+
+
+def test_in_an_exchange_every_stage_sends_and_receives_one_group() -> None:
+    for stages, repeats, _ in SIZES:
+        groups = np.arange(stages * repeats)
+        for exchange in range(repeats):
+            sent = groups[exchange_of(groups, stages, repeats) == exchange]
+            assert sorted(sent // repeats) == sorted(sent % stages) == list(range(stages))
 
 
 def test_inside_stages_their_mesh_axes_split_nothing_else() -> None:

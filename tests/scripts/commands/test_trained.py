@@ -10,6 +10,7 @@ from configs.errors import UserError
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 from data.vocabs import Vocabs
+from layouts.layout import Layout
 from layouts.lint.errors import Problem
 from models.loss import Criterion, LossSums
 from models.transformer import TransformerModel
@@ -117,3 +118,21 @@ def test_a_step_is_traced_once(
     flags = place.flags("Run.evaluate_every = 2", "Transformer.d_ff = 41", layout="fsdp")
     assert run("train", place.model_dir, *flags).code == 0
     assert sorted(traced) == ["evaluation", "step"]
+
+
+@pytest.mark.parametrize(
+    ("repeats", "microbatches", "warning"),
+    [
+        (1, 11, "4 stages of layers idle 21% of their time.  With 12 microbatches or more, 20% "),
+        (1, 12, ""),
+        (2, 4, "idle 27% of their time.  With 8 microbatches, or more by multiples of 4, 16%"),
+        (2, 8, ""),
+        (2, 9, "idle 25% of their time.  With 8 microbatches, "),
+        (4, 4, ""),
+    ],
+)
+def test_stages_that_idle_much_are_warned_of(repeats: int, microbatches: int, warning: str) -> None:
+    run = dataclasses.replace(toy_run(), microbatches=microbatches, batch_sequences=microbatches)
+    layout = Layout(mesh="pipe:4", rules="layers:pipe", pipeline_repeats=repeats)
+    found = checks.check_bubble(run, layout, {"pipe": 4})
+    assert len(found) == bool(warning) and warning in "".join(found)
