@@ -1,7 +1,7 @@
 """Continues texts that join and leave a running batch at any token: fixed slots, fixed shapes.
 
 The cache is a ring: all texts write the token of a step to the same place, wherever each began, and
-see as many places back as they have tokens.  A step is one program, whatever runs in the slots.
+see as many places back as they have tokens.  Steps are one program, whatever runs in the slots.
 Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 """
 
@@ -68,10 +68,13 @@ class Slots(NamedTuple):
 
 
 class NewTokens(NamedTuple):
-    """Holds a new token of each slot, and its log-probability at temperature 1."""
+    """Holds new tokens of each slot, and their log-probabilities at temperature 1.
 
-    token_B: Array
-    log_p_B: Array
+    What follows the end of a text, or the last step, is anything.
+    """
+
+    tokens_BT: Array
+    log_p_BT: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,8 @@ class SlotDecoder:
     slots: int
     cache_length: int
     stop_ids: tuple[int, ...]
+    max_steps: int = 1
+    """Steps of one program, at most."""
 
     def start(self, params: Any) -> Slots:
         """Returns empty slots."""
@@ -155,10 +160,29 @@ class SlotDecoder:
         index = jnp.zeros((), jnp.int32)
         return jax.closure_convert(model_step, cache, token_BL, token_BL, mask_BLM, index)
 
+    def steps(
+        self, model_step: PreparedStep, weights: list[Array], slots: Slots, count: Array
+    ) -> tuple[Slots, NewTokens]:
+        """Adds so many tokens to each text; none to one that has ended."""
+        layout = step_layout(self.model.layout)
+        step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")
+
+        def add(step: Array, carry: tuple[Slots, NewTokens]) -> tuple[Slots, NewTokens]:
+            slots, token_B, log_p_B = self.step(model_step, weights, carry[0])
+            new_tokens = NewTokens(
+                jnp.where(step_BT == step, token_B[:, None], carry[1].tokens_BT),
+                jnp.where(step_BT == step, log_p_B[:, None], carry[1].log_p_BT),
+            )
+            return slots, new_tokens
+
+        nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, jnp.float32))
+        slots, new_tokens = jax.lax.fori_loop(0, count, add, (slots, nothing))
+        return slots, new_tokens
+
     def step(
         self, model_step: PreparedStep, weights: list[Array], slots: Slots
-    ) -> tuple[Slots, NewTokens]:
-        """Adds one token to each text."""
+    ) -> tuple[Slots, Array, Array]:
+        """Adds one token to each text; returns these, and their log-probabilities."""
         layout, length = step_layout(self.model.layout), self.cache_length
         place_BM = layout.iota("BM", (self.slots, length), "M")
         back_BM = (slots.cache_index - place_BM) % length
@@ -184,7 +208,7 @@ class SlotDecoder:
             steps_B=slots.steps_B + 1,
             running_B=running_B,
         )
-        return slots, NewTokens(token_B, log_p_B)
+        return slots, token_B, log_p_B
 
     def choose(self, layout: Layout, logits_BWV: Array, slots: Slots) -> tuple[Array, Array]:
         """Chooses the next token of each text as `Sampling` does; returns its log-probability."""

@@ -1,4 +1,4 @@
-"""Answers prompts by continuous batching: texts join and leave the running batch at any token."""
+"""Answers prompts by continuous batching: texts join and leave the running batch as it goes on."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -10,22 +10,22 @@ from trainer.serving.service import Job, ServedWeights, Service
 from trainer.serving.slot_engine import SampledRequest, SlotEngine
 
 
-class StepInFlight(NamedTuple):
-    """Holds the tokens that a step computes, and the jobs of its slots."""
+class StepsInFlight(NamedTuple):
+    """Holds the tokens that a call computes, and the jobs of its slots."""
 
     new_tokens: NewTokens
     jobs: dict[int, Job]
 
 
 class ContinuousService(Service):
-    """Keeps the slots full, and reads the tokens of a step while the next one runs."""
+    """Keeps the slots full, and reads the tokens of a call while the next one runs."""
 
     def __init__(self, engine: SlotEngine, step: int, queue: int):
         super().__init__(engine.mesh, ServedWeights(engine.params, step), queue)
         self.engine = engine
         self._running = dict[int, Job]()
         self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
-        self._dispatched: StepInFlight | None = None
+        self._dispatched: StepsInFlight | None = None
 
     def warm_up(self) -> None:
         self.engine.warm_up()
@@ -62,30 +62,34 @@ class ContinuousService(Service):
         if before is not None:
             self._read(before)
 
-    def _dispatch(self) -> StepInFlight | None:
-        """Starts a step; the slot of a text that it completes is free."""
+    def _dispatch(self) -> StepsInFlight | None:
+        """Starts some steps; the slot of a text that they complete is free."""
         if not self._running:
             return None
-        dispatched = StepInFlight(self.engine.step(), dict(self._running))
-        self.counts.steps += 1
+        dispatched = StepsInFlight(self.engine.advance(), dict(self._running))
+        self.counts.steps += self.engine.steps
         for slot in dispatched.jobs:
-            self._left[slot] -= 1
-            if not self._left[slot]:
+            self._left[slot] -= self.engine.steps
+            if self._left[slot] <= 0:
                 self._free(slot)
         return dispatched
 
     def _free(self, slot: int) -> None:
         del self._running[slot], self._left[slot]
 
-    def _read(self, dispatched: StepInFlight) -> None:
-        """Waits for the tokens of a step, and hands them to their jobs."""
-        tokens_B, log_p_B = (column.tolist() for column in fetched(dispatched.new_tokens))
+    def _read(self, dispatched: StepsInFlight) -> None:
+        """Waits for the tokens of a call, and hands them to their jobs."""
+        columns = fetched(dispatched.new_tokens)
+        tokens_BT, log_p_BT = (column[:, : self.engine.steps].tolist() for column in columns)
         changed = []
         for slot, job in dispatched.jobs.items():
-            if not job.is_done:
-                self._add(job, tokens_B[slot], log_p_B[slot])
-                if job.streams or job.is_done:
-                    changed.append(job)
+            if job.is_done:
+                continue
+            for token, log_p in zip(tokens_BT[slot], log_p_BT[slot], strict=True):
+                if not job.is_done:
+                    self._add(job, token, log_p)
+            if job.streams or job.is_done:
+                changed.append(job)
         if changed:
             self.notify(changed)
 

@@ -69,7 +69,7 @@ class ServiceCounts:
     prompt_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
-    """Programs that added a token to each text, or decoded a batch."""
+    """Tokens added to each text, or batches decoded."""
     reloads: int = 0
 
 

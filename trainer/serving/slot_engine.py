@@ -1,5 +1,6 @@
 """Runs the slots of a language model on the devices: few programs, compiled before any request."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +11,18 @@ from jax.sharding import Mesh, NamedSharding
 from data.vocab import Vocab
 from models.api import Decodable
 from models.decoding.sampling import Sampling
-from models.decoding.slots import Joining, NewTokens, SlotDecoder, SlotSettings
+from models.decoding.slots import Joining, NewTokens, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of
 from trainer.memory import check_cache_memory
 
 JOINING_TOKENS = 256
 """Padded tokens of the prompts that are read in one pass, at most: more of the short ones."""
+CALL_S, MAX_STEPS = 0.02, 8
+"""Seconds of the steps that are one call, and how many these are, at most.
+
+Each call, and what Python does around it, takes a millisecond or so beside the steps; a text that
+joins waits for the end of a call, and the place of one that ends is empty until then.
+"""
 GREEDY = Sampling(temperature=0)
 
 
@@ -29,8 +36,8 @@ class SampledRequest(NamedTuple):
 class SlotEngine:
     """Holds the weights and the running batch.
 
-    One thread uses it, within the mesh.  A step returns before its tokens are computed, so that the
-    next one can be started before they are read.
+    One thread uses it, within the mesh.  `advance` returns before its tokens are computed, so that
+    the next ones can be started before they are read.
     """
 
     def __init__(
@@ -40,10 +47,15 @@ class SlotEngine:
         self.layout = model.layout
         self.shards = row_shards(self.layout, mesh)
         self.slots = self.rounded(slots)
-        self._decoder = decoder = SlotDecoder(model, self.slots, max_length, vocab.stop_ids)
+        self.steps = 1
+        self._decoder = decoder = SlotDecoder(
+            model, self.slots, max_length, vocab.stop_ids, MAX_STEPS
+        )
         self._start = jax.jit(decoder.start)
-        self._join = jax.jit(decoder.join, donate_argnums=1)
-        self._step = jax.jit(decoder.step, static_argnums=0, donate_argnums=2)
+        self._join = jax.jit(
+            self._joined, in_shardings=(None, None, self._shardings()), donate_argnums=1
+        )
+        self._steps = jax.jit(decoder.steps, static_argnums=0, donate_argnums=2)
         self._prepare = jax.jit(self._prepared_weights)
         with jax.set_mesh(mesh):
             stored = [params, self._prepare.eval_shape(params)]
@@ -77,7 +89,7 @@ class SlotEngine:
         for length in self.prompt_lengths():
             for rows in self.joining_rows(length):
                 self._put({}, rows, length)
-        jax.block_until_ready(self.step())
+        self.steps = self._steps_of_a_call()
 
     def join(self, requests: Mapping[int, SampledRequest]) -> None:
         """Puts requests into slots, by slot."""
@@ -92,10 +104,21 @@ class SlotEngine:
                 rows = next(size for size in sizes if len(group) <= size)
                 self._put({slot: requests[slot] for slot in group}, rows, length)
 
-    def step(self) -> NewTokens:
-        """Adds a token to each text."""
-        self._slots, new_tokens = self._step(self._model_step, self._weights, self._slots)
+    def advance(self) -> NewTokens:
+        """Adds `steps` tokens to each text."""
+        self._slots, new_tokens = self._steps(
+            self._model_step, self._weights, self._slots, self.steps
+        )
         return new_tokens
+
+    def _steps_of_a_call(self) -> int:
+        """Returns how many steps fit in CALL_S, measured."""
+        seconds = []
+        for _ in range(5):  # the first one compiles
+            start = time.perf_counter()
+            jax.block_until_ready(self.advance())
+            seconds.append(time.perf_counter() - start)
+        return min(max(int(CALL_S / min(seconds)), 1), MAX_STEPS)
 
     def _prepared_weights(self, params: Any) -> list[jax.Array]:
         # Once traced, the step of the model is a function of its arguments alone.
@@ -115,28 +138,30 @@ class SlotEngine:
         def vector(values: Sequence[float], dtype: type = np.int32) -> np.ndarray:
             return np.array(values, dtype)
 
-        arrays = self._device_arrays(
-            slots_B=vector([*requests, *[self.slots] * unused]),
-            prompts_BL=rows_of(prompts, length),
-            prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
-            begins_B=vector(begins),
-            seeds_B=vector([request.seed for request, _ in filled], np.uint32),
-            max_new_tokens_B=vector([request.max_new_tokens for request, _ in filled]),
-            min_new_tokens_B=vector([request.min_new_tokens for request, _ in filled]),
-            temperature_B=vector([s.temperature for _, s in filled], np.float32),
-            top_k_B=vector([s.top_k or 0 for _, s in filled]),
-            top_p_B=vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
-        )
-        settings = SlotSettings(*(arrays.pop(name) for name in SlotSettings._fields))
-        joining = Joining(**arrays, settings=settings)
-        self._slots = self._join(self.params, self._slots, joining)
+        arrays = {
+            "slots_B": vector([*requests, *[self.slots] * unused]),
+            "prompts_BL": rows_of(prompts, length),
+            "prompt_lengths_B": vector([len(prompt) for prompt in prompts]),
+            "begins_B": vector(begins),
+            "seeds_B": vector([request.seed for request, _ in filled], np.uint32),
+            "max_new_tokens_B": vector([request.max_new_tokens for request, _ in filled]),
+            "min_new_tokens_B": vector([request.min_new_tokens for request, _ in filled]),
+            "temperature_B": vector([s.temperature for _, s in filled], np.float32),
+            "top_k_B": vector([s.top_k or 0 for _, s in filled]),
+            "top_p_B": vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
+        }
+        self._slots = self._join(self.params, self._slots, arrays)
 
-    def _device_arrays(self, **arrays: np.ndarray) -> dict[str, jax.Array]:
-        """Puts arrays on the devices in one call: half the time of one call for each, and less."""
+    def _joined(self, params: Any, slots: Slots, arrays: dict[str, jax.Array]) -> Slots:
+        settings = SlotSettings(*(arrays.pop(name) for name in SlotSettings._fields))
+        return self._decoder.join(params, slots, Joining(**arrays, settings=settings))
+
+    def _shardings(self) -> dict[str, NamedSharding]:
+        """Returns where jit places what joins: in a tenth of the time of `device_put`."""
+        fields = {*Joining._fields, *SlotSettings._fields} - {"settings"}
         place = self.layout.place
-        return jax.device_put(
-            arrays, {n: NamedSharding(self.mesh, place("Bl"[: a.ndim])) for n, a in arrays.items()}
-        )
+        axes = {name: "Bl" if name == "prompts_BL" else "B" for name in fields}
+        return {name: NamedSharding(self.mesh, place(of)) for name, of in axes.items()}
 
 
 def chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from models.transformer import TransformerModel
 from tests.models.decoding.test_generate import DECODER, EXPERTS, LENGTHS, NEW, PROMPTS, weights
 from tests.toys import WHOLE
 
-SLOTS, CACHE, PADDED, TOGETHER = 4, 13, 5, 2
+SLOTS, CACHE, PADDED, TOGETHER, MAX_STEPS = 4, 13, 5, 2, 3
 SEARCHES = (
     Sampling(temperature=0),
     Sampling(temperature=1.5, top_p=0.8),
@@ -68,7 +69,7 @@ class Batch:
     def __init__(self, spec: Transformer, layout: Layout) -> None:
         self.layout, self.mesh = layout, make_mesh(layout)
         model = TransformerModel(spec, layout)
-        decoder = SlotDecoder(model, SLOTS, CACHE, (END,))
+        decoder = SlotDecoder(model, SLOTS, CACHE, (END,), MAX_STEPS)
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(model.init, jax.random.key(0))
             self.params = jax.tree.map(
@@ -83,8 +84,8 @@ class Batch:
                 return prepared
 
             self.prepared = jax.jit(prepare)(self.params)
-            step = functools.partial(decoder.step, self.model_step)
-            self.step_program = jax.jit(step, donate_argnums=1)
+            steps = functools.partial(decoder.steps, self.model_step)
+            self.steps_program = jax.jit(steps, donate_argnums=1)
             self.slots = jax.jit(decoder.start)(self.params)
         self.texts: dict[int, Text] = {}
         self.rows = dict[int, int]()
@@ -118,30 +119,31 @@ class Batch:
         self.rows |= rows
         self.texts |= {row: Text([], 0.0) for row in rows.values()}
 
-    def step(self) -> None:
+    def advance(self, steps: int) -> None:
         with jax.set_mesh(self.mesh):
-            self.slots, new = self.step_program(self.prepared, self.slots)
-        tokens, gains = jax.device_get(new)
+            self.slots, new = self.steps_program(self.prepared, self.slots, steps)
+        tokens_BT, gains_BT = jax.device_get(new)
         for slot, row in [*self.rows.items()]:
-            text = self.texts[row]
-            total = text.log_probability + gains[slot]
-            self.texts[row] = Text([*text.tokens, int(tokens[slot])], total)
-            if tokens[slot] == END or len(text.tokens) + 1 == limit(row):
-                del self.rows[slot]
+            for token, gain in zip(tokens_BT[slot][:steps], gains_BT[slot][:steps], strict=True):
+                tokens, total = self.texts[row]
+                self.texts[row] = Text([*tokens, int(token)], total + gain)
+                if token == END or len(tokens) + 1 == limit(row):
+                    del self.rows[slot]
+                    break
 
     def put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.layout.place(axes)))
 
     def run(self, searches: Sequence[Sampling]) -> dict[int, Text]:
         """Lets two rows join whenever there are free slots; once, nothing runs for a while."""
-        waiting = list(range(8))
+        waiting, steps = list(range(8)), itertools.cycle((1, MAX_STEPS, 2))
         while waiting or self.rows:
             free = [slot for slot in range(SLOTS) if slot not in self.rows][:TOGETHER]
             joining = dict(zip(free, waiting, strict=False))
             waiting = waiting[len(joining) :]
             if joining:
                 self.join(joining, searches)
-            self.step()
+            self.advance(next(steps))
         return self.texts
 
 
@@ -166,7 +168,7 @@ def test_a_step_copies_no_cache() -> None:
     """A token is written in place, though the attention reads what it is written to."""
     batch = Batch(DECODER, WHOLE)
     with jax.set_mesh(batch.mesh):
-        program = batch.step_program.lower(batch.prepared, batch.slots).compile().as_text()
+        program = batch.steps_program.lower(batch.prepared, batch.slots, 2).compile().as_text()
     shape = ",".join(map(str, batch.slots.cache["layers"][0]["keys_BJMK"].shape))
     assert f"f32[{shape}]" in program
     assert not re.findall(rf"f32\[{shape}\]\S* copy\(", program)
