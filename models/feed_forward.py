@@ -51,5 +51,5 @@ class Mlp(nnx.Module):
             gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
             gate_BLF = checkpoint_name(gate_BLF, "mlpwi")
         h_BLF = activate_hidden(self.spec, checkpoint_name(h_BLF, "mlpwi"), gate_BLF)
-        h_BLF = dropout(self.layout, key, self.spec.dropout, h_BLF, "BLF")
+        h_BLF = dropout(self.layout, key, self.spec.hidden_dropout_rate, h_BLF, "BLF")
         return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...]), None

@@ -122,7 +122,10 @@ class TransformerSpec(ModelSpec):
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
     dropout: Fraction = 0.0
-    """Rate of dropout on the residual branches and inside feed-forward layers."""
+    """Rate of dropout on the embeddings, on the residual branches and, unless hidden_dropout says
+    otherwise, inside feed-forward layers."""
+    hidden_dropout: Fraction | None = None
+    """Rate of dropout inside feed-forward layers, on their activations. None: that of dropout."""
     attention_dropout: Fraction = 0.0
     """Rate of dropout on attention probabilities."""
     scan: bool = True
@@ -255,6 +258,11 @@ class TransformerSpec(ModelSpec):
     def queries(self) -> int:
         """Returns the query heads per key/value head."""
         return self.heads // (self.kv_heads or self.heads)
+
+    @property
+    def hidden_dropout_rate(self) -> float:
+        """Returns the rate of dropout inside feed-forward layers."""
+        return self.dropout if self.hidden_dropout is None else self.hidden_dropout
 
     @property
     def scales(self) -> tuple[float, float]:

@@ -104,7 +104,7 @@ class Experts:
     def __init__(self, layer: MoeLayer, key: Array | None):
         self.layer, self.layout = layer, layer.layout
         self.count = layer.moe.experts
-        self.draws = key is not None and layer.spec.dropout > 0
+        self.draws = key is not None and layer.spec.hidden_dropout_rate > 0
         self.seed = seed_of(key) if key is not None else jnp.zeros(2, jnp.uint32)
 
     def weights(self) -> dict[str, Array]:
@@ -121,7 +121,7 @@ class Experts:
         h_EGcF = activate_hidden(spec, into(weights["wi_EDF"]), gate_EGcF)
         if id_EGc is not None:
             drawn_EGcF = random_bytes_of_rows(layout, self.seed, id_EGc, "EGcF", h_EGcF.shape[-1])
-            h_EGcF = drop(h_EGcF, drawn_EGcF, spec.dropout)
+            h_EGcF = drop(h_EGcF, drawn_EGcF, spec.hidden_dropout_rate)
         return layout.einsum("EGcF,EFD->EGcD", h_EGcF, weights["wo_EFD"])
 
     def run_blocks(
@@ -135,7 +135,7 @@ class Experts:
         gate_lcf = into(weights["wg_EDF"]) if spec.gated else None
         h_lcf = activate_hidden(spec, into(weights["wi_EDF"]), gate_lcf)
         if self.draws:
-            h_lcf = drop(h_lcf, draw(width=h_lcf.shape[-1]), spec.dropout)
+            h_lcf = drop(h_lcf, draw(width=h_lcf.shape[-1]), spec.hidden_dropout_rate)
         return grouped_product(h_lcf, weights["wo_EFD"], expert_l)
 
 

@@ -36,8 +36,9 @@ def test_the_layer_equals_numpys(activation: Activation, gated: bool) -> None:
     assert load is None
 
 
-def test_dropout_is_of_hidden_units() -> None:
-    spec = toy(dropout=0.5)
+@pytest.mark.parametrize("rates", [{"dropout": 0.5}, {"dropout": 0.0, "hidden_dropout": 0.5}])
+def test_dropout_is_of_hidden_units(rates: dict[str, float]) -> None:
+    spec = toy(**rates)
     with jax.set_mesh(make_mesh(WHOLE)):
         rngs = nnx.Rngs(params=jax.random.key(0))
         layer = Mlp(spec, WHOLE, Weights(WHOLE, spec.sizes, rngs, "float32"))
@@ -45,6 +46,14 @@ def test_dropout_is_of_hidden_units() -> None:
         dropped_BLD, _ = layer(X_BLD, key=jax.random.key(1))
     assert not np.any(np.isclose(dropped_BLD, 0) & ~np.isclose(whole_BLD, 0))
     assert np.mean(~np.isclose(dropped_BLD, whole_BLD)) > 0.9
+
+
+def test_hidden_dropout_may_be_off_by_itself() -> None:
+    spec = toy(dropout=0.5, hidden_dropout=0.0)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        rngs = nnx.Rngs(params=jax.random.key(0))
+        layer = Mlp(spec, WHOLE, Weights(WHOLE, spec.sizes, rngs, "float32"))
+        np.testing.assert_array_equal(layer(X_BLD, key=jax.random.key(1))[0], layer(X_BLD)[0])
 
 
 def test_gated_products_and_their_gradients_are_computed_once_and_stored() -> None:

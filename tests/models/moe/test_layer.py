@@ -155,15 +155,18 @@ def test_experts_choose_in_each_segment_as_if_it_were_alone() -> None:
     np.testing.assert_allclose(packed, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("dispatch", ["gather", "dropless"])
-def test_experts_drop_hidden_units_of_training(dispatch: str) -> None:
+@pytest.mark.parametrize(
+    ("dispatch", "rates"),
+    [("gather", {"dropout": 0.5}), ("dropless", {"dropout": 0.0, "hidden_dropout": 0.5})],
+)
+def test_experts_drop_hidden_units_of_training(dispatch: str, rates: dict[str, float]) -> None:
     """Nothing else in the layer needs a key: it routes alike, and has as many products."""
     experts = Moe(experts=5, router=TopK(capacity_factor=9.0), dispatch=dispatch)
     rng = np.random.default_rng(0)
     x_BLD = rng.normal(size=(4, 8, 10)).astype(np.float32)
     segments_BL = np.ones((4, 8), np.int32)
 
-    spec = toy(pattern=("moe",), moe=experts, dropout=0.5)
+    spec = toy(pattern=("moe",), moe=experts, **rates)
 
     @jax.jit
     def outputs(keys: jax.Array) -> tuple[jax.Array, jax.Array]:

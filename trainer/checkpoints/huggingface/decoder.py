@@ -34,9 +34,10 @@ from trainer.checkpoints.huggingface.weights import FLOATS, ConvertedWeight, Ten
 
 # Settings that are free for an imported model: they change no prediction.
 FREE = (
-    "Transformer.length", "Transformer.dropout", "Transformer.attention_dropout",
-    "Transformer.combined_qkv", "Transformer.scan", "Transformer.remat", "Transformer.remat_saves",
-    "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks",
+    "Transformer.length", "Transformer.dropout", "Transformer.hidden_dropout",
+    "Transformer.attention_dropout", "Transformer.combined_qkv", "Transformer.scan",
+    "Transformer.remat", "Transformer.remat_saves", "Transformer.attention",
+    "Transformer.attention_chunks", "Transformer.loss_chunks",
     "Precision.store", "Precision.compute", "Moe.dispatch", "Moe.group_tokens",
     "TopK.capacity_factor", "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter",
     "TopK.aux_loss", "TopK.z_loss",

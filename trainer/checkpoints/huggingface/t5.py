@@ -83,9 +83,10 @@ GATED_MLP = {"wg_DF": ("wi_0", "F D"), "wi_DF": ("wi_1", "F D"), "wo_FD": ("wo",
 
 # Settings that are free for a T5: they change no weight and no prediction.
 FREE = (
-    "Transformer.dropout", "Transformer.attention_dropout", "Transformer.combined_qkv",
-    "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.attention",
-    "Transformer.attention_chunks", "Transformer.loss_chunks", "Precision.compute",
+    "Transformer.dropout", "Transformer.hidden_dropout", "Transformer.attention_dropout",
+    "Transformer.combined_qkv", "Transformer.scan", "Transformer.remat", "Transformer.remat_saves",
+    "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks",
+    "Precision.compute",
 )  # fmt: skip
 
 
@@ -252,6 +253,7 @@ def _legal(model: Transformer) -> dict[str, tuple[Any, ...]]:
         "embed_scale": (1.0,),
         "query_scale": (1.0,),
         "logit_scale": (model.d_model**-0.5, 1.0),
+        "hidden_dropout": (None, model.dropout),
         "attention_dropout": (model.dropout,),
         "norm_epsilon": (1e-6,),
         "norm_offset": (False,),
