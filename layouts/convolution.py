@@ -45,8 +45,9 @@ class Equation(NamedTuple):
 
     @property
     def spatial(self) -> str:
-        """Returns the axes that the kernel slides along."""
-        return "".join(axis for axis in self.image if KERNEL_AXES.get(axis, " ") in self.kernel)
+        """Returns the axes that the kernel slides along, in the kernel's order, as JAX does."""
+        slides = {KERNEL_AXES[axis]: axis for axis in KERNEL_AXES if axis in self.image}
+        return "".join(slides[letter] for letter in self.kernel if letter in slides)
 
     @property
     def images(self) -> str:

@@ -186,8 +186,9 @@ class Layout:
     ) -> Array:
         """Convolves images by a kernel, "BYXD,OPDF->BYXF"; the result is placed as letters say.
 
-        Devices that split height or width exchange the rows between them.  What lies in the padding
-        of x changes nothing; what the result has there is arbitrary.
+        Strides and dilation are in the order of the kernel's axes.  Devices that split height or
+        width exchange the rows between them.  What lies in the padding of x changes nothing; what
+        the result has there is arbitrary.
         """
         axes = convolution.Equation.parse(equation)
         sizes = self.unpadded_shape(axes.image, x.shape)

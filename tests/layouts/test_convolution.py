@@ -115,6 +115,22 @@ def test_shards_of_the_result_may_begin_anywhere() -> None:
     check_equal(ROWS, image=(19, 5), kernel=(3, 3), strides=(2, 2))
 
 
+def test_the_axes_may_have_any_order() -> None:
+    """Strides and dilation follow the kernel, whatever the order of the image's axes."""
+    rng = np.random.default_rng(0)
+    x_BYXD, w_OPDF = (rng.normal(size=size).astype("f") for size in ((B, 16, 9, D), (3, 2, D, F)))
+
+    @jax.jit
+    def convolved(x_BYXD: jax.Array, x_BXYD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        slides: dict[str, Any] = {"strides": (2, 1), "dilation": (1, 3)}
+        y_BYXF = ROWS.convolve(EQUATION, x_BYXD, w_OPDF, **slides)
+        return y_BYXF, ROWS.convolve("BXYD,OPDF->FYXB", x_BXYD, w_OPDF, **slides)
+
+    with jax.set_mesh(make_mesh(ROWS)):
+        y_BYXF, y_FYXB = map(np.asarray, convolved(x_BYXD, x_BYXD.swapaxes(1, 2)))
+    np.testing.assert_allclose(y_FYXB.transpose(3, 1, 2, 0), y_BYXF, rtol=1e-5, atol=1e-5)
+
+
 def test_without_a_halo_the_law_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution.Shards, "halo", (0, 0))
     with pytest.raises(AssertionError, match="Not equal"):
