@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from layouts.layout import Layout, mesh_axes, num_shards, parse_rules
 
@@ -34,8 +33,8 @@ def stage_axes(layout: Layout) -> tuple[str, ...]:
 class Schedule(NamedTuple):
     """Says which microbatch each stage runs at each tick.
 
-    Microbatches go in groups, as many together as there are stages: the first of a group is back
-    from the last stage just when the first stage has passed on the others.
+    Microbatches go in waves, as many together as there are stages: the first of a wave is back from
+    the last stage just when the first stage has passed on the others.
     """
 
     stages: int
@@ -50,8 +49,8 @@ class Schedule(NamedTuple):
         >>> Schedule(4, 12).ticks, Schedule(4, 12, repeats=3).ticks
         (15, 39)
         """
-        group, place = divmod(self.microbatches - 1, self.stages)
-        return (group + 1) * self.stages * self.repeats + place
+        wave, place = divmod(self.microbatches - 1, self.stages)
+        return (wave + 1) * self.stages * self.repeats + place
 
     @property
     def bubble(self) -> float:
@@ -60,17 +59,17 @@ class Schedule(NamedTuple):
         >>> Schedule(4, 12).bubble, Schedule(4, 12, repeats=4).bubble, Schedule(1, 12).bubble
         (0.2, 0.058823529411764705, 0.0)
         """
-        return 1 - self.repeats * self.microbatches / self.ticks
+        return (self.ticks - self.repeats * self.microbatches) / self.ticks
 
     def turn(self, repeat: Any, microbatch: Any) -> Any:
         """Returns when the first stage runs a microbatch; each other stage is a tick later."""
-        group, place = divmod(microbatch, self.stages)
-        return (group * self.repeats + repeat) * self.stages + place
+        wave, place = divmod(microbatch, self.stages)
+        return (wave * self.repeats + repeat) * self.stages + place
 
     def work(self, turn: Array) -> tuple[Array, Array]:
         """Returns how often a microbatch has gone around at a turn, and which; idle: any other."""
-        group, rest = turn // (self.stages * self.repeats), turn % (self.stages * self.repeats)
-        microbatch = group * self.stages + rest % self.stages
+        wave, rest = turn // (self.stages * self.repeats), turn % (self.stages * self.repeats)
+        microbatch = wave * self.stages + rest % self.stages
         return rest // self.stages, microbatch.clip(0, self.microbatches - 1)
 
 
@@ -145,8 +144,8 @@ def run_stages(
             return jax.lax.ppermute(y_BLD, axes, onward), (y_BLD, loads)
 
         ticks = jnp.arange(schedule.ticks)
-        _, (y_TBLD, loads) = jax.lax.scan(tick, jnp.zeros_like(x_ABLD[0]), ticks)
-        y_ABLD = by_microbatch(y_TBLD, schedule.stages - 1, schedule)[:, -1]  # of the last stage
+        _, (outputs, loads) = jax.lax.scan(tick, jnp.zeros_like(x_ABLD[0]), ticks)
+        y_ABLD = by_microbatch(outputs, schedule.stages - 1, schedule)[:, -1]  # of the last stage
         loads = jax.tree.map(lambda x: by_microbatch(x, stage, schedule)[:, :, None], loads)
         return y_ABLD[None], loads
 
@@ -184,9 +183,9 @@ def by_microbatch(x: Array, delay: Array | int, schedule: Schedule) -> Array:
 
 
 def reshape_first(x: Array, count: int, shape: tuple[int, ...]) -> Array:
-    """Reshapes the first axes of x, which are whole."""
-    rest = jax.typeof(x).sharding.spec[count:]
-    sizes = np.empty(x.shape[:count]).reshape(shape).shape
+    """Reshapes the first axes of x, which are whole; one of their new sizes is -1."""
+    rest, remaining = jax.typeof(x).sharding.spec[count:], -math.prod(x.shape[:count])
+    sizes = tuple(remaining // math.prod(shape) if size == -1 else size for size in shape)
     place = jax.P(*[None] * len(sizes), *rest)
     return jax.lax.reshape(x, (*sizes, *x.shape[count:]), out_sharding=place)
 
