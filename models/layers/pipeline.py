@@ -22,12 +22,18 @@ Tree = Any  # of arrays
 # Runs layers: their weights, the input of a microbatch, what else comes with it, and the number of
 # the first layer, 0 where it is left out; returns the output, and the loads of each layer.
 Layers = Callable[..., tuple[Array, Tree]]
+Remat = Callable[[Layers], Layers]  # saves less for the backward pass, as the model's settings say
 
 
 def stage_axes(layout: Layout) -> tuple[str, ...]:
     """Returns the mesh axes of a layout over which layers are run in stages; none without any."""
     axes = mesh_axes(layout.place("NBLD")[0])
     return axes if num_shards(axes) > 1 else ()
+
+
+def has_repeats(layout: Layout) -> bool:
+    """Returns whether each stage has several groups of layers."""
+    return bool(stage_axes(layout)) and layout.pipeline_repeats > 1
 
 
 class Schedule(NamedTuple):
@@ -87,10 +93,11 @@ def inside_stages(layout: Layout) -> Layout:
     )
 
 
-def in_stages(layout: Layout, layers: Layers) -> Layers:
+def in_stages(layout: Layout, layers: Layers, remat: Remat) -> Layers:
     """Returns the same function, which runs in stages where the layout splits layers.
 
     Mapped by `jax.vmap` over microbatches, these go through the stages one after another.
+    Rematerialises a group of layers as a whole where the layout has repeats.
     """
     if not stage_axes(layout):
         return layers
@@ -98,7 +105,7 @@ def in_stages(layout: Layout, layers: Layers) -> Layers:
     @jax.custom_batching.custom_vmap
     def staged(weights_N: Tree, x_BLD: Array, other: Tree) -> tuple[Array, Tree]:
         is_mapped = jax.tree.map(lambda x: False, other)
-        results = run_stages(layout, layers, weights_N, x_BLD[None], other, is_mapped)
+        results = run_stages(layout, layers, remat, weights_N, x_BLD[None], other, is_mapped)
         return jax.tree.map(lambda x: x[0], results)
 
     @staged.def_vmap
@@ -106,41 +113,52 @@ def in_stages(layout: Layout, layers: Layers) -> Layers:
         _: int, is_mapped: list[Tree], weights_N: Tree, x_ABLD: Array, others: Tree
     ) -> tuple[tuple[Array, Tree], Tree]:
         assert not any(jax.tree.leaves(is_mapped[0])) and is_mapped[1]
-        results = run_stages(layout, layers, weights_N, x_ABLD, others, is_mapped[2])
+        results = run_stages(layout, layers, remat, weights_N, x_ABLD, others, is_mapped[2])
         return results, jax.tree.map(lambda x: True, results)
 
     return staged
 
 
 def run_stages(
-    layout: Layout, layers: Layers, weights_N: Tree, x_ABLD: Array, others: Tree, is_mapped: Tree
+    layout: Layout,
+    layers: Layers,
+    remat: Remat,
+    weights_N: Tree,
+    x_ABLD: Array,
+    others: Tree,
+    is_mapped: Tree,
 ) -> tuple[Array, Tree]:
     """Runs all microbatches through all stages; returns their outputs, and the loads of each layer.
 
     What else comes with them is an array of all microbatches where `is_mapped`, or the same for
-    each.
+    each.  A group's weights are taken inside `remat`, or each tick would save a copy of them.
     """
     axes, inside = stage_axes(layout), inside_stages(layout)
     schedule = Schedule(num_shards(axes), len(x_ABLD), layout.pipeline_repeats)
     ring = [(stage, (stage + 1) % schedule.stages) for stage in range(schedule.stages)]
     onward = ring if schedule.repeats > 1 else ring[:-1]
 
+    @(remat if has_repeats(layout) else lambda run: run)
+    def run_group(groups: Tree, x_BLD: Array, other: Tree, group: Array) -> tuple[Array, Tree]:
+        exchange = exchange_of(group, schedule.stages, schedule.repeats)
+        weights = jax.tree.map(
+            lambda x: index(x, exchange) if schedule.repeats > 1 else x[0], groups
+        )
+        return layers(weights, x_BLD, other, group * len(jax.tree.leaves(weights)[0]))
+
     def run_stage(weights_N: Tree, x_ABLD: Array, others: Tree) -> tuple[Array, Tree]:
         stage = jax.lax.axis_index(axes)
         groups = jax.tree.map(lambda x: interleave(x, axes, schedule.repeats), weights_N)
-        group_layers = jax.tree.leaves(groups)[0].shape[1]
 
         def tick(x_BLD: Array, number: Array) -> tuple[Array, tuple[Array, Tree]]:
             repeat, microbatch = schedule.work(number - stage)
             group = repeat * schedule.stages + stage
-            exchange = exchange_of(group, schedule.stages, schedule.repeats)
             is_new = (stage == 0) & (repeat == 0)
             x_BLD = jnp.where(is_new, index(x_ABLD, microbatch), x_BLD)
             other = jax.tree.map(
                 lambda x, each: index(x, microbatch) if each else x, others, is_mapped
             )
-            weights = jax.tree.map(lambda x: index(x, exchange), groups)
-            y_BLD, loads = layers(weights, x_BLD, other, group * group_layers)
+            y_BLD, loads = run_group(groups, x_BLD, other, group)
             return jax.lax.ppermute(y_BLD, axes, onward), (y_BLD, loads)
 
         ticks = jnp.arange(schedule.ticks)

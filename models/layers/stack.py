@@ -14,7 +14,7 @@ from models.api import Cache
 from models.attention.context import AttentionContext
 from models.initializers import Weights
 from models.layers.blocks import Block, Blocks
-from models.layers.pipeline import in_stages, inside_stages
+from models.layers.pipeline import has_repeats, in_stages, inside_stages
 from models.norms import Norm
 from models.positions import RelativeBias, rotation_of
 from models.spec import BlockKind, TransformerSpec
@@ -74,7 +74,7 @@ class Stack(nnx.Module):
         """Runs whole rows through all layers; returns them normed, and the loads of the experts."""
         context = self.with_shared_positions(context)
         _, weights = nnx.split(self.layers_N)
-        run = in_stages(self.layout, self.run_layers)
+        run = in_stages(self.layout, self.run_layers, self.remat)
         x_BLD, loads = run(weights, x_BLD, (context, source_context, key))
         return self.norm(x_BLD), loads
 
@@ -93,8 +93,8 @@ class Stack(nnx.Module):
             x_BLD, _, load = block(x_BLD, context, source_context, key=layer_key)
             return x_BLD, load
 
-        if self.spec.remat != "none":
-            layer = jax.checkpoint(layer, policy=remat_policy(self.spec))
+        if not has_repeats(self.layout):
+            layer = self.remat(layer)
         if self.spec.scan:
             stacked = self.layout.gather_stack(weights)
             numbers = first + jnp.arange(len(jax.tree.leaves(weights)[0]))
@@ -104,6 +104,12 @@ class Stack(nnx.Module):
             x_BLD, load = layer(x_BLD, (layer_weights, first + index))
             each.append(load)
         return x_BLD, jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
+
+    def remat(self, run: Callable) -> Callable:
+        """Returns the same function, which saves for its backward pass what the settings say."""
+        if self.spec.remat == "none":
+            return run
+        return jax.checkpoint(run, policy=remat_policy(self.spec))
 
     def with_shared_positions(self, context: AttentionContext) -> AttentionContext:
         """Adds what all layers share of positions: the angles of rotary ones, a shared bias."""

@@ -39,7 +39,7 @@ def layers(weights_ND: Array, x_BLD: Array, other: tuple[Array, Array], first: A
 
 
 def objective(layout: Layout, weights_ND: Array, shared_D: Array, x_ABLD: Array):
-    weights_ND, run = layout.reshard(weights_ND, "ND"), in_stages(layout, layers)
+    weights_ND, run = layout.reshard(weights_ND, "ND"), in_stages(layout, layers, jax.checkpoint)
     y_ABLD, sums_AN = jax.vmap(lambda x_BLD, key: run(weights_ND, x_BLD, (shared_D, key)))(
         x_ABLD, KEYS[: len(x_ABLD)]
     )
@@ -76,6 +76,9 @@ def test_stages_do_what_a_loop_does(mesh: str, rules: str, repeats: int, microba
     # Of hidden states, and of each group of layers, which are stored in order; forward, backward.
     assert text.count(" collective-permute(") == 2 * (1 + repeats * (repeats > 1))
     assert "all-to-all" not in text
+    stages = {"pipe:4": 4, "data:2,a:2,b:2": 4}.get(mesh, 2)
+    ticks = Schedule(stages, microbatches, repeats).ticks
+    assert f"f32[{ticks},{8 // stages // repeats},5]" not in text  # weights, saved at each tick
 
 
 SIZES = list(itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (1, 2, 3, 4, 5, 8)))
