@@ -105,7 +105,8 @@ def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     for prompt in body.prompts:
         lines = [task.prompt(prompt)]
         [first] = continuation_requests(lines, vocabs, options, None, max_tokens)
-        check_length(len(first.prompt), max_tokens, prompt, served.max_length)
+        room = room_for(len(first.prompt), prompt, body, served.max_length)
+        first = first._replace(max_new_tokens=min(max_tokens, room))
         for line in range(body.n):
             request = first._replace(seed=line_seed(options, line))
             text = TextStream(vocabs.target, request.prompt, body.stops)
@@ -114,13 +115,18 @@ def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     return choices
 
 
-def check_length(length: int, max_tokens: int, prompt: str, max_length: int) -> None:
-    """Refuses a prompt of so many tokens, or so many new ones, that do not fit in a slot."""
+def room_for(length: int, prompt: str, body: CompletionBody, max_length: int) -> int:
+    """Returns how many new tokens fit behind a prompt of so many; refuses to make more."""
     room = max_length - length
     if room < 1:
         raise bad_field("prompt", prompt, f"at most {max_length - 1} tokens, not {length}")
-    if max_tokens > room:
-        raise bad_field("max_tokens", max_tokens, f"1 to {room} tokens for a prompt of {length}")
+    if body.max_tokens is not None and body.max_tokens > room:
+        legal = f"1 to {room} tokens for a prompt of {length}"
+        raise bad_field("max_tokens", body.max_tokens, legal)
+    if body.min_tokens > room:
+        legal = f"0 to {room} tokens for a prompt of {length}"
+        raise bad_field("min_tokens", body.min_tokens, legal)
+    return room
 
 
 async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> None:

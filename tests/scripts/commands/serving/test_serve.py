@@ -157,6 +157,18 @@ def test_a_bad_request_is_explained(
     assert all(word in answer.json["error"]["message"] for word in words), answer.text
 
 
+def test_a_prompt_that_leaves_little_room_is_continued_by_less(running: Client) -> None:
+    fields: dict[str, Any] = {"prompt": "kara mitu lostu nevo", "temperature": 0}
+    length = running.post(**fields, max_tokens=1).json["usage"]["prompt_tokens"]
+    room = 23 - length  # of --max_length
+    assert 0 < room < 16  # the default of max_tokens
+    used = running.post(**fields, min_tokens=room).json["usage"]
+    assert used["completion_tokens"] == room
+    for name in ("max_tokens", "min_tokens"):
+        answer = running.post(**fields, **{name: room + 1})
+        assert answer.status == 422 and f"to {room} tokens for a prompt of {length}" in answer.text
+
+
 def test_a_full_queue_refuses_more(running: Client) -> None:
     long: dict[str, Any] = {"prompt": "", "max_tokens": 22, "min_tokens": 22, "n": 40}
     with ThreadPoolExecutor(8) as pool:
