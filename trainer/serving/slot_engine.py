@@ -1,7 +1,7 @@
 """Runs the slots of a language model on the devices: few programs, compiled before any request."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +17,14 @@ from trainer.memory import check_cache_memory
 
 JOINING_TOKENS = 256
 """Padded tokens of the prompts that are read in one pass, at most: more of the short ones."""
-CALL_S, MAX_STEPS = 0.02, 8
+CALL_S, MAX_STEPS = 0.02, 4
 """Seconds of the steps that are one call, and how many these are, at most.
 
-Each call, and what Python does around it, takes a millisecond or so beside the steps; a text that
-joins waits for the end of a call, and the place of one that ends is empty until then.
+Each call, and what Python does around it, takes a millisecond or so beside the steps.  More steps
+leave more slots empty: texts that end, and prompts that wait, do so until the end of a call.
 """
+MEASURE_S = 0.3
+"""Seconds for which steps are measured before the first request."""
 GREEDY = Sampling(temperature=0)
 
 
@@ -99,10 +101,10 @@ class SlotEngine:
             length = next(length for length in lengths if len(request.prompt) <= length)
             by_length.setdefault(length, []).append(slot)
         for length, slots in by_length.items():
-            sizes = self.joining_rows(length)
-            for group in chunks(slots, sizes[-1]):
-                rows = next(size for size in sizes if len(group) <= size)
-                self._put({slot: requests[slot] for slot in group}, rows, length)
+            while slots:
+                rows = next_rows(len(slots), self.joining_rows(length))
+                self._put({slot: requests[slot] for slot in slots[:rows]}, rows, length)
+                slots = slots[rows:]
 
     def advance(self) -> NewTokens:
         """Adds `steps` tokens to each text."""
@@ -112,10 +114,10 @@ class SlotEngine:
         return new_tokens
 
     def _steps_of_a_call(self) -> int:
-        """Returns how many steps fit in CALL_S, measured."""
-        seconds = []
-        for _ in range(5):  # the first one compiles
-            start = time.perf_counter()
+        """Returns how many steps fit in CALL_S, by the fastest: the machine may be busy."""
+        jax.block_until_ready(self.advance())  # compiles
+        seconds, end = list[float](), time.perf_counter() + MEASURE_S
+        while (start := time.perf_counter()) < end:
             jax.block_until_ready(self.advance())
             seconds.append(time.perf_counter() - start)
         return min(max(int(CALL_S / min(seconds)), 1), MAX_STEPS)
@@ -164,10 +166,13 @@ class SlotEngine:
         return {name: NamedSharding(self.mesh, place(of)) for name, of in axes.items()}
 
 
-def chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Yields the values, so many at a time.
+def next_rows(count: int, sizes: Sequence[int]) -> int:
+    """Returns the rows of a pass over so many prompts, or the first of them: over half are filled.
 
-    >>> list(chunks([1, 2, 3], 2))
-    [[1, 2], [3]]
+    >>> [next_rows(count, [1, 4, 16]) for count in (1, 2, 3, 8, 9, 17)]
+    [1, 1, 4, 4, 16, 16]
     """
-    return (values[start : start + size] for start in range(0, len(values), size))
+    enough = next((size for size in sizes if count <= size), sizes[-1])
+    if count > enough / 2:
+        return enough
+    return max((size for size in sizes if size <= count), default=enough)
