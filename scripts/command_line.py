@@ -31,7 +31,8 @@ def check_number(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number.")
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise click.BadParameter(f"{value} is not between {-LARGEST} and {LARGEST}.")
+        limit = f"above {LARGEST}" if value > 0 else f"below {-LARGEST}"
+        raise click.BadParameter(f"{value} is {limit}.")
     return value
 
 

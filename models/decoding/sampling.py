@@ -21,6 +21,10 @@ class Samples(NamedTuple):
     finished_BW: Array
 
 
+LOWEST_TEMPERATURE = 1e-6
+"""Below it, the likeliest token is taken: logits divided by less may overflow."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """Draws each next token.  Temperature 0 takes the likeliest."""
@@ -76,7 +80,7 @@ class Sampling:
         self, layout: Layout, logits_BWV: Array, seeds_B: Array, step: Array
     ) -> tuple[Array, Array]:
         """Chooses the next tokens; returns also their logits."""
-        if self.temperature == 0:
+        if self.temperature < LOWEST_TEMPERATURE:
             return likeliest(layout, logits_BWV)
         noise = (seeds_B, step)
         if self.top_k is None:

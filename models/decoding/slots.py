@@ -17,7 +17,14 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from models.api import Cache, Decodable, step_layout
 from models.decoding.generate import DecodeInputs, is_end, prefill
-from models.decoding.sampling import Chosen, likeliest, sampled, sampled_of_best, without_end
+from models.decoding.sampling import (
+    LOWEST_TEMPERATURE,
+    Chosen,
+    likeliest,
+    sampled,
+    sampled_of_best,
+    without_end,
+)
 
 Array = jax.Array
 PreparedStep = Callable[..., tuple[Cache, Array]]
@@ -225,7 +232,7 @@ def choose(
     layout: Layout, logits_BWV: Array, settings: SlotSettings, steps_B: Array, running_B: Array
 ) -> Chosen:
     """Chooses tokens by the settings of each text; computes only what some text needs."""
-    samples_B = running_B & (settings.temperature_B > 0)
+    samples_B = running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
     of_all_B, of_best_B = (samples_B & (settings.top_k_B == 0), samples_B & (settings.top_k_B > 0))
     has_nucleus_B = settings.top_p_B < 1
     noise = (settings.seeds_B, steps_B)

@@ -63,6 +63,20 @@ def test_no_device_gathers_the_vocabulary(sampling: Sampling) -> None:
     np.testing.assert_array_equal(split.tokens_BWT, whole(*same).tokens_BWT)
 
 
+@pytest.mark.parametrize("top_k", [None, 7])
+def test_temperatures_too_low_to_divide_by_take_the_likeliest(top_k: int | None) -> None:
+    logits_BWV = jnp.asarray(np.random.default_rng(0).normal(0, 9, (ROWS, WIDTH, 60)), jnp.float32)
+    seeds_B, step = jnp.arange(ROWS, dtype=jnp.uint32), jnp.zeros((), jnp.int32)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        chosen = [
+            Sampling(temperature, top_k=top_k).choose(WHOLE, logits_BWV, seeds_B, step)
+            for temperature in (1e-40, 1e-6)
+        ]
+    for tokens_BW, logits_BW in chosen:
+        np.testing.assert_array_equal(tokens_BW, logits_BWV.argmax(axis=-1))
+        np.testing.assert_array_equal(logits_BW, logits_BWV.max(axis=-1))
+
+
 def test_padding_of_the_vocabulary_changes_no_noise() -> None:
     layout = Layout(mesh="model:4", rules="vocab:model+")
     mesh = make_mesh(layout)
