@@ -420,7 +420,6 @@ class Translation(PairTask):
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
-
         sampled = [vocabs]
         if self.bpe_dropout:
             seeds = range(self.segmentations)
