@@ -93,8 +93,8 @@ class SentencePieceVocab(Vocab):
             ids = self._processor.encode(list(lines), num_threads=thread_count())
         else:
             rate, seed = self._dropout
-            # The seed is that of the generators of new threads, here of one.  SentencePiece mixes in
-            # a number of the process, so another process skips other merges.
+            # The seed is that of the generators of new threads, here of one.  SentencePiece adds
+            # a number of the process to it, so another process skips other merges.
             sentencepiece.set_random_generator_seed(seed)
             ids = self._processor.encode(
                 list(lines), enable_sampling=True, nbest_size=-1, alpha=rate, num_threads=1
