@@ -327,8 +327,7 @@ class Translation(PairTask):
     """Source tokens per row. A pair that is longer than a row on either side is dropped."""
     bpe_dropout: Fraction = 0.0
     """Share of the merges of sub-words that are skipped at random in the training pairs, which
-    SentencePiece's vocabularies by BPE allow (Provilkov et al., 2020). SentencePiece skips others
-    in each process: a cache that is built anew has other rows."""
+    SentencePiece's vocabularies by BPE allow (Provilkov et al., 2020)."""
     segmentations: Count = 1
     """Times that each training pair is in the rows, with other merges skipped each time."""
 

@@ -87,7 +87,7 @@ class Vocab(abc.ABC):
     def with_dropout(self, rate: float, seed: int) -> "Vocab":
         """Returns a copy whose `encode` skips merges at random (BPE dropout).
 
-        In one process a seed gives the same ids.  Provilkov et al. 2020, section 4.
+        The same seed and text give the same ids.  Provilkov et al. 2020, section 4.
         """
         raise UserError("BPE dropout: legal for a SentencePiece vocab of sub-words by BPE alone.")
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -86,28 +86,20 @@ class SentencePieceVocab(Vocab):
             model, len(ids), begin_id=begin, end_id=end, pad_id=pad if pad >= 0 else None
         )
         self._processor = processor
-        self._dropout: tuple[float, int] | None = None
+        self._dropout: Callable[[str, list[int]], list[int]] | None = None
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
-        if self._dropout is None:
-            ids = self._processor.encode(list(lines), num_threads=thread_count())
-        else:
-            rate, seed = self._dropout
-            # The seed is that of the generators of new threads, here of one.  SentencePiece adds
-            # a number of the process to it, so another process skips other merges.
-            sentencepiece.set_random_generator_seed(seed)
-            ids = self._processor.encode(
-                list(lines), enable_sampling=True, nbest_size=-1, alpha=rate, num_threads=1
-            )
+        ids = self._processor.encode(list(lines), num_threads=thread_count())
+        if self._dropout is not None:
+            ids = list(map(self._dropout, lines, ids))
         return [np.asarray(i, self.dtype) for i in ids]
 
     def with_dropout(self, rate: float, seed: int) -> "SentencePieceVocab":
         """Returns a copy whose `encode` skips merges at random."""
-        kind = _model_type(self.model)
-        if kind != "bpe":
-            raise UserError(f"BPE dropout: the model_type of the vocab is {kind}.  Legal: bpe.")
+        from data.tokenizers.bpe_dropout import BpeDropout  # loads protobuf, which takes 0.1 s
+
         vocab = copy.copy(self)
-        vocab._dropout = rate, seed
+        vocab._dropout = BpeDropout(self.model, rate, seed)
         return vocab
 
     def _text(self, ids: list[int]) -> str:
@@ -132,14 +124,6 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
     except (RuntimeError, UnicodeDecodeError):
         return None
     return processor
-
-
-def _model_type(model: bytes) -> str:
-    """Returns how a model was trained, as `SentencePiece.model_type` names it."""
-    from sentencepiece import sentencepiece_model_pb2 as proto  # loads protobuf, which takes 0.1 s
-
-    trained = proto.ModelProto.FromString(model).trainer_spec.model_type
-    return str(proto.TrainerSpec.ModelType.Name(trained)).lower()
 
 
 def _train(

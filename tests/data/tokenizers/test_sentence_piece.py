@@ -61,6 +61,10 @@ def test_bpe_dropout_skips_merges_and_a_seed_repeats_it(vocab, lines):
     assert sum(map(len, first)) > 1.1 * sum(map(len, plain))
     assert all(map(np.array_equal, vocab.encode(lines), plain))
     assert all(map(np.array_equal, vocab.with_dropout(1e-9, 5).encode(lines), plain))
+    singles = vocab.with_dropout(1 - 1e-9, 5).encode(lines)
+    assert (
+        max(len(piece) for ids in singles for piece in vocab.pieces(ids) if "<" not in piece) == 1
+    )
 
 
 def test_bpe_dropout_needs_bpe(lines):
