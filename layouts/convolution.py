@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from configs.errors import UserError
 from layouts.axes import BY_LETTER
+from layouts.shards import Entry, ppermute
 
 Array = jax.Array
-Entry = str | tuple[str, ...] | None  # of a jax.P
 Padding = Literal["SAME", "VALID"]
 KERNEL_AXES = {"Y": "O", "X": "P"}
 """The axis of a kernel that slides along each axis of an image."""
@@ -269,7 +269,7 @@ def rows_before(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
     for hop, size in enumerate(hops(rows, given), 1):
         part = jax.lax.slice_in_dim(x, given - size, given, axis=axis)
         pairs = [(device, device + hop) for device in range(count - hop)]
-        parts.append(jax.lax.ppermute(part, entry, pairs))
+        parts.append(ppermute(part, entry, pairs))
     return parts[::-1]
 
 
@@ -280,7 +280,7 @@ def rows_after(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
     for hop, size in enumerate(hops(rows, x.shape[axis]), 1):
         part = jax.lax.slice_in_dim(x, 0, size, axis=axis)
         pairs = [(device + hop, device) for device in range(count - hop)]
-        parts.append(jax.lax.ppermute(part, entry, pairs))
+        parts.append(ppermute(part, entry, pairs))
     return parts
 
 

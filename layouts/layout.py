@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -15,10 +14,10 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import BY_NAME, SYNONYMS
+from layouts.shards import mesh_axes, num_shards
 
 Array = jax.Array
 Tree = TypeVar("Tree")
-Entry = str | tuple[str, ...] | None  # of a jax.P
 ABSENT_AXES = re.compile(r"\(\w+\)")  # of "(E)GD"
 
 
@@ -89,17 +88,6 @@ def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
     return wants
 
 
-def mesh_axes(entry: Entry) -> tuple[str, ...]:
-    """Returns the mesh axes that one axis of a placement is split over."""
-    return (entry,) if isinstance(entry, str) else entry or ()
-
-
-def num_shards(entry: Entry) -> int:
-    """Returns into how many shards that splits the axis, on the mesh that is set."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return math.prod(sizes[name] for name in mesh_axes(entry))
-
-
 class AxisAssignment(NamedTuple):
     """Holds what a rule gets in a tensor: its mesh axis, or nothing because `lost_to` has it."""
 
@@ -166,6 +154,11 @@ class Layout:
             marked = ABSENT_AXES.sub(lambda absent: " " * len(absent[0]), axes)
             places = [entry for entry, axis in zip(places, marked, strict=True) if axis != " "]
         return jax.P(*(p[0] if len(p) == 1 else p or None for p in places))
+
+    @property
+    def stage_axes(self) -> tuple[str, ...]:
+        """Returns the mesh axes, of any size, over which the rules split layers into stages."""
+        return mesh_axes(self.place("NBLD")[0])
 
     def einsum(
         self, equation: str, *operands: Array, stored: bool = False, dtype: DTypeLike | None = None

@@ -16,7 +16,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
 from layouts.device_order import check_order, device_permutation, place, torus_of
-from layouts.layout import Layout, mesh_axes, pairs
+from layouts.layout import Layout, pairs
+from layouts.shards import mesh_axes
 from layouts.slices import side_by_side, slice_counts, slices_of
 
 # Without the first three libtpu asks the network what machine it is on; with the last, several

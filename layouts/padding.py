@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from layouts.axes import BY_LETTER, letters_of
-from layouts.layout import Layout, num_shards
+from layouts.layout import Layout
+from layouts.shards import num_shards
 
 Array = jax.Array
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 
-from layouts.layout import Layout, mesh_axes, num_shards
-from layouts.shards import shard_index
+from layouts.layout import Layout
+from layouts.shards import mesh_axes, num_shards, shard_index
 
 Array = jax.Array
 BYTES = 4  # in one random number

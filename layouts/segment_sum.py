@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout
+from layouts.shards import mesh_axes
 
 Array = jax.Array
 

@@ -1,11 +1,25 @@
 """Provides what a function that runs on each device's shard (`Layout.shard_map`) needs."""
 
+import math
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
-
-from layouts.layout import mesh_axes
+import numpy as np
 
 Array = jax.Array
+Entry = str | tuple[str, ...] | None  # of a jax.P
+
+
+def mesh_axes(entry: Entry) -> tuple[str, ...]:
+    """Returns the mesh axes that one axis of a placement is split over."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def num_shards(entry: Entry) -> int:
+    """Returns into how many shards that splits the axis, on the mesh that is set."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes[name] for name in mesh_axes(entry))
 
 
 def shard_index(axes: tuple[str, ...]) -> Array:
@@ -35,3 +49,18 @@ def gather_shard(x: Array, before: jax.P, after: jax.P, over: tuple[str, ...]) -
             x = jax.lax.all_gather(x, names, axis=axis, tiled=True)
     split = {name for entry in before for name in mesh_axes(entry)}
     return jax.lax.pcast(x, tuple(name for name in over if name not in split), to="varying")
+
+
+def ppermute(x: Array, entry: Entry, pairs: Sequence[tuple[int, int]]) -> Array:
+    """Sends shards of an axis that is split so; pairs hold the indices of a shard and its receiver.
+
+    `jax.lax.ppermute` counts devices in the order of the mesh (jax 0.10.2), but `axis_index` and
+    placements in that of the entry.  So the mesh axes are sorted here, and the pairs renumbered.
+    """
+    names = mesh_axes(entry)
+    sorted_names = sorted(names, key=jax.sharding.get_abstract_mesh().axis_names.index)
+    sizes = [jax.lax.axis_size(name) for name in sorted_names]
+    in_mesh_order = np.arange(math.prod(sizes)).reshape(sizes)
+    position = in_mesh_order.transpose([sorted_names.index(name) for name in names]).ravel()
+    renumbered = [(int(position[source]), int(position[target])) for source, target in pairs]
+    return jax.lax.ppermute(x, tuple(sorted_names), renumbered)

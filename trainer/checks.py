@@ -15,12 +15,13 @@ from configs.errors import RunError, UserError
 from data.vocabs import Vocabs
 from layouts.axes import BY_LETTER, letters_of
 from layouts.device_order import Torus
-from layouts.layout import Layout, num_shards
+from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
 from layouts.lint.report import check, report
 from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
+from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes
 from trainer.run import Run
 

@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from configs.errors import UserError
 from data.order import batches
 from data.packing.rows import Rows
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout
+from layouts.shards import mesh_axes
 
 HostBatch = dict[str, np.ndarray]
 

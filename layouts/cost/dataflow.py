@@ -8,7 +8,7 @@ from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from layouts.cost.collectives import checkout_file
 from layouts.cost.convolutions import convolution_flops
-from layouts.layout import Entry, mesh_axes
+from layouts.shards import Entry, mesh_axes
 
 # Operations that only give the same numbers another shape or type.
 VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")

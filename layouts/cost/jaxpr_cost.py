@@ -28,7 +28,7 @@ from layouts.cost.dataflow import (
 from layouts.cost.dot_axes import Letters
 from layouts.cost.kernels import kernel_flops
 from layouts.cost.peak_memory import peak_bytes
-from layouts.layout import Entry, mesh_axes
+from layouts.shards import Entry, mesh_axes
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax")
 MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce",

@@ -10,16 +10,7 @@ from typing import Literal, NamedTuple
 
 from configs.errors import did_you_mean
 from layouts.axes import ABSENT, BY_LETTER, BY_NAME, SYNONYMS
-from layouts.layout import (
-    AxisAssignment,
-    Layout,
-    Rule,
-    axis_assignments,
-    mesh_axes,
-    pairs,
-    parse_rules,
-    parts,
-)
+from layouts.layout import AxisAssignment, Layout, Rule, axis_assignments, pairs, parse_rules, parts
 from layouts.lint.recorder import Record, Tensor
 
 FIELDS = ("rules", "param_rules")
@@ -277,9 +268,9 @@ def _repeats(context: LintContext, cause: SplitCause) -> int:
 
 def _makes_stages(context: LintContext, cause: SplitCause) -> bool:
     """Returns whether the rules that split an axis make stages of layers."""
-    stages = mesh_axes(context.layout.place("NBLD")[0])
     ruled = tuple(sourced.rule.mesh_axis for sourced in cause.rules)
-    return cause.letter == "N" and ruled == stages and _num_shards(context, cause.rules) > 1
+    is_stages = cause.letter == "N" and ruled == context.layout.stage_axes
+    return is_stages and _num_shards(context, cause.rules) > 1
 
 
 def _weights(context: LintContext, names: list[str]) -> list[str]:

@@ -8,10 +8,11 @@ import jax
 
 from configs.errors import UserError
 from layouts.device_order import Torus, legal, mistakes
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
 from layouts.lint.warnings import check_efficiency, check_idle_rules, check_repeats
+from layouts.shards import mesh_axes
 from layouts.slices import slice_counts
 
 

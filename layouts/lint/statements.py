@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from layouts.axes import BY_LETTER
 from layouts.cost.collectives import checkout_file
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout
+from layouts.shards import mesh_axes
 
 
 class Statement(NamedTuple):

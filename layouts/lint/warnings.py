@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from layouts.axes import BY_LETTER, BY_NAME
-from layouts.layout import Layout, Rule, mesh_axes
+from layouts.layout import Layout, Rule
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, several
 from layouts.lint.recorder import Product, Record, Tensor, Weight
 
@@ -38,7 +38,7 @@ def check_idle_rules(context: LintContext) -> list[Problem]:
 
 def check_repeats(context: LintContext) -> list[Problem]:
     """Reports repeats of a pipeline where layers are not split into stages."""
-    repeats, stages = context.layout.pipeline_repeats, mesh_axes(context.layout.place("NBLD")[0])
+    repeats, stages = context.layout.pipeline_repeats, context.layout.stage_axes
     if repeats == 1 or math.prod(context.mesh.get(name, 1) for name in stages) > 1:
         return []
     subject = f"pipeline_repeats = {repeats} ({context.source('pipeline_repeats')})"

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, mesh_axes
+from layouts.layout import Layout
+from layouts.shards import mesh_axes
 from models.api import Batch, Cache, Decodable, Step, step_layout
 from models.decoding.caches import SeparateCaches, SharedCache, hypothesis_cache, repeat
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, mesh_axes, num_shards, parse_rules
+from layouts.layout import Layout, parse_rules
+from layouts.shards import mesh_axes, num_shards, ppermute
 
 Array = jax.Array
 Tree = Any  # of arrays
@@ -27,8 +28,7 @@ Remat = Callable[[Layers], Layers]  # saves less for the backward pass, as the m
 
 def stage_axes(layout: Layout) -> tuple[str, ...]:
     """Returns the mesh axes of a layout over which layers are run in stages; none without any."""
-    axes = mesh_axes(layout.place("NBLD")[0])
-    return axes if num_shards(axes) > 1 else ()
+    return layout.stage_axes if num_shards(layout.stage_axes) > 1 else ()
 
 
 def has_repeats(layout: Layout) -> bool:
@@ -159,7 +159,7 @@ def run_stages(
                 lambda x, each: index(x, microbatch) if each else x, others, is_mapped
             )
             y_BLD, loads = run_group(groups, x_BLD, other, group)
-            return jax.lax.ppermute(y_BLD, axes, onward), (y_BLD, loads)
+            return ppermute(y_BLD, axes, onward), (y_BLD, loads)
 
         ticks = jnp.arange(schedule.ticks)
         _, (outputs, loads) = jax.lax.scan(tick, jnp.zeros_like(x_ABLD[0]), ticks)
@@ -236,7 +236,7 @@ def interleave(x_N: Array, axes: tuple[str, ...], repeats: int) -> Array:
             if exchange_of(group, stages, repeats) == exchange
         ]
         sent = index(x_N, (exchange - skipped) % repeats)
-        received.append(jax.lax.ppermute(sent, axes, pairs))
+        received.append(ppermute(sent, axes, pairs))
     return jnp.stack(received)
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from layouts.layout import Layout, mesh_axes, num_shards
+from layouts.layout import Layout
 from layouts.random_bytes import random_bytes_of_shard
-from layouts.shards import gather_shard, is_gatherable, shard_index
+from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index
 from models.moe.exchange import Exchange
 from models.moe.routing import Routing
 

@@ -110,6 +110,11 @@ def test_a_halo_may_come_from_several_neighbours() -> None:
     check_equal(ROWS, image=(16, 5), kernel=(5, 2), dilation=(3, 1))
 
 
+def test_a_halo_comes_from_neighbours_whatever_the_order_of_the_mesh_axes() -> None:
+    layout = Layout(mesh="x:2,y:2,z:2", rules="height:z;height:x;width:y+")
+    check_equal(layout, image=(16, 5), kernel=(3, 2))
+
+
 def test_shards_of_the_result_may_begin_anywhere() -> None:
     """19 rows are 3 a device, and the 10 of the result 2 a device: windows drift by a row each."""
     check_equal(ROWS, image=(19, 5), kernel=(3, 3), strides=(2, 2))

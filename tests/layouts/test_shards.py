@@ -1,4 +1,6 @@
-"""What runs on each device gathers weights, and scatters their gradients."""
+"""What runs on each device gathers weights, scatters their gradients, and sends shards on."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from layouts.shards import gather_shard
+from layouts.shards import gather_shard, ppermute
 
 LAYOUT = Layout(mesh="x:2,y:2", rules="batch:x;batch:y", param_rules="d_model:x;d_model:y")
 
@@ -32,3 +34,24 @@ def test_the_gradient_of_a_weight_that_is_gathered_on_devices_is_scattered() -> 
     np.testing.assert_allclose(dw_DF, x_BD.T @ dy_BF, rtol=0, atol=1e-5)
     read = CompiledProgram.read(program.as_text()).collectives(dict(mesh.shape))
     assert {c.kind for c in read if c.bytes > 4} == {"reduce-scatter", "all-gather"}
+
+
+def test_shards_are_sent_by_their_index_whatever_the_order_of_the_mesh_axes() -> None:
+    """All over one axis, two and three of the mesh; the first shard receives from none."""
+    onward = {2: [(0, 1)], 4: [(i, i + 1) for i in range(3)], 8: [(i, i + 1) for i in range(7)]}
+    orders = [axes for n in (1, 2, 3) for axes in itertools.permutations("xyz", n)]
+    with jax.set_mesh(make_mesh(Layout(mesh="x:2,y:2,z:2"))):
+
+        @jax.jit
+        def sent() -> list[jax.Array]:
+            return [
+                jax.shard_map(
+                    lambda x, axes=axes: ppermute(x, axes, onward[2 ** len(axes)]),
+                    in_specs=jax.P(axes),
+                    out_specs=jax.P(axes),
+                )(jax.sharding.reshard(jnp.arange(2 ** len(axes)), jax.P(axes)))
+                for axes in orders
+            ]
+
+        for axes, received in zip(orders, sent(), strict=True):
+            assert received.tolist() == [0, *range(2 ** len(axes) - 1)], axes

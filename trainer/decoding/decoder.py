@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from data.vocab import EOS, PAD
-from layouts.layout import Layout, num_shards
+from layouts.layout import Layout
+from layouts.shards import num_shards
 from models.api import Decodable
 from models.decoding.generate import DecodeInputs, DecodeOutput, Search, generate, initial_cache
 from trainer.memory import check_cache_memory

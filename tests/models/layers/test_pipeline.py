@@ -63,7 +63,7 @@ def computed(layout: Layout, microbatches: int):
         ("pipe:4", "layers:pipe", 1, 6),
         ("data:2,a:2,b:2", "batch:data;layers:a;layers:b", 1, 6),
         ("data:2,pipe:2", "batch:pipe;layers:pipe;d_model:pipe?", 1, 6),
-        ("data:2,a:2,b:2", "batch:data;layers:a;layers:b", 2, 6),
+        ("data:2,a:2,b:2", "batch:data;layers:b;layers:a", 2, 6),
         ("data:2,pipe:2", "batch:pipe;layers:pipe;d_model:pipe?", 4, 6),
         ("pipe:4", "layers:pipe", 2, 3),
     ],
