@@ -11,10 +11,12 @@ from trainer.serving.slot_engine import SampledRequest, SlotEngine
 
 
 class StepsInFlight(NamedTuple):
-    """Holds the tokens that a call computes, and the jobs of its slots."""
+    """Holds the tokens that a call computes, the jobs of its slots, and when it began."""
 
     new_tokens: NewTokens
+    steps: int
     jobs: dict[int, Job]
+    start_s: float
 
 
 class ContinuousService(Service):
@@ -66,10 +68,11 @@ class ContinuousService(Service):
         """Starts some steps; the slot of a text that they complete is free."""
         if not self._running:
             return None
-        dispatched = StepsInFlight(self.engine.advance(), dict(self._running))
-        self.counts.steps += self.engine.steps
+        start_s, steps = time.monotonic(), self.engine.steps
+        dispatched = StepsInFlight(self.engine.advance(), steps, dict(self._running), start_s)
+        self.counts.steps += steps
         for slot in dispatched.jobs:
-            self._left[slot] -= self.engine.steps
+            self._left[slot] -= steps
             if self._left[slot] <= 0:
                 self._free(slot)
         return dispatched
@@ -80,7 +83,8 @@ class ContinuousService(Service):
     def _read(self, dispatched: StepsInFlight) -> None:
         """Waits for the tokens of a call, and hands them to their jobs."""
         columns = fetched(dispatched.new_tokens)
-        tokens_BT, log_p_BT = (column[:, : self.engine.steps].tolist() for column in columns)
+        self.engine.note_call(dispatched.steps, time.monotonic() - dispatched.start_s)
+        tokens_BT, log_p_BT = (column[:, : dispatched.steps].tolist() for column in columns)
         changed = []
         for slot, job in dispatched.jobs.items():
             if job.is_done:

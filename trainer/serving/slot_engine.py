@@ -1,6 +1,6 @@
 """Runs the slots of a language model on the devices: few programs, compiled before any request."""
 
-import time
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +23,6 @@ CALL_S, MAX_STEPS = 0.02, 4
 Each call, and what Python does around it, takes a millisecond or so beside the steps.  More steps
 leave more slots empty: texts that end, and prompts that wait, do so until the end of a call.
 """
-MEASURE_S = 0.3
-"""Seconds for which steps are measured before the first request."""
 GREEDY = Sampling(temperature=0)
 
 
@@ -49,7 +47,7 @@ class SlotEngine:
         self.layout = model.layout
         self.shards = row_shards(self.layout, mesh)
         self.slots = self.rounded(slots)
-        self.steps = 1
+        self.steps, self._step_s = 1, math.inf
         self._decoder = decoder = SlotDecoder(
             model, self.slots, max_length, vocab.stop_ids, MAX_STEPS
         )
@@ -91,7 +89,7 @@ class SlotEngine:
         for length in self.prompt_lengths():
             for rows in self.joining_rows(length):
                 self._put({}, rows, length)
-        self.steps = self._steps_of_a_call()
+        jax.block_until_ready(self.advance())
 
     def join(self, requests: Mapping[int, SampledRequest]) -> None:
         """Puts requests into slots, by slot."""
@@ -113,14 +111,13 @@ class SlotEngine:
         )
         return new_tokens
 
-    def _steps_of_a_call(self) -> int:
-        """Returns how many steps fit in CALL_S, by the fastest: the machine may be busy."""
-        jax.block_until_ready(self.advance())  # compiles
-        seconds, end = list[float](), time.perf_counter() + MEASURE_S
-        while (start := time.perf_counter()) < end:
-            jax.block_until_ready(self.advance())
-            seconds.append(time.perf_counter() - start)
-        return min(max(int(CALL_S / min(seconds)), 1), MAX_STEPS)
+    def note_call(self, steps: int, seconds: float) -> None:
+        """Learns from a call that took at most so long how many steps fit in CALL_S.
+
+        The fastest call counts: others waited for something else, or for work of the machine.
+        """
+        self._step_s = min(self._step_s, seconds / steps)
+        self.steps = min(max(int(CALL_S / self._step_s), 1), MAX_STEPS)
 
     def _prepared_weights(self, params: Any) -> list[jax.Array]:
         # Once traced, the step of the model is a function of its arguments alone.

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from configs.errors import brief
 from scripts.commands.serving.completions import complete
 from scripts.commands.serving.errors import ApiError, api_error_response
 from scripts.commands.serving.served import ServedModel
@@ -61,9 +62,14 @@ async def metrics(request: Request) -> Response:
 async def http_error_response(request: Request, error: Exception) -> Response:
     """Answers with the error of a route."""
     assert isinstance(error, HTTPException)
-    path = f"{request.method} {request.url.path}"
+    path = brief(f"{request.method} {request.scope['path']}")
     legal = ", ".join(f"{method} {route.path}" for route in ROUTES for method in methods(route))
     return ApiError(error.status_code, f"{path}: {error.detail}.  Legal: {legal}.").response()
+
+
+async def failure_response(request: Request, error: Exception) -> Response:
+    """Answers after an error of the server itself, which then reaches its log."""
+    return ApiError(500, "The server failed; its log says why.").response()
 
 
 async def client_left(request: Request, error: Exception) -> Response:
@@ -94,6 +100,7 @@ def application(served: ServedModel, registry: CollectorRegistry) -> Starlette:
             ApiError: api_error_response,
             HTTPException: http_error_response,
             ClientDisconnect: client_left,
+            Exception: failure_response,
         },
     )
     app.state.served, app.state.registry = served, registry

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LARGEST_SEED = 2**63 - 1
+LARGEST_K = 2**31 - 1
+LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES = 128
 MAX_STOPS = 4
 # What the API of OpenAI has and no search here does; values that change nothing are taken.
@@ -50,8 +52,12 @@ class CompletionBody(Body):
     )
     max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
     min_tokens: int = Field(0, ge=0, description="an integer from 0 to max_tokens")
-    temperature: float = Field(1.0, ge=0, description="a number of at least 0")
-    top_k: int = Field(0, ge=0, le=2**31 - 1, description="an integer of at least 0; 0 is no limit")
+    temperature: float = Field(
+        1.0, ge=0, le=LARGEST_TEMPERATURE, description=f"a number from 0 to {LARGEST_TEMPERATURE}"
+    )
+    top_k: int = Field(
+        0, ge=0, le=LARGEST_K, description=f"an integer from 0 to {LARGEST_K}; 0 is no limit"
+    )
     top_p: float = Field(1.0, ge=0, le=1, description="a number from 0 to 1; 1 is no limit")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     seed: int | None = Field(

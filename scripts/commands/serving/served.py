@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from configs.errors import brief
 from data.vocabs import Vocabs
 from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.exchange import Limits
@@ -38,7 +39,7 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Refuses a request for another model."""
         if name not in (None, self.name):
-            raise ApiError(404, f"model = {name!r}.  Legal: {self.name!r}.", "model")
+            raise ApiError(404, f"model = {brief(repr(name))}.  Legal: {self.name!r}.", "model")
 
     def fingerprint(self, jobs: Sequence[Job]) -> str:
         """Names the weights of an answer: of both checkpoints where they changed meanwhile."""

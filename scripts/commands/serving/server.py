@@ -1,19 +1,45 @@
 """Listens for HTTP, and stops on a signal once the requests that run are answered."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.guard import Guard
 from trainer.serving.service import Job, Service, call_each
 
 KEEP_ALIVE_S = 30
 """How long a connection may be without a request, even if it sends a part of one."""
+
+
+class Protocol(H11Protocol):
+    """Speaks HTTP/1.1, and answers what is none as any other error."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are no request, and closes the connection.
+
+        They may be the body of a request: that one gets no other answer.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        error = ApiError(400, "This is no valid HTTP/1.1.").response()
+        headers = [*error.raw_headers, (b"connection", b"close")]
+        with contextlib.suppress(h11.LocalProtocolError):  # the request is answered already
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=bytes(error.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -23,7 +49,7 @@ class Server(uvicorn.Server):
         self, guard: Guard, service: Service, drain_s: float, on_start: Callable[[], None]
     ):
         config = uvicorn.Config(
-            guard, log_config=None, access_log=False, lifespan="off", http="h11", ws="none",
+            guard, log_config=None, access_log=False, lifespan="off", http=Protocol, ws="none",
             timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1, server_header=False,
         )  # fmt: skip
         super().__init__(config)

@@ -1,5 +1,6 @@
 """A server on a toy model: the openai client, every status, clients that misbehave, reloads."""
 
+import http.client
 import json
 import re
 import socket
@@ -16,7 +17,7 @@ from configs.errors import UserError
 from scripts.benchmarks.serve import TEMPERATURE, LoadCase, cases_of, load
 from scripts.commands.serving.launch import bound_socket, check_address, host_names
 from tests.scripts.commands.serving.browser import PHONE, opened
-from tests.scripts.commands.serving.client import Client
+from tests.scripts.commands.serving.client import WAIT_S, Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import Place
 
@@ -135,7 +136,9 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
-        ({"prompt": "a", "temperature": "hot"}, 422, ["temperature = 'hot'", "at least 0"]),
+        ({"prompt": "a", "temperature": "hot"}, 422, ["temperature = 'hot'", "from 0 to"]),
+        ({"prompt": "a", "temperature": 1e39}, 422, ["temperature = 1e+39", "from 0 to 1000000"]),
+        ({"prompt": "a", "top_k": 2**31}, 422, ["top_k = 2147483648", "from 0 to 2147483647;"]),
         ({"prompt": "a", "temperatur": 1}, 422, ["temperatur", "Did you mean temperature?"]),
         ({"prompt": "a", "max_tokens": 99}, 422, ["max_tokens = 99", "for a prompt of"]),
         ({"prompt": "kara " * 30}, 422, ["prompt = ", "at most 22"]),
@@ -144,6 +147,7 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "best_of": 3}, 422, ["best_of", "no such field"]),
         ({}, 422, ["prompt is missing"]),
         ({"prompt": "a", "model": "gpt"}, 404, ["'gpt'", "'run'"]),
+        ({"prompt": "a", "model": "x" * 999}, 404, ["(1,001 characters)"]),
         ({"prompt": ["a"] * 7, "n": 6}, 422, ["n = 6", "at most 40 texts", "not 42"]),
         ({"prompt": "a" * 1_000_001}, 413, ["1,000,000 bytes"]),
     ],
@@ -197,10 +201,41 @@ def test_garbage_does_no_harm(running: Client) -> None:
         assert running.post(prompt="a", max_tokens=1).status == 200
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\0",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"{post} application/json\r\n\r\nnot a chunk\r\n",
+        b"{post} text/plain\r\n\r\nnot a chunk\r\n",
+    ],
+    ids=("tls", "headers", "body", "body of a request that is refused"),
+)
+def test_what_is_no_http_gets_an_error_like_others(
+    running: Client, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    data = data.replace(b"{post}", post + b"Content-Type:")
+    with socket.create_connection(("127.0.0.1", running.port), WAIT_S) as connection:
+        connection.sendall(data)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 400 and answer.getheader("Content-Type") == "application/json"
+        assert json.loads(answer.read())["error"]["message"] == "This is no valid HTTP/1.1."
+        assert not connection.recv(1)
+    assert running.get("/health").status == 200
+    assert {record.levelname for record in caplog.records} <= {"WARNING"}  # no traceback
+
+
+def test_a_long_path_is_shortened_in_its_error(running: Client) -> None:
+    answer = running.get("/" + "a" * 9999)
+    assert answer.status == 404 and len(answer.text) < 1000
+
+
 def test_a_client_that_leaves_frees_its_slots(running: Client) -> None:
     for streams in (False, True):
         before = running.metric("meshloom_new_tokens_total")
-        body = {"prompt": "", "max_tokens": 23, "min_tokens": 23, "n": 12, "stream": streams}
+        body = {"prompt": "", "max_tokens": 23, "min_tokens": 23, "n": 40, "stream": streams}
         text = json.dumps(body)
         head = [
             "POST /v1/completions HTTP/1.1", "Host: localhost", f"Content-Length: {len(text)}",
@@ -211,7 +246,7 @@ def test_a_client_that_leaves_frees_its_slots(running: Client) -> None:
             while running.metric("meshloom_new_tokens_total") == before:
                 time.sleep(0.001)
         running.wait_until_idle()
-        assert running.metric("meshloom_new_tokens_total") < before + 12 * 23
+        assert running.metric("meshloom_new_tokens_total") < before + 40 * 23
 
 
 def test_the_page_streams_by_keyboard_on_a_phone(running: Client, trained: Place) -> None:
