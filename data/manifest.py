@@ -16,6 +16,7 @@ from data.packing.rows import hashed_bytes
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
 from data.vocab import Vocab
+from data.vocabs import TARGET_FILE
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -38,18 +39,24 @@ class CacheKey:
     """Versions of the packages that train vocabularies and tokenize."""
     vocabs: dict[str, str]
     """Hashes of the vocabularies that are given instead of trained."""
+    own_vocabs: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Hashes of the vocabularies that the settings themselves name, or the cache has."""
 
     @classmethod
     def of(cls, task: Task, given: Mapping[str, Vocab | None]) -> "CacheKey":
-        vocabs = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
-        return cls(settings(task), _defaults(task), tokenizer_versions(task), vocabs)
+        own = _own_vocabs(task)
+        hashes = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
+        vocabs = {name: digest for name, digest in hashes.items() if own.get(name) != digest}
+        return cls(settings(task), _defaults(task), tokenizer_versions(task), vocabs, own)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "CacheKey":
         """Returns the key of a cache."""
-        vocabs = {name: stored[f"{name}_hash"][:16] for name in stored.get(_GIVEN, ())}
+        names = [name for name in ("vocab", "source_vocab") if f"{name}_hash" in stored]
+        own = {name: stored[f"{name}_hash"][:16] for name in names}
+        vocabs = {name: own[name] for name in stored.get(_GIVEN, ())}
         versions = stored.get("versions", {})
-        return cls(stored.get("settings", {}), frozenset(), versions, vocabs)
+        return cls(stored.get("settings", {}), frozenset(), versions, vocabs, own)
 
     def written(self) -> dict[str, Any]:
         """Returns what a manifest keeps of the key."""
@@ -70,11 +77,26 @@ class CacheKey:
             now.pop(name, None)
         if not any_version and "versions" in stored and self.versions:  # older caches have none
             cached, now = cached | stored["versions"], now | self.versions
-        for name in sorted({*self.vocabs, *stored.get(_GIVEN, ())}):
-            cached[name] = stored.get(f"{name}_hash", "")[:16]
-        now |= self.vocabs
         names = [name for name in {**cached, **now} if cached.get(name) != now.get(name)]
-        return [difference(name, cached.get(name), now.get(name)) for name in names]
+        different = [difference(name, cached.get(name), now.get(name)) for name in names]
+        return [*different, *self._vocab_differences(stored)]
+
+    def _vocab_differences(self, stored: dict[str, Any]) -> Iterator[str]:
+        for name in sorted({*self.vocabs, *stored.get(_GIVEN, ())}):
+            before = stored.get(f"{name}_hash", "")[:16]
+            now = self.vocabs.get(name, self.own_vocabs.get(name))
+            if now is None:
+                yield f"{name} was a run's ({before!r}) and is trained, without Run.start_from"
+            elif now != before:
+                yield difference(name, before, now)
+
+
+def _own_vocabs(task: Task) -> dict[str, str]:
+    """Returns the hashes of the trained vocabularies that the settings of a task name."""
+    given = {file: settings.given() for file, settings in task.vocab_settings.items()}
+    files = {"vocab": TARGET_FILE, "source_vocab": task.source_vocab_file}
+    vocabs = {name: given[file] for name, file in files.items() if file is not None}
+    return {name: vocab.hash[:16] for name, vocab in vocabs.items() if vocab is not None}
 
 
 def tokenizer_versions(task: Task) -> dict[str, str]:
@@ -176,7 +198,9 @@ def load(folder: Path) -> dict[str, Any]:
     """Reads a manifest; of another format, only its number."""
     try:
         manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
-        if manifest.pop(CHECKSUM, None) not in (None, _checksum(manifest)):  # old ones have none
+        checksum = manifest.pop(CHECKSUM, None)
+        is_old = checksum is None and "versions" not in manifest  # checksums came before versions
+        if not is_old and checksum != _checksum(manifest):
             raise ValueError("it is damaged")
         if manifest["format"] != FORMAT:
             return {"format": manifest["format"], "file_bytes": {}}

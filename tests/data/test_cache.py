@@ -1,5 +1,6 @@
 """The cache: built whole, reused at once, and built beside for other settings or texts."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -111,9 +112,9 @@ def test_other_settings_are_built_beside_and_named(text, data_dir, log_lines):
 
 def test_a_setting_that_an_older_version_lacked_has_its_default(text, data_dir):
     folder = prepare(task_of(text), data_dir).folder
-    stored = json.loads((folder / "manifest.json").read_text())
-    del stored["crc32"], stored["settings"]["Task.packs"]
-    (folder / "manifest.json").write_text(json.dumps(stored))
+    stored = manifest.load(folder)
+    del stored["settings"]["Task.packs"]
+    manifest.write(folder, stored)
     assert prepare(task_of(text), data_dir).folder == folder
     assert prepare(task_of(text, packs=False), data_dir).folder != folder
 
@@ -218,6 +219,34 @@ def test_a_given_vocab_is_used_and_another_builds_beside(text, data_dir, log_lin
     assert prepare(task_of(text), data_dir, vocab=trained.vocab).folder == trained.folder
 
 
+def test_a_cache_of_another_runs_vocab_says_so_where_the_settings_train_one(
+    text, data_dir, log_lines
+):
+    given = make(SentencePiece(size=300), iter(TEXT))
+    prepare(task_of(text), data_dir, vocab=given)
+    prepare(task_of(text), data_dir)
+    said = f"vocab was a run's ('{given.hash[:16]}') and is trained, without Run.start_from."
+    assert reasons_in(log_lines)[0].endswith(f"because {said}")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_given_vocab_that_the_settings_name_shares_their_cache(
+    text, data_dir, tmp_path, log_lines, is_old
+):
+    """As a fine-tuning's, whose vocab is that of the model that it starts from."""
+    given = make(SentencePiece(size=300), iter(TEXT))
+    (tmp_path / "given.model").write_bytes(given.model)
+    vocab = SentencePiece(model_file=str(tmp_path / "given.model"))
+    task = dataclasses.replace(task_of(text), vocab=vocab)
+    first = prepare(task, data_dir, vocab=given)
+    if is_old:  # older versions wrote down that a run gave it
+        manifest.write(first.folder, {**manifest.load(first.folder), "given_vocabs": ["vocab"]})
+    assert prepare(task, data_dir).folder == first.folder
+    assert prepare(task, data_dir, vocab=given).folder == first.folder
+    assert [entry.reasons for entry in entries(data_dir, TaskCaches(task, data_dir))] == [()]
+    assert reasons_in(log_lines) == []
+
+
 @pytest.mark.parametrize("name", [*FILES, "vocab.model"])
 def test_a_truncated_file_is_named(text, data_dir, name):
     prepare(task_of(text), data_dir)
@@ -245,7 +274,8 @@ def test_a_changed_digit_of_the_manifest_is_noticed(text, data_dir):
     prepare(task_of(text), data_dir)
     file = data_dir / "mine" / "manifest.json"
     contents = file.read_text()
-    for at in [i for i, character in enumerate(contents) if character.isdigit()][::7]:
+    digits = [i for i, character in enumerate(contents) if character.isdigit()]
+    for at in [*digits[::7], contents.index("crc32") + len("crc")]:
         changed = "8" if contents[at] == "9" else str(int(contents[at]) + 1)  # no leading zero
         file.write_text(contents[:at] + changed + contents[at + 1 :])
         with pytest.raises(UserError, match=r"manifest.json: it is damaged.*--rebuild"):
@@ -256,7 +286,7 @@ def test_a_cache_of_an_older_version_is_read(text, data_dir):
     before = decoded(prepare(task_of(text), data_dir), "train")
     file = data_dir / "mine" / "manifest.json"
     stored = json.loads(file.read_text())
-    del stored["crc32"]
+    del stored["crc32"], stored["versions"]
     for path in file.parent.glob("*.crc32.npy"):
         del stored["file_bytes"][path.name]
         path.unlink()
@@ -535,7 +565,7 @@ def test_a_manifest_of_before_translation_still_serves(text, data_dir):
     first = prepare(task_of(text), data_dir)
     path = data_dir / "mine" / "manifest.json"
     old = json.loads(path.read_text())
-    del old["crc32"]
+    del old["crc32"], old["versions"]
     for split in old["splits"].values():
         for name in ("source_words", "source_bytes", "source_tokens", "left_out"):
             del split[name]
