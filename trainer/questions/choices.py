@@ -10,8 +10,10 @@ from jax.sharding import Mesh
 from configs.errors import UserError, listed
 from data.packing import pack
 from data.packing.pair_rows import PairRows
+from data.packing.prompt_rows import PromptRows
 from data.packing.rows import Counts, Rows
 from data.task import Task
+from data.vocab import Vocab
 from data.vocabs import Vocabs
 from models.api import Model, Params
 from trainer.decoding.decoder import Ids
@@ -67,15 +69,22 @@ def make_completions(
         ]
     texts = [p.text + template.space + choice for p in prompts for choice in p.question.choices]
     encoded = iter(encode_prompts(texts, task, vocabs, None))
-    return [list(_continuations(prompt, encoded)) for prompt in prompts]
+    return [list(_continuations(prompt, encoded, vocabs.target)) for prompt in prompts]
 
 
-def _continuations(prompt: Prompt, encoded: Iterator[np.ndarray]) -> Iterator[Completion]:
-    """Yields the completions of a decoder, whose tokens come next."""
+def _continuations(
+    prompt: Prompt, encoded: Iterator[np.ndarray], vocab: Vocab
+) -> Iterator[Completion]:
+    """Yields the completions of a decoder, whose tokens come next.
+
+    A choice behind no token at all follows begin_id, whatever a decoder reads before prompts.
+    """
     targets = [next(encoded) for _ in prompt.question.choices]
     start = shared_prefix([prompt.tokens, *targets])
+    begins = [vocab.begin_id] if start == 0 and not vocab.reads_begin else []
     for ids in targets:
-        yield Completion(None, ids, slice(start, len(ids)))
+        whole = [*begins, *ids]
+        yield Completion(None, whole, slice(start + len(begins), len(whole)))
 
 
 def shared_prefix(texts: Sequence[Ids]) -> int:
@@ -130,14 +139,15 @@ def choice_likelihoods(
     losses_BL = row_losses(model, params, rows, mesh, batch_sequences, progress)
     assert rows.pieces is not None
     totals = np.zeros(len(flat))
+    unread = 0 if task.has_source or vocabs.target.reads_begin else 1
     for i, row, segment in rows.pieces:
-        losses = losses_BL[row, rows.segments_BL[row] == segment]
-        totals[i] = -losses[flat[i].scored].sum()
-    scored = zip(totals.tolist(), flat, strict=True)
+        losses, scored = losses_BL[row, rows.segments_BL[row] == segment], flat[i].scored
+        totals[i] = -losses[scored.start - unread : scored.stop - unread].sum()
+    summed = zip(totals.tolist(), flat, strict=True)
     return [
         [
             Likelihood(total, one.scored.stop - one.scored.start, len(choice))
-            for choice, (total, one) in zip(prompt.question.choices, scored, strict=False)
+            for choice, (total, one) in zip(prompt.question.choices, summed, strict=False)
         ]
         for prompt in prompts
     ]
@@ -152,9 +162,10 @@ def rows_of(completions: Sequence[Completion], task: Task, vocabs: Vocabs) -> Ro
             task.length, packs=task.packs, dtype=target.dtype, end_id=target.end_id
         )
         packed = pack.joined([packer.add(targets), packer.finish()])
-        return Rows(
-            packed.targets_BL, packed.segments_BL, Counts(), packed.pieces, begin_id=target.begin_id
-        )
+        return PromptRows(
+            packed.targets_BL, packed.segments_BL, np.minimum(packed.segments_BL, 1),
+            Counts(), packed.pieces, begin_id=target.begin_id, reads_begin=target.reads_begin,
+        )  # fmt: skip
     source = vocabs.of_source
     sources = [np.asarray(completion.source) for completion in completions]
     packer = pack.Packer(

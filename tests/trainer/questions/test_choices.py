@@ -1,10 +1,14 @@
 """Likelihoods of choices: sums over their own tokens, one question at a time."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from configs.errors import UserError
+from data.tokenizers.sentence_piece import SentencePieceVocab
 from data.vocab import EOS
+from data.vocabs import Vocabs
 from models.architectures import Transformer
 from tests.trainer.questions.toy import DECODER, PAIR, SPLIT, TEMPLATE, VOCAB, VOCABS, losses, toy
 from trainer.questions.choices import check_choices_fit, choice_likelihoods, make_completions
@@ -35,6 +39,28 @@ def test_likelihoods_are_those_of_one_question_at_a_time(spec: Transformer) -> N
             np.testing.assert_allclose(likelihood.log_likelihood, expected, rtol=1e-5)
             assert (likelihood.tokens, likelihood.characters) == (len(ids), len(choice))
             np.testing.assert_allclose(likelihood.per_token, expected / len(ids), rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_decoder_without_a_beginning_reads_prompts_from_their_first_token(is_asked: bool) -> None:
+    """As Hugging Face's Qwen does; a choice that is a whole text still follows a beginning."""
+    vocab = SentencePieceVocab(VOCAB.model)
+    vocab.reads_begin, vocab.begin_id = False, EOS
+    vocabs, split = Vocabs(vocab, vocab), toy(DECODER, SPLIT)
+    template = TEMPLATE if is_asked else Template.parse("{question}{answer} ;")
+    questions = [q if is_asked else dataclasses.replace(q, text="") for q in QUESTIONS]
+    prompts = make_prompts(template, [], questions, split.task, vocabs)
+    completions = make_completions(prompts, template, split.task, vocabs)
+    likelihoods = choice_likelihoods(
+        split.model, split.params, split.mesh, prompts, completions, split.task, vocabs, 4
+    )
+    for question, prompt, of_question in zip(questions, prompts, likelihoods, strict=True):
+        tokens = [*map(int, prompt.tokens)] or [EOS]
+        for choice, likelihood in zip(question.choices, of_question, strict=True):
+            ids = [*map(int, vocab.encode([choice])[0])]
+            expected = -losses(DECODER, tokens, [ids], begins=False)[0, : len(ids)].sum()
+            np.testing.assert_allclose(likelihood.log_likelihood, expected, rtol=1e-5)
+            assert likelihood.tokens == len(ids)
 
 
 def test_choices_are_compared_from_the_token_in_which_they_differ() -> None:

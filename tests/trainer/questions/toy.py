@@ -75,15 +75,22 @@ def toy(spec: Transformer, layout: Layout = WHOLE) -> Toy:
     return Toy(model, params, mesh, PAIR_TASK if spec.has_encoder else TASK)
 
 
-def losses(spec: Transformer, prompt: list[int], texts: list[list[int]]) -> np.ndarray:
-    """The loss of each token of texts that follow one prompt: of a decoder, in front of it."""
+def losses(
+    spec: Transformer, prompt: list[int], texts: list[list[int]], *, begins: bool = True
+) -> np.ndarray:
+    """The loss of each token of texts that follow one prompt: of a decoder, in front of it.
+
+    Without begins, a decoder reads the prompt from its first token on.
+    """
     rows = np.zeros((len(texts), LENGTH), np.int32)
     batch = {name: rows.copy() for name in ("inputs_BL", "targets_BL", "segments_BL")}
-    before = [] if spec.has_encoder else prompt
+    before = [] if spec.has_encoder else prompt if begins else prompt[1:]
     for i, text in enumerate(texts):
         targets = [*before, *text]
         batch["targets_BL"][i, : len(targets)] = targets
         batch["inputs_BL"][i, 1 : len(targets)] = targets[:-1]
+        if not begins:
+            batch["inputs_BL"][i, : len(targets)] = [prompt[0], *targets[:-1]]
         batch["segments_BL"][i, : len(targets)] = 1
     batch["positions_BL"] = np.tile(np.arange(LENGTH, dtype=np.int32), (len(texts), 1))
     if spec.has_encoder:
