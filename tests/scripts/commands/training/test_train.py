@@ -1,8 +1,6 @@
 """`meshloom train`: what it says of mistakes in its own flags."""
 
-import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -38,19 +36,29 @@ def test_a_run_that_was_started_again_profiles_steps_to_come_alone(
 
 
 def test_a_run_continues_with_layers_in_stages_and_without(
-    run: Meshloom, trained: Place, tmp_path: Path
+    run: Meshloom, place: Place, tmp_path: Path
 ) -> None:
-    """From step 2 to 4 in stages, and once more from step 3 on without: the files are the same."""
-    place = dataclasses.replace(trained, folder=tmp_path)
-    shutil.copytree(trained.folder / "run", tmp_path / "run")
-    for layout, stages in (("pipeline", 2), ("whole", 1)):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
-        flags = place.flags("Run.checkpoint_every = 1", layout=layout)
-        answer = run("train", place.model_dir, *flags)
+    """Checkpoints are the same under any layout and schedule: each leg continues the one before.
+
+    The first step runs in a circular pipeline, and each other one under another layout.
+    """
+    params = "Transformer.layers = 4", "Run.microbatches = 2", "Run.checkpoint_every = 1"
+    flags = place.flags(*params, "Run.steps = 3")
+    answer = run("train", f"--model_dir={tmp_path / 'straight'}", *flags)
+    assert answer.code == 0, answer.error
+    layouts = [
+        ("pipeline", ("Layout.pipeline_repeats = 2",), 2),
+        ("fsdp", ("Layout.mesh = 'data:4'",), 1),
+        ("pipeline", ("Layout.mesh = 'data:2,pipe:4'",), 4),
+    ]
+    for step, (layout, changes, stages) in enumerate(layouts, 1):
+        given = (*params, *changes, f"Run.steps = {step}")
+        answer = run("train", place.model_dir, *place.flags(*given, layout=layout))
         assert answer.code == 0, answer.error
         assert json.loads((tmp_path / "run" / "plan.json").read_text())["stages"] == stages
-        computed, expected = (
-            {line["step"]: line["loss"] for line in read_lines(folder / "run" / "metrics.jsonl")}
-            for folder in (tmp_path, trained.folder)
-        )
-        assert computed == pytest.approx(expected, rel=2e-6)
+    computed, expected = (
+        {line["step"]: line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl")}
+        for name in ("run", "straight")
+    )
+    assert list(computed) == [1, 2, 3]
+    assert computed == pytest.approx(expected, rel=2e-6)
