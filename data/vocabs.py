@@ -22,7 +22,7 @@ def load_vocab(path: str | os.PathLike[str]) -> Vocab:
 
 
 class Vocabs(NamedTuple):
-    """Holds the vocabs of both sides: equal if joint; a language model has no source."""
+    """Holds the vocabs of both sides: one object if joint; a language model has no source."""
 
     target: Vocab
     source: Vocab | None
@@ -45,7 +45,7 @@ class Vocabs(NamedTuple):
     def files(self) -> dict[str, bytes]:
         """Names the files that keep them, with their content."""
         files = {TARGET_FILE: self.target.model}
-        if self.source is not None and self.source.hash != self.target.hash:
+        if self.source is not None and self.source is not self.target:
             files[SOURCE_FILE] = self.source.model
         return files
 

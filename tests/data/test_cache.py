@@ -495,6 +495,22 @@ def test_given_vocabs_are_used_and_others_build_beside(pairs, data_dir, log_line
     assert "because source_vocab was '" in reasons_in(log_lines)[0]
 
 
+def test_separate_vocabs_may_be_equal(pairs, data_dir, tmp_path):
+    """As one tokenizer that both settings name; the caches and runs of such a task have both."""
+    given = make(SentencePiece(size=300), iter(TEXT + SOURCES))
+    (tmp_path / "given.model").write_bytes(given.model)
+    vocab = SentencePiece(model_file=str(tmp_path / "given.model"))
+    task = translation_of(Tsv(train=str(pairs)), source_size=300)
+    task = dataclasses.replace(task, vocab=vocab, source_vocab=vocab)
+    prepared = prepare(task, data_dir)
+    assert prepared.source_vocab.hash == prepared.vocab.hash == given.hash
+    again = prepare(task, data_dir, vocab=prepared.vocab, source_vocab=prepared.source_vocab)
+    assert again.folder == prepared.folder
+    assert [*prepared.vocabs.files()] == ["vocab.model", "source_vocab.model"]
+    joint = dataclasses.replace(task, source_vocab=None, name="joint")
+    assert [*prepare(joint, data_dir).vocabs.files()] == ["vocab.model"]
+
+
 @pytest.mark.parametrize(
     "name", ["train.sources.npy", "validation.source_segments.npy", "source_vocab.model"]
 )
