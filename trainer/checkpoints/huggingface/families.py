@@ -40,17 +40,19 @@ LEGAL: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "sliding_window": (None,),
+    "rope_interleaved": (False,),
 }
 """Settings with few legal values, unless a family says otherwise."""
 IGNORED = (
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
     "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "do_sample", "dtype",
-    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id",
-    "max_length", "max_sequence_length", "model_type", "output_attentions", "output_hidden_states",
-    "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "return_dict",
-    "task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class", "top_k",
-    "top_p", "torch_dtype", "torchscript", "transformers_version", "unk_token_id",
-    "unsloth_version", "use_bfloat16", "use_cache",
+    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder",
+    "is_llama_config", "label2id", "max_length", "max_sequence_length", "model_type",
+    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "pretraining_tp", "problem_type", "return_dict", "task_specific_params", "temperature",
+    "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "unk_token_id", "unsloth_version",
+    "use_bfloat16", "use_cache",
 )  # fmt: skip
 """Settings that change neither a weight nor a logit."""
 # "gelu" without more is another function than the one with tanh, which is here.

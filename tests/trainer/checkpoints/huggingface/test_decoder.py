@@ -408,6 +408,7 @@ def miss_a_shard(folder: Path) -> None:
         ("llama", cut, ["model.safetensors: cannot be read as safetensors"]),
         ("llama", change(model_type="gpt2"), ["model_type = 'gpt2'", "Legal: 'llama', 'mistral'"]),
         ("llama", change(hidden_size="12"), ["hidden_size = '12': legal: an integer"]),
+        ("llama", change(rope_interleaved=True), ["rope_interleaved = True: legal: False"]),
         ("llama", change(hidden_act="gelu"), ["hidden_act = 'gelu'", "'gelu_pytorch_tanh'"]),
         (
             "llama",
@@ -460,6 +461,15 @@ def test_an_import_is_refused_and_leaves_nothing(
     for words in expected:
         assert words in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_smollm2_adds_are_read(imported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(imported / "llama, tied", tmp_path / "model")
+    added = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"a": 1}}
+    change(**added)(folder)
+    import_hf(folder, tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "exported")
+    assert json.loads((tmp_path / "exported/config.json").read_text()).items() >= added.items()
 
 
 def test_a_copy_of_the_embedding_is_left_out(
