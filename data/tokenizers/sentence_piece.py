@@ -21,6 +21,8 @@ from data.vocab import EOS, PAD, UNK, Tokenizer, Vocab, read_model, thread_count
 
 logger = logging.getLogger(__name__)
 
+FEW_LINES = 4
+"""Lines that this thread encodes: to start others takes as long as some twenty short lines."""
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192, leaves out ordinary lines
 
 
@@ -89,7 +91,10 @@ class SentencePieceVocab(Vocab):
         self._dropout: Callable[[str, list[int]], list[int]] | None = None
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
-        ids = self._processor.encode(list(lines), num_threads=thread_count())
+        if len(lines) <= FEW_LINES:
+            ids = [self._processor.encode(line) for line in lines]
+        else:
+            ids = self._processor.encode(list(lines), num_threads=thread_count())
         if self._dropout is not None:
             ids = list(map(self._dropout, lines, ids))
         return [np.asarray(i, self.dtype) for i in ids]

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -16,7 +15,7 @@ from data.vocab import Vocab
 from models.decoding.sampling import Sampling
 from scripts.commands.serving.bodies import CompletionBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, read_body
+from scripts.commands.serving.exchange import PendingAnswer, read_body, read_texts
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.text_stream import TextStream
 from trainer.decoding.requests import continuation_requests, line_seed
@@ -58,7 +57,7 @@ async def complete(request: Request) -> Response:
         raise ApiError(404, f"{served.name} translates.  Legal: POST /v1/translate.")
     body = await read_body(request, CompletionBody, served.limits)
     served.check_name(body.model)
-    choices = await run_in_threadpool(choices_of, body, served)  # a long prompt takes a while
+    choices = await read_texts(body.prompts, body.n, lambda: choices_of(body, served))
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
     head = {
@@ -154,7 +153,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)  # the exchange notices a client that leaves
         finally:
             await self.exchange.__aexit__()
 
@@ -166,10 +165,14 @@ async def events(
     body: CompletionBody,
     served: ServedModel,
 ) -> AsyncIterator[str]:
-    """Yields the events of a stream: texts as they come, how each ends, and the tokens used."""
-    begun, ended = set[int](), set[int]()
+    """Yields the events of a stream: texts as they come, how each ends, and the tokens used.
+
+    What comes at once is sent at once.
+    """
+    begun, ended, last = set[int](), set[int](), ""
     try:
         async for _ in exchange.changes():
+            new = list[str]()
             for choice in choices:
                 if choice.index in ended or choice.job.checkpoint is None:
                     continue
@@ -179,18 +182,22 @@ async def events(
                 if added or choice.is_done or (first and body.echo):
                     part = entry(choice, added, body, served.vocabs.target, first=first)
                     fingerprint = served.fingerprint([choice.job])
-                    yield event(head | {"choices": [part], "system_fingerprint": fingerprint})
+                    new.append(event(head | {"choices": [part], "system_fingerprint": fingerprint}))
                     begun.add(choice.index)
                 if choice.is_done:
                     ended.add(choice.index)
+            if len(ended) == len(choices):
+                last += "".join(new)
+            elif new:
+                yield "".join(new)
     except ApiError as error:
-        yield event(error.body())
+        yield last + event(error.body())
         return
     except ClientDisconnect:  # nobody reads the rest
         return
     if body.stream_options.include_usage:
-        yield event(head | {"choices": [], "usage": usage(choices, body.n)})
-    yield "data: [DONE]\n\n"
+        last += event(head | {"choices": [], "usage": usage(choices, body.n)})
+    yield last + "data: [DONE]\n\n"
 
 
 def event(content: dict[str, Any]) -> str:

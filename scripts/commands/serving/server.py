@@ -16,7 +16,7 @@ from scripts.commands.serving.guard import Guard
 from trainer.serving.service import Job, Service, call_each
 
 KEEP_ALIVE_S = 30
-"""How long a connection may be without a request, even if it sends a part of one."""
+"""How long a connection may be without a request, even if it sends a part of one, or unread."""
 
 
 class Protocol(H11Protocol):
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
         self.on_start = on_start
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._idle_since = dict[tuple[object, object], float]()  # by connection, last request
+        self._waiting_since = dict[tuple[object, ...], float]()  # by state of a connection
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens; jobs then announce their changes in the loop of the server."""
@@ -71,17 +71,21 @@ class Server(uvicorn.Server):
         self.on_start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Closes connections that are slow to begin a request, for which uvicorn has no limit."""
-        now, idle_since = time.monotonic(), self._idle_since
-        self._idle_since = {}
+        """Ends connections whose client keeps the server waiting: uvicorn has no limit for that.
+
+        It is slow to begin a request, or reads none of an answer that is more than what waits for
+        it in buffers.
+        """
+        now, waiting_since = time.monotonic(), self._waiting_since
+        self._waiting_since = {}
         for connection in [*self.server_state.connections]:
             assert isinstance(connection, H11Protocol)
-            last = connection.cycle
-            if last is None or last.response_complete:
-                since = idle_since.get((connection, last), now)
-                self._idle_since[connection, last] = since
+            last, is_unread = connection.cycle, connection.flow.write_paused
+            if is_unread or last is None or last.response_complete:
+                state = connection, last, is_unread
+                since = self._waiting_since[state] = waiting_since.get(state, now)
                 if now - since > KEEP_ALIVE_S:
-                    connection.transport.close()
+                    connection.transport.abort()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import secrets
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -11,7 +10,7 @@ from configs.errors import UserError
 from data.sources.pairs import chosen_tag, tagged
 from scripts.commands.serving.bodies import TranslationBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, read_body
+from scripts.commands.serving.exchange import PendingAnswer, read_body, read_texts
 from scripts.commands.serving.served import ServedModel
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
 from trainer.serving.service import Job
@@ -26,7 +25,7 @@ async def translate(request: Request) -> Response:
     served.check_name(body.model)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
-    jobs = await run_in_threadpool(jobs_of, body, served)
+    jobs = await read_texts(body.texts, 1, lambda: jobs_of(body, served))
     blank = [is_blank(job.request, served.vocabs) for job in jobs]
     running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
     async with PendingAnswer(request, served.service, running, served.limits.time_s) as exchange:

@@ -47,6 +47,14 @@ def test_the_same_text_gives_the_same_vocab(lines, model_type):
     assert make(settings, iter(lines)).hash == make(settings, iter(lines)).hash
 
 
+def test_few_lines_have_the_ids_that_they_have_among_many(vocab, lines):
+    together = vocab.encode(lines[:50])
+    apart = [ids for line in lines[:50] for ids in vocab.encode([line])]
+    assert len(together) == len(apart) == 50
+    for ids, same in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(ids, same, strict=True)
+
+
 def test_a_saved_vocab_is_the_same(vocab, tmp_path):
     vocab.save(tmp_path / "v")
     assert load_vocab(tmp_path / "v").hash == vocab.hash

@@ -54,6 +54,19 @@ def test_a_head_that_takes_too_long_is_given_up(
         assert slow.recv(1) == b""
 
 
+def test_a_client_that_reads_nothing_is_given_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.2)
+    with (
+        socket.create_connection(("127.0.0.1", client.port), timeout=10) as silent,
+        pytest.raises(ConnectionError),  # not TimeoutError
+    ):
+        while True:
+            silent.sendall(ask * 100)
+
+
 def test_a_request_needs_the_token(client: Client) -> None:
     for token in (None, "secre", "secret2", "sécret"):
         for path in ("/v1/models", "/metrics"):

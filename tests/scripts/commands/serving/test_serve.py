@@ -89,6 +89,19 @@ def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) 
     assert len(set(texts[:2])) == 2  # the choices of a prompt differ
 
 
+def test_what_comes_at_once_is_sent_at_once(running: Client) -> None:
+    """Each chunk of the transfer begins an event; the last one has the ends of both texts."""
+    text = json.dumps({"prompt": "lo", "n": 2, "max_tokens": 1, "stream": True})
+    with socket.create_connection(("127.0.0.1", running.port), WAIT_S) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+        connection.sendall((head + kind + text).encode())
+        answer = b"".join(iter(lambda: connection.recv(9999), b"")).decode()
+    chunks = [chunk for chunk in re.split(r"\r\n[0-9a-f]+\r\n", answer)[1:] if chunk.strip()]
+    assert all(chunk.startswith("data: ") for chunk in chunks)
+    assert chunks[-1].count('"finish_reason": "') == 2 and "data: [DONE]" in chunks[-1]
+
+
 def test_log_probabilities_are_those_of_decode(running: Client, trained: Place) -> None:
     settings: dict[str, Any] = {"temperature": 1.4, "seed": 2, "max_tokens": 9, "min_tokens": 9}
     [choice] = running.post(prompt=PROMPTS[0], logprobs=0, **settings).json["choices"]
