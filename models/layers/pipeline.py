@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from layouts.einsum import platform
 from layouts.layout import Layout, parse_rules
 from layouts.shards import mesh_axes, num_shards, ppermute
 
@@ -146,8 +147,9 @@ def run_stages(
         )
         return layers(weights, x_BLD, other, group * len(jax.tree.leaves(weights)[0]))
 
-    def run_stage(weights_N: Tree, x_ABLD: Array, others: Tree) -> tuple[Array, Tree]:
+    def run_stage(weights_N: Tree, shared: Tree) -> tuple[Array, Tree]:
         stage = jax.lax.axis_index(axes)
+        x_ABLD, others = jax.tree.map(lambda x, each: x[0] if each else x, shared, repeated)
         groups = jax.tree.map(lambda x: interleave(x, axes, schedule.repeats), weights_N)
 
         def tick(x_BLD: Array, number: Array) -> tuple[Array, tuple[Array, Tree]]:
@@ -172,14 +174,17 @@ def run_stages(
         return jax.lax.psum(jnp.where(is_last, y_NABLD[0], 0), axes)
 
     weights_N = jax.tree.map(lambda x: without_axes(x, axes, first=axes), weights_N)
-    x_ABLD, others = jax.tree.map(lambda x: without_axes(x, axes), (x_ABLD, others))
+    shared = jax.tree.map(lambda x: without_axes(x, axes), (x_ABLD, others))
+    repeated = jax.tree.map(is_repeated, shared)
+    shared = jax.tree.map(lambda x, each: repeat(x, axes) if each else x, shared, repeated)
+    place = jax.tree.map(lambda each: jax.P(axes) if each else jax.P(), repeated)
     y_NABLD, loads = jax.shard_map(
         run_stage,
-        in_specs=(jax.P(axes), jax.P(), jax.P()),
+        in_specs=(jax.P(axes), place),
         out_specs=(jax.P(axes), jax.P(None, None, axes)),
         axis_names=set(axes),
         check_vma=False,  # the types of what layers compute do not tell that stages differ
-    )(weights_N, x_ABLD, others)
+    )(weights_N, shared)
     y_ABLD = jax.shard_map(
         take_last_stage,
         in_specs=jax.P(axes, *inside.place("aBLD")),
@@ -215,6 +220,23 @@ def without_axes(x: Array, axes: tuple[str, ...], first: tuple[str, ...] | None 
     if first is not None:
         rest[0] = first
     return jax.sharding.reshard(x, jax.P(*(entry or None for entry in rest)))
+
+
+def is_repeated(x: Array) -> bool:
+    """Returns whether stages get x repeated along a first axis, not shared.
+
+    The gradient of what stages share is summed inside their `shard_map`, where XLA's CPU backend
+    aborts at sums of 16 bits (jax 0.10.2); that of repeats is summed outside, with more traffic.
+    """
+    is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+    return is_float and x.dtype.itemsize == 2 and platform() == "cpu"
+
+
+def repeat(x: Array, axes: tuple[str, ...]) -> Array:
+    """Repeats x along a new first axis, once for each stage."""
+    place = jax.P(axes, *jax.typeof(x).sharding.spec)
+    shape = (num_shards(axes), *x.shape)
+    return jax.lax.broadcast_in_dim(x, shape, range(1, len(shape)), out_sharding=place)
 
 
 def interleave(x_N: Array, axes: tuple[str, ...], repeats: int) -> Array:
