@@ -281,8 +281,9 @@ class PairTask(Task):
     left_out = (LONG,)
 
     def lines(self, split: str) -> Iterator[str]:
-        """Yields the raw text of a split, a pair a line."""
-        return self.source.lines(split, self.clean.errors)
+        """Yields the raw text of a split, the halves of a pair with a tab between."""
+        for part in self.source.parts_of(split).values():
+            yield from map("\t".join, self.pairs_of(part, split))
 
     def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
         """Yields the pairs of one part of a split, as they are packed."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -21,7 +21,8 @@ class FilePairs(Pairs):
 
     validation_fraction: HeldOutFraction = 0.02
     """Approximate share of the training pairs that is held out if there are no validation files. A
-    hash of the target selects them, so that no target is in both splits, whatever its source."""
+    hash of the target selects them (for a PromptTask, of the prompt), so that none is in both
+    splits."""
 
     def splits(self) -> tuple[str, ...]:
         named = [s for s in SPLITS if self.files(s)]
@@ -34,11 +35,17 @@ class FilePairs(Pairs):
         return not self.files("validation")
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        return self._read(split, errors, lambda pair: pair.target)
+
+    def read_prompts(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        return self._read(split, errors, lambda pair: pair.source)
+
+    def _read(self, split: str, errors: str, side: Callable[[Pair], str]) -> Iterator[Pair]:
         if split == "test" or not self.holds_out_targets:
             yield from self.read_files(split, errors)
             return
         for pair in self.read_files("train", errors):
-            if is_held_out(pair.target, self.validation_fraction) == (split == "validation"):
+            if is_held_out(side(pair), self.validation_fraction) == (split == "validation"):
                 yield pair
 
     def fingerprint(self) -> dict[str, Any] | None:

@@ -93,6 +93,13 @@ class Pairs(Source):
         """
         raise NotImplementedError
 
+    def read_prompts(self, split: str, errors: str = "strict") -> Iterator[Pair]:
+        """Yields the pairs of a split as `read`, but pairs are held out by their sources.
+
+        Answers may be few, such as yes and no: no split is to lack one.
+        """
+        return self.read(split, errors)
+
     def untagged(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the pairs of a split without their tag; tabs and line breaks become spaces."""
         for source, target in self.read(split, errors):

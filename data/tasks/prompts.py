@@ -49,7 +49,7 @@ class PromptTask(PairTask):
 
     def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
         """Yields the pairs of one part of a split, which may have tabs and newlines."""
-        return part.read(split, self.clean.errors)
+        return part.read_prompts(split, self.clean.errors)
 
     # Rows
 

@@ -1,6 +1,8 @@
 """A task of prompts and answers: from files to cached rows, and the template of both."""
 
+import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -41,6 +43,31 @@ def test_cached_rows_are_those_of_the_pairs_in_memory(task, tmp_path):
         np.testing.assert_array_equal(batch[name], array)
     assert cached.counts.words == len(RECORDS)
     assert f"{len(RECORDS)} prompts of" in task.summary(cached.counts)
+
+
+def test_prompts_are_held_out_whatever_their_answers(task, tmp_path):
+    """A hash of the answers would hold out all prompts of some, or none."""
+    source = dataclasses.replace(task.source, validation=None, validation_fraction=0.2)
+    path = tmp_path / "answers.jsonl"
+    records = [{"q": record["q"], "a": "yn"[i % 2]} for i, record in enumerate(RECORDS)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records * 2))
+    task = dataclasses.replace(task, source=source)
+    train, validation = ([*task.lines(split)] for split in ("train", "validation"))
+    assert {line[-1] for line in train} == {line[-1] for line in validation} == {"y", "n"}
+    assert not {*train} & {*validation} and len({*train, *validation}) == len(RECORDS)
+    assert 0.1 < len(validation) / len(2 * RECORDS) < 0.3
+    counts = {name: rows.counts.lines for name, rows in prepare(task, tmp_path).splits.items()}
+    assert counts == {"train": len(train), "validation": len(validation), "test": len(RECORDS) * 2}
+
+
+def test_prompts_with_newlines_of_another_date_share_a_cache(task, tmp_path, log_lines):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(path.read_text().replace(" plus ", "\\n\\t"))
+    folder = prepare(task, tmp_path / "data").folder
+    os.utime(path, (1, 1))
+    log_lines.clear()
+    assert prepare(task, tmp_path / "data").folder == folder
+    assert not any("builds" in line for line in log_lines)
 
 
 def test_the_prompt_stands_in_the_template():
