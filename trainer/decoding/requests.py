@@ -95,7 +95,9 @@ def translation_requests(
             f"translation in the model's {max_length} learned positions.  Shorten them."
         )
     requests, cut = [], 0
-    for line, ids in enumerate(vocabs.of_source.encode([tagged(text, tag) for text in sources])):
+    # A tag alone is no source: a blank line stays one.
+    texts = [tagged(text, tag) if text.strip() else "" for text in sources]
+    for line, ids in enumerate(vocabs.of_source.encode(texts)):
         if len(ids) + 1 > source_length:
             ids, cut = ids[: source_length - 1], cut + 1
         source = [*map(int, ids), vocabs.of_source.end_id]

@@ -1,9 +1,11 @@
 """Requests of lines: their limits, and the order of what comes back."""
 
+import dataclasses
+
 import pytest
 
 from configs.errors import UserError
-from data.sources.pair_kinds import ParallelFiles
+from data.sources.pair_kinds import ParallelFiles, Tsv
 from data.task import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
@@ -16,6 +18,7 @@ from trainer.decoding.requests import (
     Hypothesis,
     check_search,
     continuation_requests,
+    is_blank,
     line_seed,
     rank,
     suffix_of,
@@ -47,6 +50,17 @@ def test_translations_are_limited_by_their_sources_and_the_model(log_lines: list
     ]
     [free] = translation_requests(["kara"], TASK, VOCABS, options, None)
     assert free.max_new_tokens == 7
+
+
+def test_a_blank_line_is_blank_behind_a_tag_too() -> None:
+    source = Tsv(train="a", tag="kara")
+    task = dataclasses.replace(TASK, source=source)
+    lines = ["lost", "", " \t"]
+    for requests in (
+        translation_requests(lines, task, VOCABS, DecodeOptions(max_tokens=5), None),
+        translation_requests(lines, TASK, VOCABS, DecodeOptions(max_tokens=5), None),
+    ):
+        assert [is_blank(request, VOCABS) for request in requests] == [False, True, True]
 
 
 def test_a_prompt_must_leave_room_for_new_tokens() -> None:
