@@ -13,7 +13,7 @@ from configs.spec import Count, spec
 from data.sources.pairs import Pair
 from data.sources.text_files import LONE_SURROGATE
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # not \t, \n and \r, of prompts
 # Reasons, as tables and manifests have them.
 _NOT_UTF8 = "not UTF-8"
 _EMPTY = "an empty side"
@@ -37,7 +37,7 @@ class Clean:
     drops_invalid_utf8: bool = False
     """Drops a pair with bytes that are not UTF-8, from every split; otherwise it is an error."""
     drops_control_characters: bool = False
-    """Drops a pair with a control character on either side."""
+    """Drops a pair with a control character on either side, other than tabs and line breaks."""
     drops_duplicates: bool = False
     """Drops a pair that occurred before in the same part of a mixture. This takes about 100 bytes
     of memory per pair."""
@@ -110,7 +110,8 @@ def _first_reason(clean: Clean) -> Callable[[Pair], str | None]:
         if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
             return _UNEQUAL
         if clean.drops_duplicates:
-            key = hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
+            text = f"{len(pair.source)} {pair.source}{pair.target}"  # a prompt may hold any sign
+            key = hashlib.blake2b(text.encode(), digest_size=8).digest()
             if key in keys:
                 return _REPEAT
             keys.add(key)

@@ -72,6 +72,15 @@ def test_all_together_count_each_pair_once():
     assert dropped == dict.fromkeys(BAD, 1)
 
 
+def test_tabs_and_newlines_of_prompts_are_text():
+    pairs = [Pair("a\tb", "c"), Pair("a", "b\tc"), Pair("a\r\nb", "c\n"), Pair("a\x0bb", "c")]
+    clean = Clean(drops_duplicates=True, drops_control_characters=True)
+    assert kept(clean, pairs) == (
+        pairs[:3],
+        {"an empty side": 0, "control characters": 1, "a repeat": 0},
+    )
+
+
 def test_a_repeat_is_of_both_sides():
     pairs = [Pair("a", "b"), Pair("a", "c"), Pair("c", "b"), Pair("a\tb", "c"), Pair("a", "b")]
     clean = Clean(drops_empty=False, drops_duplicates=True)
