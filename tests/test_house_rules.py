@@ -100,6 +100,7 @@ TESTED_ELSEWHERE = {
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/corpora/glyphs.py": "data/tasks/test_images.py",
     "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
+    "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols
     "models/architectures.py": "models/test_sizes.py",  # a name for gin files
