@@ -10,6 +10,7 @@ import errno
 import fcntl
 import glob
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 """Rows that share a checksum take at most as much: part of the format of a cache."""
+_CHUNKS_IN_MEMORY = 1 << 9
+"""Chunks that `verify_all` reads before it gives their memory back."""
 SCRATCH = Path("~/.cache/meshloom/.remote")
 """Where copies of remote data lie, by bucket and name."""
 _STREAMS = {"/dev/stdin": "/dev/fd/0", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
@@ -476,7 +479,11 @@ class CheckedArray:
 
     def verify_all(self) -> None:
         """Reads every chunk and raises `UserError` where one is damaged."""
-        self.verify(np.arange(len(self._is_verified)))
+        count = len(self._is_verified)
+        for start in range(0, count, _CHUNKS_IN_MEMORY):
+            self.verify(np.arange(start, min(start + _CHUNKS_IN_MEMORY, count)))
+            if isinstance(self._rows.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                self._rows.base.madvise(mmap.MADV_DONTNEED)
 
     def verify(self, chunks: np.ndarray) -> None:
         """Reads chunks that were not read yet; raises `UserError` where one is damaged."""

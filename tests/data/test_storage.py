@@ -175,6 +175,24 @@ def test_each_chunk_is_verified_when_first_read(tmp_path, monkeypatch, rows):
     np.testing.assert_array_equal(array[ids], content[ids])
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_verifying_a_file_takes_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_CHUNKS_IN_MEMORY", 16)  # 1 MB
+    with storage.GrowingArray(tmp_path / "x.npy", 256, np.uint16) as rows:
+        rows.append(np.ones((60_000, 256), np.uint16))  # 31 MB
+    array = storage.CheckedArray(tmp_path / "x.npy", "Again.")
+    before = mapped_bytes()
+    array.verify_all()
+    assert mapped_bytes() < before + 8e6
+    assert array[np.array([59_999])].sum() == 256
+
+
+def mapped_bytes() -> int:
+    """Returns how much of mapped files is in the memory of this process."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in status if line.startswith("RssFile:"))
+
+
 def test_every_changed_bit_of_a_row_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_CHUNK_BYTES", 5 * 6)
     path = tmp_path / "x.npy"
