@@ -346,6 +346,7 @@ def main(
     """Measures collectives on this machine, and predicts them for slices."""
     from scripts.commands.common import write_json
     from scripts.commands.planning.inputs import parse_topology
+    from scripts.terminal import print_note
 
     named = [slice for name in topologies if (slice := parse_topology(name)) is not None]
     slices = [row for slice in named or slices_of(chip) for row in predicted(slice, megabytes)]
@@ -353,6 +354,8 @@ def main(
     compared = growths(slices)
     if here:
         print_measured(here)
+    elif not predict_only:
+        print_note(f"{device}: one device runs no collectives, so none is measured.")
     print_predicted(slices)
     if compared:
         print_growths(compared)
