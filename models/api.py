@@ -69,6 +69,11 @@ class ModelSpec:
         return False
 
     @property
+    def has_dropout(self) -> bool:
+        """Returns whether training drops at random, so that each pass gives another result."""
+        return False
+
+    @property
     def drops_tokens(self) -> bool:
         """Returns whether experts drop the tokens beyond their capacity, but in decoding."""
         return False

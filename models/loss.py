@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +63,7 @@ class Criterion:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     logit_scale: float = 1.0
+    r_drop: float = 0.0
     drop_tokens: bool = True
     """Whether experts drop the tokens beyond their capacity."""
 
@@ -100,6 +101,53 @@ def token_losses(
     loss_BL1 = jax.nn.logsumexp(logits_BLV, axis=-1, keepdims=True) - target_logit_BL1
     loss_BL = layout.reshard(loss_BL1[:, :, 0], "BL")
     return jnp.where(counted_BL, loss_BL, 0)
+
+
+@jax.named_scope("r_drop")
+def divergence(
+    layout: Layout,
+    criterion: Criterion,
+    chunks: int,
+    first_BLD: Array,
+    second_BLD: Array,
+    softmax_VD: Array,
+    counted_BL: Array,
+) -> Array:
+    """Sums, over the counted tokens, how far two predictions of the same target are apart.
+
+    It is the mean of both Kullback-Leibler divergences (R-drop, Liang et al. 2021, equation 2).
+    """
+    count, axes, take = _slices(layout, chunks, first_BLD, second_BLD, counted_BL)
+    axes = f"{axes[:2]}V"
+
+    @jax.checkpoint
+    def part(index: Array | int) -> Array:
+        first, second, counted = take(index)
+        (logits_BLV, probs_BLV), (other_logits_BLV, other_probs_BLV) = (
+            _predictions(layout, criterion, axes, x, softmax_VD) for x in (first, second)
+        )
+        # What each softmax divides by cancels: the differences of the probabilities sum to zero.
+        apart_BLV = (probs_BLV - other_probs_BLV) * (logits_BLV - other_logits_BLV)
+        counted_BL1 = layout.broadcast_like(counted, axes[:2], axes)
+        return jnp.sum(jnp.where(counted_BL1, apart_BLV, 0)) / 2
+
+    if count == 1:
+        return part(0)
+
+    def add(total: Array, index: Array) -> tuple[Array, None]:
+        return total + part(index), None
+
+    return jax.lax.scan(add, jnp.zeros(()), jnp.arange(count))[0]
+
+
+def _predictions(
+    layout: Layout, criterion: Criterion, axes: str, x: Array, softmax_VD: Array
+) -> tuple[Array, Array]:
+    """Returns the logits, zero in padding, and the probabilities of one slice."""
+    logits_BLV = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=jnp.float32)
+    logits_BLV *= criterion.logit_scale
+    probs_BLV = jax.nn.softmax(layout.mask_padding(logits_BLV, axes, "V", -jnp.inf), axis=-1)
+    return layout.mask_padding(logits_BLV, axes, "V", 0), probs_BLV
 
 
 def _with_gradients(
@@ -160,15 +208,10 @@ def _in_slices(
 
     The slices run one after the other, so that the logits of one slice are all that exists.
     """
-    count = math.gcd(chunks, x_BLD.shape[1])
-    axes = "BLD" if count == 1 else "BlD"
-    rows = [layout.reshard(array, axes[: array.ndim]) for array in (x_BLD, targets_BL, counted_BL)]
-    step = x_BLD.shape[1] // count
+    count, axes, take = _slices(layout, chunks, x_BLD, targets_BL, counted_BL)
 
     def part(index: Array | int) -> tuple[LossSums, Gradients | None]:
-        x, targets, counted = (
-            jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in rows
-        )
+        x, targets, counted = take(index)
         sums, dlogits = _forward(layout, criterion, axes[1], softmax_VD, x, targets, counted)
         return sums, _backward(layout, axes, softmax_VD, x, dlogits) if gradients else None
 
@@ -186,6 +229,25 @@ def _in_slices(
         return sums, None
     dx_BlD = jnp.concatenate(layout.unstack(dx_slices), axis=1)
     return sums, Gradients(layout.reshard(dx_BlD, "BLD"), dsoftmax_DV)
+
+
+def _slices(
+    layout: Layout, chunks: int, *arrays: Array
+) -> tuple[int, str, Callable[[Array | int], list[Array]]]:
+    """Returns how many slices of the rows there are, their axes, and what takes one of each array.
+
+    The first array has the axes BLD, the others as many of them as they have.
+    """
+    length = arrays[0].shape[1]
+    count = math.gcd(chunks, length)
+    axes = "BLD" if count == 1 else "BlD"
+    rows = [layout.reshard(array, axes[: array.ndim]) for array in arrays]
+    step = length // count
+
+    def take(index: Array | int) -> list[Array]:
+        return [jax.lax.dynamic_slice_in_dim(array, index * step, step, axis=1) for array in rows]
+
+    return count, axes, take
 
 
 def _zero(layout: Layout, softmax_VD: Array | None) -> Total:

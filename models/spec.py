@@ -260,6 +260,10 @@ class TransformerSpec(ModelSpec):
         return self.heads // (self.kv_heads or self.heads)
 
     @property
+    def has_dropout(self) -> bool:
+        return any((self.dropout, self.hidden_dropout_rate, self.attention_dropout))
+
+    @property
     def hidden_dropout_rate(self) -> float:
         """Returns the rate of dropout inside feed-forward layers."""
         return self.dropout if self.hidden_dropout is None else self.hidden_dropout

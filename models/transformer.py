@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,19 @@ from models.dropout import dropout
 from models.initializers import Weights
 from models.layers.pipeline import inside_stages, stage_axes
 from models.layers.stack import Loads, Stack
-from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
+from models.loss import (
+    Criterion,
+    LossSums,
+    counted_targets,
+    divergence,
+    softmax_loss,
+    token_losses,
+)
 from models.moe.routing import Load, Router
 from models.positions import sinusoids
 from models.spec import TransformerSpec
 
+T = TypeVar("T")
 Array = jax.Array
 SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
 
@@ -144,6 +154,25 @@ def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
     return first, second
 
 
+def pass_keys(criterion: Criterion, key: Array | None) -> list[Array | None]:
+    """Returns the key of each forward pass: R-drop has two, with other dropout.
+
+    Where several microbatches have a key each, the keys of a pass have the same shape.
+    """
+    if key is None or not criterion.r_drop:
+        return [key]
+    split = jax.random.split if key.ndim == 0 else jax.vmap(jax.random.split, out_axes=1)
+    first, second = split(key)
+    return [first, second]
+
+
+def mean_of_passes(passes: Sequence[T]) -> T:
+    """Returns the mean over one or two forward passes of all numbers in a tree."""
+    if len(passes) == 1:
+        return passes[0]
+    return jax.tree.map(lambda first, second: (first + second) / 2, *passes)
+
+
 def with_microbatches(batch: Batch, key: Array | None) -> tuple[Batch, Array | None]:
     """Returns arrays and keys whose first axis is that of microbatches, if only of one."""
     if batch["targets_BL"].ndim == 3:
@@ -200,28 +229,39 @@ class TransformerModel:
         if self.runs_stages:
             batch, key = with_microbatches(batch, key)
         network, batch = self.pad_rows(params, batch)
-        run = functools.partial(network, drop_tokens=criterion.drop_tokens)
+        layout, weights_VD = network.layout, network.output_weights()
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
         chunks = self.spec.loss_chunks
+        run = functools.partial(network, drop_tokens=criterion.drop_tokens)
         if self.runs_stages:
-            x_ABLD, loads = jax.vmap(run)(batch, key)
-            loads = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
-            x_BLD, targets_BL, counted_BL = (
-                join_microbatches(network.layout, *rows)
-                for rows in ((x_ABLD, "BLD"), (targets_BL, "BL"), (counted_BL, "BL"))
+            targets_BL, counted_BL = (
+                join_microbatches(layout, x, "BL") for x in (targets_BL, counted_BL)
             )
-            chunks *= len(x_ABLD)
-        else:
-            x_BLD, loads = run(batch, key)
-        sums = softmax_loss(
-            network.layout,
-            criterion,
-            chunks,
-            x_BLD * self.spec.logit_scale,
-            network.output_weights(),
-            targets_BL,
-            counted_BL,
-        )
+            chunks *= len(batch["targets_BL"])
+
+        def forward(key: Array | None) -> tuple[Array, dict[str, Loads]]:
+            if not self.runs_stages:
+                x_BLD, loads = run(batch, key)
+            else:
+                x_ABLD, loads = jax.vmap(run)(batch, key)
+                loads = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
+                x_BLD = join_microbatches(layout, x_ABLD, "BLD")
+            return x_BLD * self.spec.logit_scale, loads
+
+        def sums_of(x_BLD: Array) -> LossSums:
+            return softmax_loss(
+                layout, criterion, chunks, x_BLD, weights_VD, targets_BL, counted_BL
+            )
+
+        passes = [forward(key) for key in pass_keys(criterion, key)]
+        sums = mean_of_passes([sums_of(x_BLD) for x_BLD, _ in passes])
+        loads = mean_of_passes([loads for _, loads in passes])
+        if len(passes) == 2:
+            (first_BLD, _), (second_BLD, _) = passes
+            apart = divergence(
+                layout, criterion, chunks, first_BLD, second_BLD, weights_VD, counted_BL
+            )
+            sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * apart)
         if self.spec.moe is None:
             return sums
         router = self.spec.moe.router

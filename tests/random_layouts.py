@@ -204,6 +204,7 @@ def a_run(choose: Choose) -> Run:
     else:
         task = Task(name="docstrings", source=Docstrings(), vocab=vocab, length=length)
     microbatches, model = choose((1, 2, 3)), a_model(choose, length, has_encoder=has_encoder)
+    r_drop = choose((0.0, 0.0, 0.0, 1.0)) if model.has_dropout else 0.0
     run = Run(
         model=model,
         task=task,
@@ -213,6 +214,7 @@ def a_run(choose: Choose) -> Run:
         microbatches=microbatches,
         label_smoothing=choose((0.0, 0.1)),
         z_loss=choose((0.0, 1e-3)),
+        r_drop=r_drop,
     )
     try:
         check_run(run)

@@ -20,7 +20,7 @@ from tests.random_layouts import LAYOUTS_A_RUN, Case, cases, chosen_case, number
 from trainer.checks import record_loss
 
 SIMPLEST = chosen_case([])
-RUNS = (905, 1865)  # dropless experts with dropout: three microbatches, padded heads
+RUNS = (905, 1865)  # R-drop and dropless experts: in three microbatches, and with padded heads
 
 
 def under(mesh: str, rules: str, param_rules: str = "") -> Case:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layouts.mesh import make_mesh
-from models.loss import Criterion, LossSums, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, divergence, softmax_loss, token_losses
 from tests.toys import WHOLE
 
 COUNTED_BL = np.array([[1, 1, 1, 0, 1, 1], [1] * 6, [0] * 6, [1, 0, 1, 0, 1, 0]], bool)
@@ -82,6 +82,41 @@ def test_sums_and_gradients_equal_the_oracle(name: str, chunks: int) -> None:
             values = [x_BLD, softmax_VD]
             values[argument] = values[argument] + size * step
             return float(reference(criterion, *values, targets_BL).objective)
+
+        expected = (moved(1e-5) - moved(-1e-5)) / 2e-5
+        np.testing.assert_allclose(np.vdot(gradient, step), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_divergence_and_its_gradients_equal_the_oracle(chunks: int) -> None:
+    first_BLD, softmax_VD, _ = arrays()
+    second_BLD = first_BLD + np.random.default_rng(2).normal(size=first_BLD.shape) / 3
+    values, counted_BL = [first_BLD, second_BLD, softmax_VD], jnp.asarray(COUNTED_BL)
+
+    def oracle(values: list[np.ndarray]) -> float:
+        """Both divergences of the distributions, one token at a time."""
+        total = 0.0
+        for b, i in np.argwhere(COUNTED_BL):
+            first_V, second_V = (0.5 * values[2] @ x_BLD[b, i] for x_BLD in values[:2])
+            first_V, second_V = (x - np.log(np.exp(x).sum()) for x in (first_V, second_V))
+            total += np.exp(first_V) @ (first_V - second_V) / 2
+            total += np.exp(second_V) @ (second_V - first_V) / 2
+        return float(total)
+
+    def summed(*values: jax.Array) -> jax.Array:
+        return divergence(WHOLE, Criterion(logit_scale=0.5), chunks, *values, counted_BL)
+
+    given = [value.astype(np.float32) for value in values]
+    computed, gradients = jax.jit(jax.value_and_grad(summed, argnums=(0, 1, 2)))(*given)
+    np.testing.assert_allclose(computed, oracle(values), rtol=1e-5)
+    rng = np.random.default_rng(1)
+    for argument, gradient in enumerate(gradients):
+        step = rng.normal(size=gradient.shape)
+
+        def moved(size: float, argument: int = argument, step: np.ndarray = step) -> float:
+            changed = values.copy()
+            changed[argument] = changed[argument] + size * step
+            return oracle(changed)
 
         expected = (moved(1e-5) - moved(-1e-5)) / 2e-5
         np.testing.assert_allclose(np.vdot(gradient, step), expected, rtol=1e-3, atol=1e-3)

@@ -232,6 +232,34 @@ def test_dropout_changes_the_loss_and_only_with_a_key() -> None:
     np.testing.assert_array_equal(losses(toy(dropout=0.2), ROWS), losses(toy(), ROWS))
 
 
+def test_r_drop_adds_the_divergence_of_two_passes_to_the_mean_of_both() -> None:
+    spec = dataclasses.replace(EXPERT_KINDS["pair, experts"], dropout=0.2, loss_chunks=2)
+    batch = PAIR_ROWS
+    together, _ = sums_and_gradients(spec, batch, Criterion(r_drop=3.0, label_smoothing=0.1))
+    model = TransformerModel(spec, WHOLE)
+    mesh, placed = on_mesh(WHOLE, batch)
+
+    def one_pass(params: Params, key: jax.Array) -> tuple[LossSums, jax.Array]:
+        network = model.network(params)
+        logits_BLV = network(placed, key)[0] @ network.output_weights().T
+        sums = model.loss(params, placed, Criterion(label_smoothing=0.1), key)
+        return sums, jax.nn.log_softmax(logits_BLV)
+
+    with jax.set_mesh(mesh):
+        params = randomised(model)
+        passes = [jax.jit(one_pass)(params, key) for key in jax.random.split(jax.random.key(3))]
+    (sums, first_BLV), (other_sums, second_BLV) = jax.tree.map(np.asarray, passes)
+    mean = jax.tree.map(lambda one, other: (one + other) / 2, sums, other_sums)
+    counted_BL = batch["segments_BL"] > 0
+    apart_BL = sum(
+        (np.exp(one_BLV) * (one_BLV - other_BLV)).sum(-1)
+        for one_BLV, other_BLV in ((first_BLV, second_BLV), (second_BLV, first_BLV))
+    )
+    apart = apart_BL[counted_BL].sum() / 2
+    assert apart > 0.1
+    assert_close(together, mean._replace(objective=mean.objective + 3.0 / 2 * apart))
+
+
 def test_a_mask_leaves_targets_out_of_the_loss_and_changes_no_other() -> None:
     mask_BL = np.zeros_like(ROWS["segments_BL"])
     mask_BL[:, 1::2] = 1

@@ -20,6 +20,7 @@ RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
     [
         ({"best_by": "bleu"}, "set Run.bleu_sentences"),
         ({"bleu_sentences": 5}, "Run.bleu_sentences = 5: the task is not a translation task"),
+        ({"r_drop": 5.0}, "Run.r_drop = 5.0: without dropout, both passes .* set Transformer.drop"),
         ({"microbatches": 4}, "Run.batch_sequences = 6 does not divide into Run.microbatches = 4"),
     ],
 )

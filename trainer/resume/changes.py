@@ -24,8 +24,8 @@ FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every",
         "Transformer.combined_qkv", "Moe.dispatch")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
-OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.best_by",
-               "Run.bleu_sentences")  # fmt: skip
+OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",
+               "Run.best_by", "Run.bleu_sentences")  # fmt: skip
 
 
 def changes_of(saved: Run, run: Run) -> list[Change]:
