@@ -19,6 +19,7 @@ PAD = 0  # also what a decoder reads before its first target
 EOS = 1
 UNK = 2
 UNK_WORD = "<UNK>"  # what LM1B's rule writes for a word outside the word list
+_UNRELATED = "\ue000"  # for private use: no sub-word joins it with what stands behind it
 
 
 _thread_limit = 16
@@ -83,6 +84,18 @@ class Vocab(abc.ABC):
     @abc.abstractmethod
     def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, without those of its beginning and its end."""
+
+    def encode_continuation(self, text: str) -> np.ndarray:
+        """Returns the ids of a text behind another one, without what stands before a text alone.
+
+        SentencePiece puts a space before each text: `encode` of " is" has the ids of two spaces.
+        """
+        before, whole, alone = self.encode([_UNRELATED, _UNRELATED + text, text.strip()])
+        behind = whole[len(before) :]
+        is_apart = np.array_equal(whole[: len(before)], before) and (
+            self.text(behind).split() == self.text(alone).split()  # else a word became unknown
+        )
+        return behind if is_apart else self.encode([text])[0]
 
     def with_dropout(self, rate: float, seed: int) -> "Vocab":
         """Returns a copy whose `encode` skips merges at random (BPE dropout).

@@ -160,7 +160,7 @@ class SearchFlags(BeamFlags):
         str | None,
         Flag(
             "Ranks the samples by the likelihood of TEXT behind each; their score is its mean "
-            "log-probability per token.",
+            "log-probability per token. Begin it with a space, unless it joins the last word.",
             metavar="TEXT",
         ),
     ] = None

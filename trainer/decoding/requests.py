@@ -202,7 +202,7 @@ def suffix_of(options: DecodeOptions, vocabs: Vocabs) -> tuple[int, ...]:
     """Returns the tokens by which samples are ranked; none where they are not."""
     if options.rescore_suffix is None:
         return ()
-    [ids] = vocabs.target.encode([options.rescore_suffix])
+    ids = vocabs.target.encode_continuation(options.rescore_suffix)
     if not len(ids):
         raise UserError("--rescore_suffix: the text has no tokens.  Give one or more words.")
     return tuple(map(int, ids))

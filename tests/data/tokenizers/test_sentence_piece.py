@@ -55,6 +55,22 @@ def test_few_lines_have_the_ids_that_they_have_among_many(vocab, lines):
         np.testing.assert_array_equal(ids, same, strict=True)
 
 
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+@pytest.mark.parametrize("text", [" reader untenel.", " deader", ".", ".reader", " ", ""])
+def test_a_continuation_has_the_ids_that_it_has_behind_a_text(
+    lines, model_type, byte_fallback, normalization, text
+):
+    settings = SentencePiece(
+        size=285 if byte_fallback else 34, model_type=model_type, byte_fallback=byte_fallback,
+        normalization=normalization, character_coverage=1.0,
+    )  # fmt: skip
+    vocab = make(settings, iter([*lines, "reader.ten"]))
+    [before, whole] = vocab.encode(["reader", "reader" + text])
+    assert [*before, *vocab.encode_continuation(text)] == [*whole]
+
+
 def test_a_saved_vocab_is_the_same(vocab, tmp_path):
     vocab.save(tmp_path / "v")
     assert load_vocab(tmp_path / "v").hash == vocab.hash

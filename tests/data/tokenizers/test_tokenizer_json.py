@@ -82,6 +82,26 @@ def test_decoding_stops_also_where_the_settings_of_generation_say(
 
 
 @pytest.mark.parametrize("kind", [byte_level, byte_fallback])
+@pytest.mark.parametrize("text", [" ab a", "b", ".", " ", "", "漢"])
+def test_a_continuation_has_the_ids_that_it_has_behind_a_text(tmp_path, kind, text):
+    kind().save(str(tmp_path / "tokenizer.json"))
+    vocab = given(tmp_path, end="</s>")
+    [before, whole] = vocab.encode(["ab", "ab" + text])
+    assert [*before, *vocab.encode_continuation(text)] == [*whole]
+
+
+def test_an_unknown_word_swallows_no_continuation(tmp_path):
+    words = tokenizers.Tokenizer(
+        models.WordLevel({"[UNK]": 0, "</s>": 1, "is": 2, "good": 3}, unk_token="[UNK]")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    vocab = given(tmp_path, end="</s>")
+    for text in ("is good", " is good"):
+        assert vocab.encode_continuation(text).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("kind", [byte_level, byte_fallback])
 def test_decoding_gives_the_text_back(tmp_path, kind):
     kind().save(str(tmp_path / "tokenizer.json"))
     vocab = given(tmp_path, end="</s>")

@@ -107,9 +107,10 @@ def test_samples_are_ranked_in_one_way() -> None:
 
 
 def test_a_suffix_has_tokens_and_needs_room() -> None:
-    options, vocabs = DecodeOptions(rescore_suffix="lost nevo"), VOCABS
+    options, vocabs = DecodeOptions(rescore_suffix=" lost nevo"), VOCABS
     suffix = suffix_of(options, vocabs)
-    assert suffix == tuple(VOCAB.encode(["lost nevo"])[0].tolist())
+    [kara, whole] = VOCAB.encode(["kara", "kara lost nevo"])
+    assert (*kara, *suffix) == (*whole,)
     assert suffix_of(DecodeOptions(), vocabs) == ()
     with pytest.raises(UserError, match="no tokens"):
         suffix_of(DecodeOptions(rescore_suffix=""), vocabs)
