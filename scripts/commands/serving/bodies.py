@@ -9,12 +9,13 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES = 128
-MAX_STOPS = 4
+MAX_STOPS, LONGEST_STOP = 4, 1000
 # What the API of OpenAI has and no search here does; values that change nothing are taken.
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1,
            "suffix": ""}  # fmt: skip
 
 Text = Annotated[str, Field(max_length=2**20)]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
 class Body(BaseModel):
@@ -63,10 +64,10 @@ class CompletionBody(Body):
     seed: int | None = Field(
         None, ge=0, le=LARGEST_SEED, description=f"an integer from 0 to {LARGEST_SEED}"
     )
-    stop: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
-    ) = Field([], description=f"a text, or a list of at most {MAX_STOPS} texts, none empty")
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = Field(
+        [],
+        description=f"a text of 1 to {LONGEST_STOP:,} characters, or a list of at most {MAX_STOPS}",
+    )
     logprobs: int | None = Field(None, ge=0, le=0, description="0, for those of the new tokens")
     echo: bool = Field(False, description="true or false")
     stream: bool = Field(False, description="true or false")

@@ -37,7 +37,7 @@ class AnswerChoice:
     def update(self) -> str:
         """Returns what has come since the last time."""
         finish = self.job.finish  # before the tokens, which the service adds first
-        added = self.text.add(list(self.job.tokens), is_done=finish is not None)
+        added = self.text.add(self.job.tokens, is_done=finish is not None)
         self.finish = "stop" if self.text.is_stopped else finish
         return added
 

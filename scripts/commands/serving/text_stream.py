@@ -9,15 +9,28 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of half a character d
 
 
 class TextStream:
-    """Keeps how much of a text has been given out, and whether it has reached a stop."""
+    """Keeps how much of a text has been given out, and whether it has reached a stop.
+
+    Only the last tokens are detokenized at each call, so that a text takes as long as its tokens.
+    """
 
     def __init__(self, vocab: Vocab, prompt: Iterable[int], stops: Sequence[str]):
         self.vocab, self.prompt, self.stops = vocab, [*map(int, prompt)], stops
         self.prompt_text = vocab.text(self.prompt)
-        self.text = ""
-        """What has been given out."""
         self.stopped_after: int | None = None
         """Tokens up to the end of a stop."""
+        self._given, self._ids = list[str](), [*self.prompt]
+        self._whole, self._context = len(self.prompt), 0
+        """Tokens that end with a whole character, and where the last of them begin behind which
+        others are detokenized: the first one of a text may lose its space."""
+        self._context_text = self.prompt_text
+        self._kept = ""
+        """Text of whole characters that is not given out, as a stop may begin with it."""
+
+    @property
+    def text(self) -> str:
+        """Returns what has been given out."""
+        return "".join(self._given)
 
     @property
     def is_stopped(self) -> bool:
@@ -29,22 +42,53 @@ class TextStream:
         What may become part of a stop, or a whole character, is kept back until it is known.  The
         stop that is complete first ends the text, however many tokens come at once.
         """
-        if self.is_stopped:
+        new = tokens[len(self._ids) - len(self.prompt) :]
+        if self.is_stopped or not (new or is_done):
             return ""
-        text = self._text_of(tokens)
-        stops = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        self._ids += new
+        added = self._last_text() if is_done else self._kept + self._new_text()
+        stops = [(at + len(stop), at) for stop in self.stops if (at := added.find(stop)) >= 0]
         if stops:
             end, at = min(stops)
-            stop, text = text[at:end], text[:at]
-            self.stopped_after = bisect.bisect_left(
-                range(len(tokens)), True, key=lambda count: stop in self._text_of(tokens[:count])
-            )
+            self.stopped_after = self._tokens_until(len(self.text) + at, added[at:end])
+            added = added[:at]
         elif not is_done:
-            text = without_start_of_stop(text.rstrip(UNFINISHED), self.stops)
-        if not text.startswith(self.text):
-            return ""
-        added, self.text = text[len(self.text) :], text
+            added = self._settled(added)
+        self._given.append(added)
         return added
+
+    def _new_text(self) -> str:
+        """Returns what the tokens behind the last whole character add."""
+        return self.vocab.text(self._ids[self._context :])[len(self._context_text) :]
+
+    def _settled(self, added: str) -> str:
+        """Returns what stays as it is, of what was added; keeps the rest, if it is whole."""
+        if added.endswith(UNFINISHED) or added == self._kept:
+            return ""
+        last_text = self.vocab.text(self._ids[self._whole :])
+        if last_text.strip():
+            self._context, self._context_text = self._whole, last_text
+        else:
+            self._context_text = self.vocab.text(self._ids[self._context :])
+        self._whole = len(self._ids)
+        settled = without_start_of_stop(added, self.stops)
+        self._kept = added[len(settled) :]
+        return settled
+
+    def _last_text(self) -> str:
+        """Returns what is left of the whole text."""
+        text, given = self._text_of(self._ids[len(self.prompt) :]), self.text
+        # Some tokenizers make other text of bytes before bytes that are no character.
+        return text[len(given) :] if text.startswith(given) else self._kept + self._new_text()
+
+    def _tokens_until(self, start: int, stop: str) -> int:
+        """Returns how many new tokens there are up to the end of a stop."""
+        tokens = self._ids[len(self.prompt) :]
+
+        def is_complete(count: int) -> bool:
+            return stop in self._text_of(tokens[:count])[start:]
+
+        return bisect.bisect_left(range(len(tokens)), True, key=is_complete)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Returns what tokens add to the prompt."""
@@ -57,6 +101,16 @@ def without_start_of_stop(text: str, stops: Sequence[str]) -> str:
     >>> without_start_of_stop("one, tw", ["two", "x"]), without_start_of_stop("one", ["two"])
     ('one, ', 'one')
     """
-    starts = {stop[:length] for stop in stops for length in range(1, len(stop))}
-    longest = max((len(start) for start in starts if text.endswith(start)), default=0)
-    return text[: len(text) - longest]
+    return text[: min((start_of_stop(text, stop) for stop in stops), default=len(text))]
+
+
+def start_of_stop(text: str, stop: str) -> int:
+    """Returns where the longest beginning of a stop begins that ends a text.
+
+    >>> start_of_stop("ababa", "abac"), start_of_stop("abc", "abc"), start_of_stop("", "abc")
+    (2, 3, 0)
+    """
+    at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return at if at >= 0 else len(text)

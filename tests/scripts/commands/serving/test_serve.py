@@ -157,6 +157,7 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "kara " * 30}, 422, ["prompt = ", "at most 22"]),
         ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, 422, ["min_tokens = 3", "0 to 2"]),
         ({"prompt": ["a", 3]}, 422, ["prompt", "list of 1 to 128 texts"]),
+        ({"prompt": "a", "stop": ["b", "ab" * 501]}, 422, ["stop = ", "1 to 1,000 characters"]),
         ({"prompt": "a", "best_of": 3}, 422, ["best_of", "no such field"]),
         ({}, 422, ["prompt is missing"]),
         ({"prompt": "a", "model": "gpt"}, 404, ["'gpt'", "'run'"]),
