@@ -44,13 +44,14 @@ class Guard:
                 status = message["status"]
             await send(message)
 
-        self._active += 1
+        error = self.refusal(scope)
+        app = self.app if error is None else error.response()
+        is_let_in = error is None  # those that are not keep no server from its end
+        self._active += is_let_in
         try:
-            error = self.refusal(scope)
-            app = self.app if error is None else error.response()
             await app(scope, receive, noting_status)
         finally:
-            self._active -= 1
+            self._active -= is_let_in
             if not self._active:
                 self._idle.set()
             path = scope["path"] if scope["path"] in self.paths else "other"

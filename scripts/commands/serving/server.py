@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 
 import h11
@@ -15,6 +15,9 @@ from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.guard import Guard
 from trainer.serving.service import Job, Service, call_each
 
+PASSES, LAST_S = 10, 1.0
+"""At the end, how often the event loop looks for requests on its connections at least, and how
+long it then waits for the first requests of connections, and the ends of answers."""
 KEEP_ALIVE_S = 30
 """How long a connection may be without a request, even if it sends a part of one, or unread."""
 
@@ -88,6 +91,31 @@ class Server(uvicorn.Server):
                     connection.transport.abort()
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends, once those are answered that had connected: uvicorn resets their connections."""
+        accepted = list(connections_of(sockets or []))
+        for server in self.servers:
+            server.close()  # right after there was nothing to accept: what comes now is refused
+        loop = asyncio.get_running_loop()
+        for connection in accepted:
+            await loop.connect_accepted_socket(self._protocol, connection)
+        passes, until = 0, time.monotonic() + LAST_S
+        while passes < PASSES or (self._has_unanswered() and time.monotonic() < until):
+            if self.force_exit:
+                break
+            await asyncio.sleep(0.01)
+            passes += 1
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> Protocol:
+        return Protocol(self.config, self.server_state, self.lifespan.state)
+
+    def _has_unanswered(self) -> bool:
+        """Tells whether a connection has had no answer yet, or not all of its last one."""
+        connections = self.server_state.connections
+        cycles = [c.cycle for c in connections if isinstance(c, H11Protocol)]
+        return any(cycle is None or not cycle.response_complete for cycle in cycles)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes no more requests; ends when those that run are answered."""
         assert self._loop is not None
@@ -103,3 +131,12 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         await self.guard.drain(self.drain_s)
         self.should_exit = True
+
+
+def connections_of(listeners: Iterable[socket.socket]) -> Iterator[socket.socket]:
+    """Accepts the connections that wait."""
+    for listener in listeners:
+        listener.setblocking(False)
+        with contextlib.suppress(OSError):  # no more of them, or too many files are open
+            while True:
+                yield listener.accept()[0]

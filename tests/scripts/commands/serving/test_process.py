@@ -1,13 +1,22 @@
 """`meshloom serve` as a process of its own: it starts, answers, and stops on SIGTERM."""
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from prometheus_client import CollectorRegistry
+
 from scripts.benchmarks.serve import announced_port
+from scripts.commands.serving.flags import ServeFlags
+from scripts.commands.serving.guard import Guard
+from scripts.commands.serving.launch import server_of
+from scripts.commands.serving.metrics import RequestMetrics
+from scripts.commands.shared_flags import CheckpointFlags
 from tests.scripts.commands.serving.client import WAIT_S, Client
 from tests.scripts.conftest import Place
 from tests.toys import ROOT
@@ -41,3 +50,42 @@ def test_sigterm_ends_the_server_after_the_requests_that_run(trained: Place) -> 
             assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
+
+
+def test_who_connected_before_the_end_is_answered(trained: Place) -> None:
+    model = CheckpointFlags(model_dir=trained.folder / "run")
+    flags = ServeFlags(model=model, slots=1, port=0, max_length=7, reload_s=0)
+    clients = list[socket.socket]()
+    with server_of(flags) as (server, listener):
+
+        def connect_and_stop() -> None:
+            """Runs in the event loop, which so accepts none of these connections before."""
+            for _ in range(20):
+                clients.append(socket.create_connection(listener.getsockname(), WAIT_S))
+                clients[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            server.guard.is_stopping = server.should_exit = True
+
+        server.on_start = connect_and_stop
+        server.run([listener])
+    for client in clients:
+        with client, client.makefile("rb") as answer:
+            assert answer.read().startswith(b"HTTP/1.1 503 ")
+
+
+def test_refused_requests_do_not_delay_the_end() -> None:
+    async def drained_s() -> float:
+        async def hang(*_: object) -> None:
+            await asyncio.sleep(WAIT_S)
+
+        metrics = RequestMetrics(CollectorRegistry())
+        guard = Guard(hang, paths=(), token=None, hosts=None, metrics=metrics)
+        guard.is_stopping = True
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        refused = asyncio.create_task(guard(scope, hang, hang))  # its client reads nothing
+        await asyncio.sleep(0.01)
+        start = time.monotonic()
+        await guard.drain(WAIT_S)
+        refused.cancel()
+        return time.monotonic() - start
+
+    assert asyncio.run(drained_s()) < WAIT_S / 2
