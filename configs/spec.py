@@ -32,6 +32,17 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 T = TypeVar("T")
 
+
+class Described(NamedTuple):
+    """Says in words which texts a pattern allows.
+
+    >>> legal(Annotated[str, Field(pattern="^[a-z]$"), Described("of one small letter")] | None)
+    'a string of one small letter or None'
+    """
+
+    words: str
+
+
 _CHECKS = ConfigDict(
     strict=True,
     extra="forbid",
@@ -48,7 +59,6 @@ _BOUNDS = {
     "multiple_of": "that is a multiple of",
     "min_length": "of at least length",
     "max_length": "of at most length",
-    "pattern": "that matches",
 }
 _SPECS: dict[str, type[Any]] = {}
 SPECS: Mapping[str, type[Any]] = MappingProxyType(_SPECS)
@@ -176,6 +186,8 @@ def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 def _bounds(marks: tuple[Any, ...]) -> list[str]:
     flat = [m for mark in marks for m in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
+    if described := [mark.words for mark in flat if isinstance(mark, Described)]:
+        return described
     return [
         f"{words} {getattr(mark, bound)}"
         for mark in flat

@@ -235,14 +235,14 @@ class SplitBuilder:
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
-                raise UserError(_no_lines(task, name, part_counts, part.dropped))
+                raise UserError(_no_lines(task, split, name, part_counts, part.dropped))
             counts += part_counts
             dropped.update(part.dropped)  # + would remove the reasons that drop no pair
             entries.append(
                 {"name": part.name, "dropped": dict(part.dropped)} | part_counts.written()
             )
         if not counts.lines:
-            raise UserError(_no_lines(task, repr(split), counts, dropped))
+            raise UserError(_no_lines(task, split, repr(split), counts, dropped))
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**counts.written(), **task.fills(counts), "content_hash": content_hash,
                  "chunks": max(map(len, counts_of_chunks))}  # fmt: skip
@@ -286,8 +286,13 @@ def _losses(counts: Counts, dropped: Counter[str]) -> str:
     return f"; not taken: {', '.join(dropped_pairs)}" if dropped_pairs else ""
 
 
-def _no_lines(task: Task, split: str, counts: Counts, dropped: Counter[str]) -> str:
+def _no_lines(task: Task, split: str, name: str, counts: Counts, dropped: Counter[str]) -> str:
+    """Describes a split, or the part of one that a name tells, that has no example in a row."""
     lost = _losses(counts, +dropped)  # without the rules that drop no pair
-    files = "a larger validation_fraction, files of its own" if "validation" in split else "files"
-    remedy = "longer rows, a milder Clean" if lost else files
-    return f"{task.name}: the split {split} has no lines{lost}.  Give it {remedy}, or more text."
+    if lost:
+        kind = type(task).__name__
+        lengths = " and ".join(f"{kind}.{name}" for name in task.row_lengths)
+        remedy = f"longer rows ({lengths}), a milder Clean, or more text"
+    else:
+        remedy = ", ".join([*task.source.remedies(split), "or more text"])
+    return f"{task.name}: the split {name} has no lines{lost}.  Give it {remedy}."

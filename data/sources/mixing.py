@@ -36,6 +36,10 @@ class MixedSource(Source):
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))
 
+    def remedies(self, split: str) -> Sequence[str]:
+        parts = [part for part in self.all_parts if split in part.splits()]
+        return tuple(dict.fromkeys(text for part in parts for text in part.remedies(split)))
+
     def fingerprint(self) -> dict[str, Any] | None:
         fingerprints = {str(i): part.fingerprint() for i, part in enumerate(self.all_parts, 1)}
         return fingerprints if None not in fingerprints.values() else None

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
 from data.sources import mixing, pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
-from data.sources.text import SPLITS, Files, HeldOutFraction, is_held_out
+from data.sources.text import SPLITS, Files, HeldOutFraction, file_remedies, is_held_out
 
 
 @abstract_spec
@@ -47,6 +47,10 @@ class FilePairs(Pairs):
         for pair in self.read_files("train", errors):
             if is_held_out(side(pair), self.validation_fraction) == (split == "validation"):
                 yield pair
+
+    def remedies(self, split: str) -> Sequence[str]:
+        fraction = self.validation_fraction if self.holds_out_targets else None
+        return file_remedies(type(self).__name__, split, self.parameters(split), fraction)
 
     def fingerprint(self) -> dict[str, Any] | None:
         named = [(name, f) for split in SPLITS for name, f in self.files(split).items()]

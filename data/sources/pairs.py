@@ -7,12 +7,20 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from configs.errors import UserError, did_you_mean
-from configs.spec import abstract_spec
+from configs.spec import Described, abstract_spec
 from data.sources.text import Source
 
 LANGUAGE = "{language}"  # what a mixture of languages puts a language for
-_NAME = rf"^([A-Za-z0-9_-]|{re.escape(LANGUAGE)})+$"
-_TAG = r"^[^\s▁]*\w[^\s▁]*$"  # ▁ is SentencePiece's space
+Name = Annotated[
+    str,
+    Field(pattern=rf"^([A-Za-z0-9_-]|{re.escape(LANGUAGE)})+$"),
+    Described(f"of letters from A to Z or a to z, digits, '_' and '-', and {LANGUAGE}"),
+]
+Tag = Annotated[
+    str,
+    Field(pattern=r"^[^\s▁]*\w[^\s▁]*$"),
+    Described("of one word (no space, no '▁') with a letter or digit"),  # ▁: SentencePiece's space
+]
 _BARE_TAG = re.compile(r"[\w-]+")
 _BREAKS = re.compile(r"[\t\n\r]")
 
@@ -75,10 +83,10 @@ def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
 class Pairs(Source):
     """Reads the pairs of a translation; a task file names one of its kinds."""
 
-    tag: Annotated[str, Field(pattern=_TAG)] | None = None
+    tag: Tag | None = None
     """Stands in front of each source line, for a model that serves many languages: "2de" as <2de>,
     and a tag with other signs, such as "<2de>", "[de]" or ">>deu<<", as it is."""
-    name: Annotated[str, Field(pattern=_NAME)] | None = None
+    name: Name | None = None
     """Name in results. None: its tag or its kind."""
 
     @property

@@ -7,13 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.spec import abstract_spec, spec
+from configs.spec import Described, abstract_spec, spec
 from data.corpora import docstrings
 from data.mixture import MixtureOrder
 from data.sources import text_files, tfds
 
 SPLITS = ("train", "validation", "test")
 Files = str | tuple[str, ...]
+PartName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_.-]+$"),
+    Described("of letters from A to Z or a to z, digits, '_', '.' and '-'"),
+]
 HeldOutFraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
@@ -22,6 +27,22 @@ def is_held_out(text: str, fraction: float) -> bool:
     raw = text.encode("utf-8", "surrogatepass")
     place = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
     return place < fraction * 2**64
+
+
+def file_remedies(
+    kind: str, split: str, parameters: Sequence[str], held_out: float | None
+) -> Sequence[str]:
+    """Names the settings of a source of files that give more examples to a split; held_out is the
+    share of the training text that is held out to validate, if it is.
+
+    >>> file_remedies("Tsv", "validation", ("validation",), 0.02)
+    ('a Tsv.validation_fraction above 0.02', 'files of its own (Tsv.validation)')
+    """
+    names = " and ".join(f"{kind}.{parameter}" for parameter in parameters)
+    if split == "validation" and held_out is not None:
+        fraction = f"a {kind}.validation_fraction above {held_out:g}"
+        return (fraction, f"files of its own ({names})")
+    return (f"other files ({names})",)
 
 
 @abstract_spec
@@ -39,6 +60,10 @@ class Source:
     def fingerprint(self) -> dict[str, Any] | None:
         """Returns a cheap fingerprint that changes with the text; None where it is not at hand."""
         raise NotImplementedError
+
+    def remedies(self, split: str) -> Sequence[str]:
+        """Describes which settings would give more examples to a split that has none."""
+        return ()
 
     @property
     def has_newlines(self) -> bool:
@@ -86,7 +111,7 @@ class FileText(Source):
     validation_fraction: HeldOutFraction = 0.02
     """Approximate share of the training text that is held out if there are no validation files. A
     hash of the example selects it, so that equal examples are never in both splits."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    name: PartName | None = None
     """Name of a part of a mixture in results. None: its kind."""
 
     @property
@@ -103,6 +128,10 @@ class FileText(Source):
         if self.validation is None and split != "test":
             examples = (x for x in examples if self._holds_out(x) == held_out)
         return examples
+
+    def remedies(self, split: str) -> Sequence[str]:
+        fraction = self.validation_fraction if self.validation is None else None
+        return file_remedies(type(self).__name__, split, (split,), fraction)
 
     def fingerprint(self) -> dict[str, Any] | None:
         named = [s for s in SPLITS if getattr(self, s) is not None]

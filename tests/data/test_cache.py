@@ -316,6 +316,16 @@ def test_a_split_without_lines_is_named(text, data_dir):
     assert _left(data_dir) == []
 
 
+def test_a_split_without_pairs_is_named_with_the_settings_that_mend_it(pairs, data_dir):
+    pairs.write_text("eins\tone\nzwei\ttwo\n")  # neither is among the 2 % held out
+    with pytest.raises(UserError) as error:
+        prepare(translation_of(Tsv(train=str(pairs)), vocab=SentencePiece(size=280)), data_dir)
+    assert str(error.value) == (
+        "pair: the split 'validation' has no lines.  Give it a Tsv.validation_fraction above 0.02, "
+        "files of its own (Tsv.validation), or more text."
+    )
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_a_full_disk_leaves_the_old_cache_or_nothing(text, data_dir, monkeypatch, old):
     if old:
@@ -571,7 +581,8 @@ def test_a_part_without_pairs_is_named_with_the_reason(pairs, others, data_dir):
         prepare(translation_of(*parts), data_dir)
     assert str(error.value) == (
         "pair: the split 'train' of Tsv_2 has no lines; not taken: 1 (longer than a row).  "
-        "Give it longer rows, a milder Clean, or more text."
+        "Give it longer rows (Translation.length and Translation.source_length), a milder Clean, "
+        "or more text."
     )
     assert _left(data_dir) == []
 

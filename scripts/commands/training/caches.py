@@ -25,14 +25,34 @@ def manage_caches(flags: PrepareFlags, data_dir: Path, caches: TaskCaches | None
     if not is_first_process():
         return
     listed = entries(data_dir, caches)
-    if flags.prune:
-        listed = [entry for entry in listed if entry.is_compared and entry.reasons]
-    print_entries(listed, data_dir)
-    if flags.prune:
-        prune_entries([entry for entry in listed if entry.is_prunable], is_sure=flags.yes)
+    if caches is not None and flags.prune:
+        different = [entry for entry in listed if entry.is_compared and entry.reasons]
+        if different:
+            print_entries(different)
+            prune_entries([e for e in different if e.is_prunable], is_sure=flags.yes)
+        else:
+            fitting = sum(entry.is_compared for entry in listed)
+            print_note(nothing_to_prune(caches.task.name, data_dir, fitting))
+    elif listed:
+        print_entries(listed)
+    else:
+        print_note(f"There are no caches in {data_dir}.")
 
 
-def print_entries(listed: Sequence[CacheEntry], data_dir: Path) -> None:
+def nothing_to_prune(task_name: str, data_dir: Path, fitting: int) -> str:
+    """Says why nothing is deleted, and what would be, given the caches that fit the settings.
+
+    >>> nothing_to_prune("mine", Path("data"), 1)
+    "Nothing is deleted: data has no cache of task 'mine' with other settings or another text \
+than these, and 1 with these."
+    """
+    return (
+        f"Nothing is deleted: {data_dir} has no cache of task {task_name!r} with other settings "
+        f"or another text than these, and {fitting} with these."
+    )
+
+
+def print_entries(listed: Sequence[CacheEntry]) -> None:
     """Prints a table of caches."""
     rows = [
         (
@@ -45,16 +65,13 @@ def print_entries(listed: Sequence[CacheEntry], data_dir: Path) -> None:
         )
         for entry in listed
     ]
-    if rows:
-        print_table(["task", "folder", "MB", "written", "use", "differs"], rows)
-    else:
-        print_note(f"There are no such caches in {data_dir}.")
+    print_table(["task", "folder", "MB", "written", "use", "differs"], rows)
 
 
 def prune_entries(unused: Sequence[CacheEntry], *, is_sure: bool) -> None:
     """Deletes caches, after a question unless the user is sure."""
     if not unused:
-        print_note("Nothing is deleted.")
+        print_note("Nothing is deleted: a process uses each of them.")
         return
     names = ", ".join(entry.folder.name for entry in unused)
     if not is_sure and not sys.stdin.isatty():

@@ -19,7 +19,7 @@ def test_other_settings_are_listed_and_pruned(
     run: Meshloom, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = place.flags()
-    assert "There are no such caches" in run("prepare", "--list", given[0]).error
+    assert "There are no caches" in run("prepare", "--list", given[0]).error
     assert run("prepare", *given).code == 0
     assert run("prepare", *given, OTHER).code == 0
     first, second = folders(place)
@@ -40,4 +40,9 @@ def test_other_settings_are_listed_and_pruned(
     assert folders(place) == [first, second]
     pruned = run("prepare", "--prune", "--yes", *given)
     assert pruned.code == 0 and "Deleted " in pruned.error and folders(place) == [first]
-    assert "Nothing is deleted." in run("prepare", "--prune", *given).error
+    kept = run("prepare", "--prune", *given)
+    assert kept.code == 0 and kept.out == ""
+    assert "no cache of task 'toy' with other settings or another text" in kept.error
+    assert "and 1 with these." in kept.error
+    nowhere = run("prepare", "--prune", f"--data_dir={place.folder / 'other'}", *given[1:])
+    assert nowhere.code == 0 and "and 0 with these." in nowhere.error
