@@ -24,6 +24,7 @@ from data.build_log import NAME as BUILD_LOG
 from data.build_log import BuildLog, WrittenChunk, checksums
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
+from data.sources.compression import BytesRead, counted_bytes
 from data.task import Example, PackChunk, PartOfText, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -36,8 +37,8 @@ _CHUNK_CHARACTERS = 1 << 24
 _CHUNK_EXAMPLES = 1 << 18
 _LINES_A_RECORD = 500_000
 
-OnProgress = Callable[[str, Counts], None]
-"""Hears of a split what is packed of it so far."""
+OnProgress = Callable[[str, Counts, float | None], None]
+"""Hears of a split what is packed of it so far, and which share of its files; None if unknown."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
 
 
@@ -79,6 +80,8 @@ class Chunk:
     tag: str | None
     examples: list[Example]
     text_hash: str
+    bytes_read: int
+    """Bytes of the files of the split up to the end of the chunk."""
 
 
 def build(
@@ -173,12 +176,14 @@ class SplitBuilder:
                 name: stack.enter_context(storage.GrowingArray(self._array(split, name), *kind))
                 for name, kind in columns.items()
             }
-            total = Counts()
-            chunks = _chunks(self._task.parts_of_text(split, digest), parts, digest)
-            for part, counts in self._written(split, chunks, arrays):
-                counts_of_chunks += [[] for _ in range(part + 1 - len(counts_of_chunks))]
-                counts_of_chunks[part].append(counts)
-                self._report(split, total, total := total + counts)
+            total, split_bytes = Counts(), self._task.source.bytes_to_read(split)
+            counter = stack.enter_context(counted_bytes())
+            chunks = _chunks(self._task.parts_of_text(split, digest), parts, digest, counter)
+            for chunk, counts in self._written(split, chunks, arrays):
+                counts_of_chunks += [[] for _ in range(chunk.part + 1 - len(counts_of_chunks))]
+                counts_of_chunks[chunk.part].append(counts)
+                share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
+                self._report(split, total, total := total + counts, share)
             counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
             entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
         for name in columns:
@@ -191,8 +196,8 @@ class SplitBuilder:
 
     def _written(
         self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, storage.GrowingArray]
-    ) -> Iterator[tuple[int, Counts]]:
-        """Writes chunks in their order, and yields the part and the counts of each."""
+    ) -> Iterator[tuple[Chunk, Counts]]:
+        """Writes chunks in their order, and yields each, without its examples, and its counts."""
         rest = chunks
         for before in self._log.chunks.get(split, []):
             chunk = next(chunks, None)
@@ -205,7 +210,7 @@ class SplitBuilder:
                 break
             for name, array in arrays.items():
                 array.append(kept[name])
-            yield chunk.part, Counts.read(before.counts)
+            yield _without_examples(chunk), Counts.read(before.counts)
         sent = list[Chunk]()
         jobs = (_job(chunk, sent, training=split == "train") for chunk in rest)
         for packed, counts in self._in_order(jobs, self._packing):
@@ -214,14 +219,15 @@ class SplitBuilder:
                 array.append(packed[name])
                 array.flush()
             self._log.add_chunk(WrittenChunk.of(split, chunk.text_hash, counts, packed))
-            yield chunk.part, counts
+            yield chunk, counts
 
-    def _report(self, split: str, before: Counts, now: Counts) -> None:
-        """Logs now and then how many lines of the split are done."""
+    def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
+        """Logs now and then how many lines of the split are done, and which share of its files."""
         if self._on_progress is not None:
-            self._on_progress(split, now)
+            self._on_progress(split, now, share)
         elif now.lines // _LINES_A_RECORD > before.lines // _LINES_A_RECORD:
-            logger.info("%s: %s lines so far", split, f"{now.lines:,}")
+            done = "" if share is None else f", {share:.0%} of its files"
+            logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
         self,
@@ -250,13 +256,16 @@ class SplitBuilder:
 
 
 def _chunks(
-    of_split: Iterable[PartOfText], parts: list[PartOfText], digest: "hashlib._Hash"
+    of_split: Iterable[PartOfText],
+    parts: list[PartOfText],
+    digest: "hashlib._Hash",
+    counter: BytesRead,
 ) -> Iterator[Chunk]:
     """Yields the chunks of each part of a split, and notes the parts."""
     for number, part in enumerate(of_split):
         parts.append(part)
         for examples in _grouped(part.examples):
-            yield Chunk(number, part.tag, examples, digest.hexdigest())
+            yield Chunk(number, part.tag, examples, digest.hexdigest(), counter.total())
 
 
 def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
@@ -271,11 +280,16 @@ def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield group
 
 
+def _without_examples(chunk: Chunk) -> Chunk:
+    """Returns what is kept of a chunk; its examples can be many."""
+    return dataclasses.replace(chunk, examples=[])
+
+
 def _job(
     chunk: Chunk, sent: list[Chunk], *, training: bool
 ) -> tuple[list[Example], str | None, bool]:
-    """Notes a chunk without its examples, which can be many, and returns what to pack."""
-    sent.append(dataclasses.replace(chunk, examples=[]))
+    """Notes a chunk without its examples and returns what to pack."""
+    sent.append(_without_examples(chunk))
     return chunk.examples, chunk.tag, training
 
 

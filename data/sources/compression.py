@@ -1,6 +1,7 @@
 """Opens plain, .gz, .xz and .zst files, and says why one cannot be read."""
 
 import contextlib
+import contextvars
 import gzip
 import io
 import lzma
@@ -13,10 +14,12 @@ import zstandard
 
 from configs.errors import UserError, did_you_mean
 from configs.paths import is_remote, path_of
+from data import storage
 
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 """What compressed files end in, by their first bytes."""
 _BYTES_A_READ = 1 << 17
+_MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
 
 
 def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
@@ -26,22 +29,82 @@ def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
         file: Any = path.open("rb") if is_remote(path) else path
         match path.suffix:
             case ".gz":
-                return gzip.open(file, "rb")
+                unzipped = _unzipped(file)
+                _follow(name, unzipped.fileobj)
+                return unzipped
             case ".xz":
-                frames = _Frames(_opened(file), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
+                frames = _Frames(_opened(name, file), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
                 return io.BufferedReader(frames, _BYTES_A_READ)
             case ".zst":
-                frames = _Frames(_opened(file), zstandard.ZstdDecompressor().decompressobj)
+                library = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+                frames = _Frames(_opened(name, file), library.decompressobj)
                 return io.BufferedReader(frames, _BYTES_A_READ)
             case _:
-                return _opened(file)
+                return _opened(name, file)
     except OSError as error:
         reason = error.strerror or "there is no such file"
         raise UserError(f"{name}: cannot be opened: {reason}.{nearest(name)}") from None
 
 
-def _opened(file: Any) -> IO[bytes]:
+def _unzipped(file: Any) -> gzip.GzipFile:
+    return gzip.open(file, "rb")
+
+
+def _raw(file: Any) -> IO[bytes]:
     return open(file, "rb") if isinstance(file, os.PathLike) else file
+
+
+def _opened(name: str, file: Any) -> IO[bytes]:
+    raw = _raw(file)
+    _follow(name, raw)
+    return raw
+
+
+class BytesRead:
+    """Adds up how many bytes of files are read; of an open file, those before its place."""
+
+    def __init__(self) -> None:
+        self._bytes, self._open = 0, list[tuple[Any, int]]()
+
+    def add(self, count: int) -> None:
+        """Adds bytes of a file that is not followed."""
+        self._bytes += count
+
+    def follow(self, file: Any, size: int) -> None:
+        """Counts a file that was opened; once it is closed, all its bytes are read."""
+        self.total()
+        self._open.append((file, size))
+
+    def total(self) -> int:
+        """Returns the bytes that are read so far."""
+        self._bytes += sum(size for file, size in self._open if file.closed)
+        self._open = [(file, size) for file, size in self._open if not file.closed]
+        return self._bytes + sum(file.tell() for file, _ in self._open)
+
+
+_BYTES_READ: contextvars.ContextVar[BytesRead | None] = contextvars.ContextVar(
+    "bytes read", default=None
+)
+
+
+@contextlib.contextmanager
+def counted_bytes() -> Iterator[BytesRead]:
+    """Counts the bytes of the files that are read until it ends."""
+    token = _BYTES_READ.set(BytesRead())
+    try:
+        yield bytes_read()
+    finally:
+        _BYTES_READ.reset(token)
+
+
+def bytes_read() -> BytesRead:
+    """Returns what counts the bytes that are read now."""
+    return _BYTES_READ.get() or BytesRead()
+
+
+def _follow(name: str, file: Any) -> None:
+    if counter := _BYTES_READ.get():
+        counter.follow(file, storage.size_of(path_of(name).expanduser()))
 
 
 @contextlib.contextmanager

@@ -85,15 +85,23 @@ class Lm1b(Source):
             "to."
         )
 
+    def bytes_to_read(self, split: str) -> int | None:
+        return text_files.total_bytes(self._paths())
+
     def fingerprint(self) -> dict[str, Any] | None:
-        path = path_of(self.archive).expanduser()
-        is_folder = path.is_dir()
-        paths = sorted(map(str, path.glob("**/news.en*"))) if is_folder else [self.archive]
+        paths = self._paths()
+        is_folder = paths != [self.archive]
         order = {} if is_folder else {"order of shards": "by number"}  # once that of the archive
         try:
             return {"archive": text_files.stamps(paths), **order}
         except OSError:
             return None
+
+    def _paths(self) -> list[str]:
+        """Returns the files of the folder, or the archive."""
+        path = path_of(self.archive).expanduser()
+        is_folder = path.is_dir()
+        return sorted(map(str, path.glob("**/news.en*"))) if is_folder else [self.archive]
 
     def _shards(self, split: str) -> list[Key]:
         if split == "train":

@@ -36,6 +36,11 @@ class MixedSource(Source):
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if any(s in part.splits() for part in self.all_parts))
 
+    def bytes_to_read(self, split: str) -> int | None:
+        sizes = [part.bytes_to_read(split) for part in self.parts_of(split).values()]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
     def remedies(self, split: str) -> Sequence[str]:
         parts = [part for part in self.all_parts if split in part.splits()]
         return tuple(dict.fromkeys(text for part in parts for text in part.remedies(split)))

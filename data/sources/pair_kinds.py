@@ -48,6 +48,11 @@ class FilePairs(Pairs):
             if is_held_out(side(pair), self.validation_fraction) == (split == "validation"):
                 yield pair
 
+    def bytes_to_read(self, split: str) -> int | None:
+        named = self.files(split) or self.files("train")
+        paths = [path for name, files in named.items() for path in self.expanded(name, files)]
+        return text_files.total_bytes(paths)
+
     def remedies(self, split: str) -> Sequence[str]:
         fraction = self.validation_fraction if self.holds_out_targets else None
         return file_remedies(type(self).__name__, split, self.parameters(split), fraction)

@@ -61,6 +61,10 @@ class Source:
         """Returns a cheap fingerprint that changes with the text; None where it is not at hand."""
         raise NotImplementedError
 
+    def bytes_to_read(self, split: str) -> int | None:
+        """Returns the size of the files that hold a split; None where there are none to measure."""
+        return None
+
     def remedies(self, split: str) -> Sequence[str]:
         """Describes which settings would give more examples to a split that has none."""
         return ()
@@ -120,6 +124,10 @@ class FileText(Source):
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.test is not None else SPLITS[:2]
+
+    def bytes_to_read(self, split: str) -> int | None:
+        held_out = self.validation is None and split == "validation"
+        return text_files.total_bytes(self._files("train" if held_out else split))
 
     def lines(self, split: str) -> Iterator[str]:
         held_out = self.validation is None and split == "validation"

@@ -126,6 +126,11 @@ def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     return {str(absolute(path_of(path))): storage.version(path_of(path)) for path in paths}
 
 
+def total_bytes(paths: Sequence[str]) -> int:
+    """Returns the size of some files, as they are stored."""
+    return sum(storage.size_of(path_of(path).expanduser()) for path in paths)
+
+
 def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:
     if number == 1 and raw.startswith(b"PAR1"):
         return f"{path}: is a Parquet file.  @ParquetText() and @Parquet() read such files."

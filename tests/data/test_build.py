@@ -1,5 +1,8 @@
 """Building: the same bytes by any number of processes and after any kill."""
 
+import dataclasses
+import gzip
+import lzma
 import os
 import random
 import shutil
@@ -9,13 +12,19 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow
 import pytest
+import zstandard
+from pyarrow import parquet
 
 from data import build
 from data.build_log import NAME
 from data.cache import prepare
+from data.packing.rows import Counts
 from data.sources.pair_kinds import Mixture, Tsv
+from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
+from data.sources.text_mixture import TextMixture
 from data.task import Task, Translation
 from data.tokenizers.sentence_piece import SentencePiece
 
@@ -107,6 +116,47 @@ def test_a_text_of_several_chunks_has_another_hash(
         prepare(task_of(text), tmp_path / "several").manifest["content_hash"]
         == (several["content_hash"])
     )
+
+
+@pytest.mark.parametrize("ending", [".txt", ".txt.gz", ".txt.xz", ".txt.zst"])
+@pytest.mark.parametrize("worker_count", [1, 2])
+def test_progress_is_a_share_of_the_files(
+    text: Path, tmp_path: Path, ending: str, worker_count: int
+) -> None:
+    for number in range(3):
+        raw = f"file {number}\n".encode() + text.read_bytes()
+        packed = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+        path = tmp_path / f"{number}{ending}"
+        path.write_bytes(packed.get(path.suffix, bytes)(raw))
+    shares: dict[str, list[float]] = {"train": [], "validation": []}
+
+    def on_progress(split: str, _: Counts, share: float | None) -> None:
+        assert share is not None
+        shares[split].append(share)
+
+    task = task_of(tmp_path / f"*{ending}")
+    prepare(task, tmp_path / "data", worker_count=worker_count, on_progress=on_progress)
+    for of_split in shares.values():
+        assert of_split == sorted(of_split) and of_split[-1] == 1.0
+    first, *_ = shares["train"]
+    assert 0 < first < 0.34 and len(set(shares["train"])) >= 3  # three files of equal size
+
+
+def test_progress_is_a_share_of_all_parts(text: Path, tmp_path: Path) -> None:
+    parquet.write_table(
+        pyarrow.table({"other": ["x" * 99] * LINES, "text": text.read_text().splitlines()}),
+        tmp_path / "text.parquet",
+    )
+    parts = (TextFiles(train=str(text)), ParquetText(train=str(tmp_path / "text.parquet")))
+    source = TextMixture(parts=parts)
+    shares: list[float | None] = []
+    prepare(
+        dataclasses.replace(task_of(text), source=source),
+        tmp_path / "data",
+        on_progress=lambda split, _, share: shares.append(share) if split == "train" else None,
+    )
+    known = [share for share in shares if share is not None]
+    assert known == shares == sorted(known) and 0.99 < known[-1] <= 1.0
 
 
 KILLED = """

@@ -60,6 +60,7 @@ class RunPlots:
         if self.checks:
             axes.plot(*curve(self.checks, "loss"), "o-", color="tab:orange", label="validation")
         axes.set(xlabel="step", ylabel="loss (nats per token)")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend()
         return figure
@@ -143,12 +144,15 @@ def smoothed(values: list[float], decay: float = 0.9) -> list[float]:
     """Fits a line around each value, in which neighbours on both sides weigh less with distance.
 
     A mean of the values before would lag: it lies above a falling loss.  A mean of both sides does
-    so at the ends alone, where a fitted line does not.
+    so at the ends alone, where a fitted line does not.  A value that is infinite or no number, as
+    of a run that diverged, leaves a gap and weighs nothing.
     """
     reach = math.ceil(math.log(0.01, decay))  # steps after which a neighbour weighs 1 %
     offset_K = np.arange(-reach, reach + 1)
     weight_K = decay ** np.abs(offset_K)
-    ones_S, value_S = np.ones(len(values)), np.asarray(values, np.float64)
+    value_S = np.asarray(values, np.float64)
+    ones_S = np.isfinite(value_S).astype(np.float64)
+    value_S = np.where(ones_S, value_S, 0.0)
 
     def moment(series_S: np.ndarray, power: int) -> np.ndarray:
         """Sums weight x offset ** power x value over the neighbours of each place."""
@@ -159,7 +163,7 @@ def smoothed(values: list[float], decay: float = 0.9) -> list[float]:
     y, xy = (moment(value_S, power) for power in range(2))
     spread = n * xx - x * x
     line_S = np.divide(xx * y - x * xy, spread, out=value_S.copy(), where=spread > 0)
-    return [float(value) for value in line_S]
+    return [float(value) for value in np.where(ones_S, line_S, np.nan)]
 
 
 def png_of(draw: Callable[[Any], Any]) -> bytes:

@@ -79,6 +79,8 @@ class BuildBar:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
             console=console,
@@ -86,8 +88,11 @@ class BuildBar:
             transient=True,
         )
 
-    def _update(self, split: str, counts: Counts) -> None:
-        """Shows the text of a split so far; the rate is of what this process packed."""
+    def _update(self, split: str, counts: Counts, share: float | None) -> None:
+        """Shows the text of a split so far; the rate is of what this process packed.
+
+        The bar moves without end where the share of the split is unknown.
+        """
         megabytes = (counts.bytes + counts.source_bytes) / 1e6
         if not self._progress.tasks or self._progress.tasks[-1].description != split:
             self._progress.start()
@@ -97,7 +102,8 @@ class BuildBar:
         rate = (megabytes - self._first) / minutes if minutes > 0.1 else 0.0
         numbers = f"{counts.lines:,} lines  {megabytes:,.0f} MB"
         numbers += f"  {rate:,.0f} MB/min" if rate else ""
-        self._progress.update(self._task, numbers=numbers)
+        total = None if share is None else 1.0
+        self._progress.update(self._task, numbers=numbers, total=total, completed=share)
 
     def __enter__(self) -> Self:
         return self

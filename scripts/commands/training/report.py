@@ -15,12 +15,14 @@ from data.storage import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.html_page import page, table
+from scripts.terminal import print_note
 from trainer.metrics.plots import RunPlots
 from trainer.model_dir import ModelDir
 from trainer.planning.figures import SCHEMA_VERSION
 from trainer.processes.training_lock import holder_of
 
 WATCH_S = 10.0  # between two looks at a run
+RESTART_S = 60.0  # for `meshloom supervise` to start a run again that died
 UNITS = {
     "loss": "nats per token",
     "objective": "nats per token",
@@ -54,19 +56,34 @@ PICTURES = {  # title and caption
 
 def report(flags: ReportFlags) -> None:
     """Writes report.html and its pictures into the model directory, once or while a run trains."""
-    while flags.watch and is_training(flags.model_dir):
-        pictures = RunPlots(flags.model_dir)
-        if pictures.names():
-            write_report(flags.model_dir, pictures, refresh_s=WATCH_S)
-        time.sleep(WATCH_S)
+    if flags.watch:
+        watch(flags.model_dir)
     written = write_report(flags.model_dir, RunPlots(flags.model_dir))
     click.echo("Wrote " + ", ".join(map(str, written)) + ".")
 
 
-def is_training(model_dir: Path) -> bool:
-    """Returns whether a process trains in a model directory."""
-    holder = holder_of(model_dir)
-    return holder is not None and holder[1]
+def watch(model_dir: Path) -> None:
+    """Writes the page again and again while a process trains, and while a restart may follow."""
+    has_trained = has_page = False
+    dead_s = 0.0
+    while holder := holder_of(model_dir):
+        process, trains = holder
+        if not trains and (not has_trained or dead_s >= RESTART_S):
+            break
+        if not trains and not dead_s:
+            print_note(f"{model_dir}: {process}, has died; waits {RESTART_S:.0f} s for a restart.")
+        has_trained, dead_s = True, 0.0 if trains else dead_s + WATCH_S
+        pictures = RunPlots(model_dir)
+        if pictures.names():
+            [file, *_] = write_report(model_dir, pictures, refresh_s=WATCH_S)
+            if not has_page:
+                print_note(
+                    f"{file}: written every {WATCH_S:.0f} s; a browser that shows it follows."
+                )
+            has_page = True
+        time.sleep(WATCH_S)
+    state = "no process trains there any more" if has_trained else "no process trains there"
+    print_note(f"{model_dir}: {state}.")
 
 
 def write_report(model_dir: Path, pictures: RunPlots, refresh_s: float | None = None) -> list[Path]:

@@ -19,6 +19,16 @@ def test_frames_follow_each_other(tmp_path):
     assert list(read_lines(str(path))) == LINES
 
 
+def test_a_frame_with_a_long_window_is_read(tmp_path):
+    """Published corpora are written by `zstd --long=31`; 28 is the first above the default."""
+    path = tmp_path / "a.zst"
+    settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    text = "".join(f"{x}\n" for x in LINES)
+    path.write_bytes(frame.compress(text.encode()) + frame.flush())
+    assert list(read_lines(str(path))) == LINES
+
+
 @pytest.mark.parametrize("cut", [1, 3, 9])
 def test_a_cut_frame_is_no_end(tmp_path, cut):
     path = tmp_path / "a.zst"

@@ -105,6 +105,22 @@ def test_a_watched_report_follows_the_run_until_it_ends(
     assert "http-equiv" not in (model_dir / "report.html").read_text()
 
 
+def test_a_watched_report_waits_for_a_run_that_died(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = Holder(os.getppid(), socket.gethostname(), "now").dump()
+    died = Holder(2**22 + 1, socket.gethostname(), "now").dump()  # above the largest id of Linux
+    states = [running, died, died, running, *10 * [died]]
+    (model_dir / FILE).write_text(states.pop(0))
+    monkeypatch.setattr("time.sleep", lambda _: (model_dir / FILE).write_text(states.pop(0)))
+    report(ReportFlags(model_dir=model_dir, watch=True))
+    assert len(states) == 10 - 6 - 1  # six looks make a minute
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.count("written every 10 s") == 1 and error.count("has died; waits 60 s") == 2
+    assert "no process trains there any more" in error
+    assert "http-equiv" not in (model_dir / "report.html").read_text()
+
+
 def test_a_plan_of_hostile_names(tmp_path: Path) -> None:
     figures = {
         HOSTILE: 1,
