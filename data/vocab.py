@@ -160,6 +160,11 @@ class Tokenizer:
         """Loads the trained vocab to use; None: the task trains one."""
         raise NotImplementedError
 
+    @property
+    def trained_size(self) -> int | None:
+        """Returns how many tokens the vocab has that the task trains; None where one is given."""
+        return None
+
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         """Trains a vocab on some lines; words are to be one sub-word each."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError, UserError
-from data.vocabs import Vocabs
+from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 from layouts.axes import BY_LETTER, letters_of
 from layouts.device_order import Torus
 from layouts.layout import Layout
@@ -182,6 +182,30 @@ def check_sides(run: Run) -> None:
         )
 
 
+def check_vocab_settings(run: Run) -> None:
+    """Refuses a vocabulary that would have more tokens than the model has rows, before the task
+    trains it and tokenizes its text, which may take hours.
+    """
+    if run.start_from is not None:  # its vocabularies replace those that the task would train
+        return
+    rows_of = {TARGET_FILE: ("vocab", run.model.vocab)}
+    if run.model.source_vocab_size is not None:
+        rows_of[SOURCE_FILE] = ("source_vocab", run.model.source_vocab_size)
+    for file, settings in run.task.vocab_settings.items():
+        name, rows = rows_of.get(file, rows_of[TARGET_FILE])
+        if settings.trained_size is not None and settings.trained_size > rows:
+            raise UserError(_too_many_tokens(run, name, rows, settings.trained_size))
+
+
+def _too_many_tokens(run: Run, name: str, rows: int, tokens: int) -> str:
+    model = type(run.model).__name__
+    return (
+        f"{model}.{name} = {rows}: the vocabulary of task {run.task.name} has {tokens} tokens.  "
+        f"Set {model}.{name} to at least that (a multiple of 128 splits well), or take a smaller "
+        f"vocabulary, such as SentencePiece.size = {rows}."
+    )
+
+
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
     sides = [("vocab", vocabs.target, run.model.vocab)]
@@ -190,11 +214,7 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
         sides.append(("source_vocab", vocabs.source, source_size or run.model.vocab))
     for name, vocab, rows in sides:
         if vocab.size > rows:
-            raise UserError(
-                f"{model}.{name} = {rows}: the vocabulary of task {run.task.name} has "
-                f"{vocab.size} tokens.  Set {model}.{name} to at least that (a multiple of "
-                "128 splits well), or take a smaller vocabulary."
-            )
+            raise UserError(_too_many_tokens(run, name, rows, vocab.size))
         if vocab.size < rows:
             logger.warning(
                 "Warning: %s.%s = %d: the vocabulary of task %s has %d tokens; no text "

@@ -56,6 +56,10 @@ class SentencePiece(Tokenizer):
     def given_path(self) -> str | None:
         return self.model_file
 
+    @property
+    def trained_size(self) -> int | None:
+        return self.size if self.model_file is None else None
+
     def given(self) -> Vocab | None:
         if self.model_file is None:
             return None

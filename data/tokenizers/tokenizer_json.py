@@ -1,6 +1,7 @@
 """Reads and applies vocabs of Hugging Face's tokenizer.json."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     else:
         beside = {name: file.parent / name for name in _BESIDE}
         kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
-        files, special = {TOKENIZER: text, **kept}, _special_tokens(kept)
+        files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
     joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files}
     return json.dumps(joined, sort_keys=True).encode()
 
@@ -196,11 +197,11 @@ def _tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _special_tokens(files: Files) -> dict[str, str]:
+def _special_tokens(files: Files, folder: str = "") -> dict[str, str]:
     """Returns by parameter the special tokens that the files beside a tokenizer.json name."""
     special = {}
     for file in ("special_tokens_map.json", CONFIG):  # the last that names one counts
-        settings = _object(files.get(file, "{}"), file)
+        settings = _object(files.get(file, "{}"), os.path.join(folder, file))
         for key, name in _PARAMETERS.items():
             token = settings.get(name)
             token = token.get("content") if isinstance(token, dict) else token

@@ -81,10 +81,7 @@ def test_training_is_refused_and_leaves_nothing(
     said = refused(run, "train", place.model_dir, *place.flags(*params, layout=layout))
     for part in expected:
         assert part in said
-    # The vocabulary is held against the model once it is made, and a whole cache may stay.
-    made = {"data/toy/"} if params == ["Transformer.vocab = 256"] else set()
-    left = {name for name in files(place.folder) - before if not name.endswith(".lock")}
-    assert {name[: len("data/toy/")] for name in left} == made
+    assert all(name.endswith(".lock") for name in files(place.folder) - before)
 
 
 def test_a_cache_of_other_settings_is_not_reused(run: Meshloom, place: Place) -> None:

@@ -31,6 +31,7 @@ from trainer.checks import (
     check_bubble,
     check_layout,
     check_run,
+    check_vocab_settings,
     explained_errors,
     step_flops,
 )
@@ -63,6 +64,7 @@ def train(flags: TrainFlags) -> None:
     changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
     mesh = make_mesh(layout)
     check_run(run)
+    check_vocab_settings(run)
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)

@@ -200,3 +200,10 @@ def test_a_damaged_vocab_is_refused(folder, tmp_path, change):
     for load in (load_vocab, lambda path: given(path, end="</s>")):
         with pytest.raises(UserError, match=r"vocab\.model: is JSON, but no vocab of this version"):
             load(vocab)
+
+
+def test_a_damaged_file_beside_the_tokenizer_is_named_with_its_folder(folder):
+    (folder / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError) as error:
+        given(folder)
+    assert str(error.value) == f"{folder}/tokenizer_config.json: holds a list.  Legal: an object."

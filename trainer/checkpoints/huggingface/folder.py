@@ -34,7 +34,10 @@ DTYPES = {
 def existing(folder: Path, name: str) -> Path:
     """Returns the path of a file of a folder."""
     if not folder.is_dir():
-        raise UserError(f"--input={folder}: there is no such folder.")
+        raise UserError(
+            f"--input={folder}: there is no such folder.  Legal: a folder of this machine; of a "
+            "model on the Hub, download one: hf download NAME --local-dir=FOLDER."
+        )
     if not (folder / name).is_file():
         raise UserError(
             f"--input={folder}: {name} is missing.  Legal: a folder with {SETTINGS}, {TENSORS} (or "
