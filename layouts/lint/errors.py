@@ -207,6 +207,8 @@ class SplitCause(NamedTuple):
     letter: str
     size: int
     rules: tuple[SourcedRule, ...]
+    pattern: int = 1
+    """Layers of one repeat, where the axis counts repeats of a pattern."""
 
 
 class Conflicts(NamedTuple):
@@ -241,12 +243,22 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 conflicts.shared.setdefault((first, second), []).append(tensor.name)
         for index, rules in split.items():
             cause = SplitCause(tensor.axes[index], tensor.shape[index], rules)
+            if cause.letter == "N":
+                cause = cause._replace(pattern=pattern_length(context.record, tensor.name))
             if cause.size % (_num_shards(context, rules) * _repeats(context, cause)):
                 letter = cause.letter
                 pads = context.layout.pads(letter)
                 causes = conflicts.padded if pads else conflicts.indivisible
                 causes.setdefault(cause, []).append(tensor.name)
     return conflicts
+
+
+def pattern_length(record: Record, path: str) -> int:
+    """Returns how many layers one repeat of the stack has that a weight belongs to."""
+    stack, _, inside = path.partition("layers_N/")
+    weights = [w.path.partition("layers_N/") for w in record.weights]
+    blocks = {rest.partition("/")[0] for of, _, rest in weights if of == stack}
+    return len(blocks) if inside.startswith("block") else 1
 
 
 def check_conflicts(context: LintContext) -> list[Problem]:
@@ -302,12 +314,19 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
     return Problem(
         "error",
         "indivisible",
-        f"{name} = {cause.size}{setter} does not divide over {_mesh_axes(context, cause)}.",
+        f"{name} = {_size_text(cause)}{setter} does not divide over {_mesh_axes(context, cause)}.",
         several(weights or names),
         context.cite(*cause.rules),
         f"Legal: {_listed(legal)}.  {_alternative(context, cause.rules[-1])}",
         legal,
     )
+
+
+def _size_text(cause: SplitCause) -> str:
+    """Writes a size as the settings have it: layers, not repeats of their pattern."""
+    if cause.pattern == 1:
+        return str(cause.size)
+    return f"{cause.size * cause.pattern} ({cause.size} repeats of a pattern of {cause.pattern})"
 
 
 def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
@@ -348,7 +367,7 @@ def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tup
     near = sorted(sorted(divisors, key=lambda n: abs(n - shards))[:6])
     names = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
     legal = {
-        BY_LETTER[cause.letter].name: tuple(n for n in (below, below + unit) if n),
+        BY_LETTER[cause.letter].name: tuple(n * cause.pattern for n in (below, below + unit) if n),
         names: tuple(near),
     }
     if repeats > 1 and size % shards == 0:

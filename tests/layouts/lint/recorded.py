@@ -13,10 +13,12 @@ from models.loss import Criterion
 from models.transformer import TransformerModel
 
 NAMES = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
+SOURCE_NAMES = ("inputs_BM", "segments_BM", "positions_BM")
 
 
-def zeros(layout: Layout, rows: int, length: int) -> Batch:
-    return {name: layout.reshard(jnp.zeros((rows, length), jnp.int32), "BL") for name in NAMES}
+def zeros(layout: Layout, rows: int, length: int, *, has_encoder: bool = False) -> Batch:
+    names = (*NAMES, *SOURCE_NAMES) if has_encoder else NAMES
+    return {name: layout.reshard(jnp.zeros((rows, length), jnp.int32), name[-2:]) for name in names}
 
 
 @functools.cache
@@ -26,7 +28,8 @@ def recorded(spec: Transformer, rows: int, length: int) -> Record:
     def trace(layout: Layout) -> Params:
         model = TransformerModel(spec, layout)
         params = model.init(jax.random.key(0))
-        model.loss(params, zeros(layout, rows, length), Criterion(), jax.random.key(1))
+        batch = zeros(layout, rows, length, has_encoder=spec.has_encoder)
+        model.loss(params, batch, Criterion(), jax.random.key(1))
         return params
 
     return record(trace)

@@ -155,6 +155,30 @@ def test_the_groups_of_a_circular_pipeline_must_divide_too() -> None:
     assert error.legal == {"layers": (6,), "pipe": (1,), "pipeline_repeats": (1,)}
 
 
+def test_layers_of_a_pattern_are_counted_as_the_settings_do() -> None:
+    rules, mesh = "batch:data;layers:pipe", "data:2,pipe:4"
+    (error, *_) = problems(rules, mesh, record=EXPERTS)
+    assert error.message == (
+        "layers = 4 (2 repeats of a pattern of 2) does not divide over pipe = 4."
+    )
+    assert error.legal == {"layers": (8,), "pipe": (1, 2)}
+    (error, *_) = problems(rules, "data:2,pipe:2", record=EXPERTS, pipeline_repeats=2)
+    assert error.legal == {"layers": (8,), "pipe": (1,), "pipeline_repeats": (1,)}
+
+
+def test_stacks_of_as_many_repeats_of_other_patterns_are_told_apart() -> None:
+    spec = dataclasses.replace(
+        SPLITTABLE, layers=6, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum"),
+        encoder_layers=3, encoder_pattern=("dense",),
+    )  # fmt: skip
+    found = problems("layers:pipe", "pipe:2", record=recorded(spec, 8, 24))
+    messages = {p.subject.partition("/")[0]: p.message for p in found if p.code == "indivisible"}
+    assert messages == {
+        "decoder": "layers = 6 (3 repeats of a pattern of 2) does not divide over pipe = 2.",
+        "encoder": "layers = 3 does not divide over pipe = 2.",
+    }
+
+
 def test_repeats_without_stages_are_useless() -> None:
     for rules in ("batch:data", "batch:data;layers:one", "batch:data;batch:pipe;layers:pipe?"):
         found = problems(rules, "data:2,pipe:3,one:1", pipeline_repeats=2)
