@@ -156,7 +156,9 @@ class Reader:
         if self._check_spec(f"{origin}: {name}", statement.selector):
             cls = SPECS[statement.selector]
             if statement.arg_name not in names(cls):
-                self.problems.append(f"{origin}: {no_such_parameter(cls, statement.arg_name)}")
+                scope = f"{statement.scope}/" if statement.scope else ""
+                problem = no_such_parameter(cls, statement.arg_name)
+                self.problems.append(f"{origin}: {scope}{problem}")
 
     def _check_reference(
         self, origin: str, reference: Reference, macros: Collection[str] | None

@@ -38,6 +38,8 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
                     f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."
                 )
             files.setdefault(path if is_remote(path) else os.path.realpath(path), path)
+    if not files:
+        raise UserError(f"{setting} = {patterns!r}: names no file.  Give a path or a glob.")
     return list(files.values())
 
 

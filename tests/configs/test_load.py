@@ -127,6 +127,11 @@ def test_unknown_names_are_all_reported(write):
     assert lines[6].startswith("  --gin_param: GinRum.x: no spec is named GinRum.")
 
 
+def test_an_unknown_parameter_is_named_with_its_scope(write):
+    said = message(write("a/b/GinRun.stepz = 2\n"))
+    assert said.startswith("run.gin:1: a/b/GinRun.stepz: no such parameter.  Did you mean steps?")
+
+
 @pytest.mark.parametrize("value", ["data:8", "/tmp/x", "toy", "'toy", "1 2", "it's"])
 def test_a_param_with_a_forgotten_quote(value):
     right = "'it\\'s'" if value == "it's" else f"'{value.strip(chr(39))}'"

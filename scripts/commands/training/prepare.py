@@ -4,10 +4,15 @@ from collections.abc import Iterator, Mapping
 
 from configs.errors import UserError
 from configs.load import Config
+from configs.read import Binding
+from configs.spec import SPECS
 from data.cache import TaskCaches
 from data.packing.rows import Rows
 from data.pipeline import BeamPipeline
+from data.sources.clean import Clean
+from data.sources.text import Source
 from data.task import Task
+from data.vocab import Tokenizer
 from data.vocabs import Vocabs
 from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
 from scripts.commands.training.caches import manage_caches
@@ -32,6 +37,8 @@ def prepare_task(flags: PrepareFlags) -> None:
     config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
     check_same_settings(config)
     task = task_of(config)
+    for binding in unused_data_settings(config, task):
+        print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
     vocabs = vocabs_to_start_from(config, task)
     if manages:
         target, source = (None, None) if vocabs is None else vocabs
@@ -48,6 +55,17 @@ def prepare_task(flags: PrepareFlags) -> None:
     for line in mixture_lines(prepared.splits["train"], rows_of_run(config)):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
+
+
+def unused_data_settings(config: Config, task: Task) -> list[Binding]:
+    """Lists the settings of texts, tokenizers and tasks that this task does not read.
+
+    Other settings are those of a run, which a gin file may hold as well.
+    """
+    kinds = (Task, Source, Tokenizer, Clean)
+    unused = config.unused(type(task))
+    specs = [SPECS.get(binding.name.rpartition("/")[2].partition(".")[0]) for binding in unused]
+    return [b for b, spec in zip(unused, specs, strict=True) if spec and issubclass(spec, kinds)]
 
 
 def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:

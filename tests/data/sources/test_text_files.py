@@ -71,6 +71,11 @@ def test_a_name_with_brackets_may_be_a_file(tmp_path):
     assert expand(f"{tmp_path}/a[1-9].txt", "here") == [f"{tmp_path}/a1.txt"]
 
 
+def test_no_files_are_refused():
+    with pytest.raises(UserError, match=r"Tsv.train = \(\): names no file"):
+        expand((), "Tsv.train")
+
+
 def test_missing_file_suggests_the_nearest(tmp_path):
     (tmp_path / "train.txt").write_text("x\n")
     with pytest.raises(

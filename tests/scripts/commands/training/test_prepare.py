@@ -10,6 +10,7 @@ from data.mixture import MixtureOrder
 from data.packing.rows import Counts, Rows, RowsOfPart
 from scripts.commands.training.flags import PrepareFlags
 from scripts.commands.training.prepare import mixture_lines, pipeline_of, print_parts
+from tests.scripts.conftest import Meshloom, Place
 
 
 def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +46,16 @@ def test_rates_shares_and_repetitions_of_a_mixture_are_described() -> None:
     ]
     assert list(mixture_lines(rows, None))[1] == "fr: 50.0% of the rows of training, 25.0% of all."
     assert list(mixture_lines(Rows(none, none, Counts()), 120)) == []
+
+
+def test_a_setting_of_the_text_that_nothing_reads_is_told(run: Meshloom, place: Place) -> None:
+    """A setting of the run is none: prepare reads only the task."""
+    unread = ["web/TextFiles.train = 'x'", "Clean.max_ratio = 9.0", "Run.stall_minutes = 3.0"]
+    error = run("prepare", *place.flags(*unread)).error
+    assert [line for line in error.splitlines() if line.startswith("Warning")] == [
+        "Warning: --gin_param: web/TextFiles.train is set, but nothing uses it.",
+        "Warning: --gin_param: Clean.max_ratio is set, but nothing uses it.",
+    ]
 
 
 @pytest.mark.parametrize(
