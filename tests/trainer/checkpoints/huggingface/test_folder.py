@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs.errors import UserError
-from trainer.checkpoints.huggingface.folder import INDEX, TENSORS, stored_tensors
+from trainer.checkpoints.huggingface.folder import INDEX, TENSORS, existing, stored_tensors
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", 3, None, ["x"], {}])
@@ -39,3 +39,9 @@ def test_values_that_are_no_numbers_are_counted(
     assert tensors["broken"].read().tobytes() == broken.tobytes()
     [warning] = caplog.messages
     assert "2 of the 4 values of broken" in warning
+
+
+def test_a_name_of_the_hub_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no such folder.*hf download NAME --local-dir=FOLDER"):
+        existing(Path("meta-llama/Llama-3.2-1B"), "config.json")
