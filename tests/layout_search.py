@@ -171,7 +171,12 @@ def has_reason(case: Case, problem: Problem) -> bool:
         return "?" not in problem.rule and meet(case, *rules)
     if problem.code == "indivisible":
         shards = math.prod(mesh_sizes(layout.mesh, None)[mesh_axis] for _, mesh_axis in rules)
-        return any(size % shards for axis, _ in rules for size in sizes_of(case, axis))
+        groups = {"layers": layout.pipeline_repeats}
+        return any(
+            size % (shards * groups.get(axis, 1))
+            for axis, _ in rules
+            for size in sizes_of(case, axis)
+        )
     fields = {
         field: ";".join(rule for rule in of_field if rule in cited)
         for field, of_field in written.items()

@@ -18,7 +18,7 @@ from data.sources.text import Docstrings
 from data.task import Task, Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from layouts.axes import AXES, SYNONYMS
-from layouts.layout import Layout
+from layouts.layout import Layout, pairs
 from models.architectures import Transformer
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
@@ -160,7 +160,7 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
     has_experts = causal or "moe" in (encoder_pattern or ())
     queries, kv_heads = choose(((1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (2, 3), (1, 5)))
     positions = choose(("learned", "rotary", "relative", "sinusoidal"))
-    repeats = (1, 1, 1, 2)
+    repeats = (1, 1, 2, 4)  # four: two stages, each with two groups of layers
     return Transformer(
         vocab=choose((64, 48, 64, 62)),
         layers=choose(repeats) * len(pattern),
@@ -268,8 +268,21 @@ def a_layout(choose: Choose, run: Run) -> Layout:
     )
 
 
+def perhaps_in_stages(choose: Choose, layout: Layout) -> Layout:
+    """Runs the layers of some layouts in stages, over a mesh axis that then splits nothing else."""
+    layout = dataclasses.replace(layout, pipeline_repeats=choose((1, 1, 2)))
+    if choose(MOSTLY):
+        return layout
+    *_, stages = (name for name, _ in pairs(layout.mesh))
+    others = [
+        rule for rule in layout.rules.split(";") if rule.rstrip("?+").split(":")[-1] != stages
+    ]
+    return dataclasses.replace(layout, rules=";".join(filter(None, [*others, f"layers:{stages}"])))
+
+
 def a_case(choose: Choose, run: Run) -> Case:
-    return Case(run, a_layout(choose, run), choose(SEARCHES), choose((0, 5)))
+    layout, search, prompt = a_layout(choose, run), choose(SEARCHES), choose((0, 5))
+    return Case(run, perhaps_in_stages(choose, layout), search, prompt)
 
 
 @st.composite
