@@ -333,13 +333,18 @@ def in_a_circular_pipeline(name: str) -> Transformer:
         return dataclasses.replace(
             MODELS["tiny_moe"], pattern=("dense", "moe"), layers=8, scan=True
         )
+    if name == "experts in both":
+        return dataclasses.replace(
+            MODELS["tiny_moe"], pattern=("moe",), layers=4, encoder_layers=4, source_vocab=72,
+            scan=True, remat="full",
+        )  # fmt: skip
     return dataclasses.replace(
         SPEC, positions="relative", shares_bias=True, layers=4, encoder_layers=4, source_vocab=72,
         tied=False, remat="full",
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["mixed", "encoder and decoder"])
+@pytest.mark.parametrize("name", ["mixed", "experts in both", "encoder and decoder"])
 def test_microbatches_in_a_circular_pipeline_are_equal_too(name: str) -> None:
     """Each with its random bits, in each layer, its loads of experts, and its source.
 
@@ -355,5 +360,5 @@ def test_microbatches_in_a_circular_pipeline_are_equal_too(name: str) -> None:
     assert all(shard[0] == 2 and shape[0] == 4 for shape, shard in stacked.values())
     assert len({path.split("/")[1] for path in stacked}) == 1 + spec.has_encoder
     experts = [shard[1] for path, (_, shard) in stacked.items() if path.endswith("wi_EDF")]
-    assert experts == [8] * (name == "mixed")
+    assert experts == [8] * ["encoder and decoder", "mixed", "experts in both"].index(name)
     assert_equal_to_round_off(computed, expected)
