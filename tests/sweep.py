@@ -63,6 +63,8 @@ def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
         for number in numbers:
             case, options = numbered_case(number)
             runs = bool(run_every) and number // LAYOUTS_A_RUN % run_every == 0
+            if runs:  # an abort of XLA would leave no other trace of its case
+                print(f"seed {number} runs", end="\r", flush=True)
             verdict = judge(case, runs=runs)
             tally.cases += 1
             (tally.refused if verdict.codes else tally.accepted)[case.kind] += 1
