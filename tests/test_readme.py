@@ -42,7 +42,7 @@ def test_every_command_works(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "4,899,222,528 parameters" in done.stdout
