@@ -66,9 +66,9 @@ class UnexpectedTraffic:
     def __str__(self) -> str:
         more = "more" if self.compiled_bytes > self.expected_bytes else "less"
         return (
-            f"over {self.mesh_axis} a device receives {self.compiled_bytes / 1e6:,.1f} MB a step, "
-            f"{more} than the {self.expected_bytes / 1e6:,.1f} MB that the layout requires: "
-            f"{'; '.join(self.sources)}"
+            f"over {self.mesh_axis} a device receives {size_text(self.compiled_bytes)} a step, "
+            f"{more} than the {size_text(self.expected_bytes)} that the layout requires"
+            f"{': ' * bool(self.sources)}{'; '.join(self.sources)}"
         )
 
 
@@ -125,9 +125,13 @@ def differences(
             line = source.split(" ")[0] + " (backward)" * source.endswith("(backward)")
             received_bytes = round(sign * collective.received_bytes)
             lines.setdefault(line, Counter())[collective.kind] += received_bytes
-    largest = sorted(lines.items(), key=lambda item: -abs(sum(item[1].values())))
-    for line, kinds in largest[:count]:
-        parts = (f"{size / 1e6:+,.1f} MB of {kind}" for kind, size in kinds.items() if size)
+    differing = [(line, kinds) for line, kinds in lines.items() if any(kinds.values())]
+    for line, kinds in sorted(differing, key=lambda item: -abs(sum(item[1].values())))[:count]:
+        parts = (
+            f"{'+' if size > 0 else '-'}{size_text(abs(size))} of {kind}"
+            for kind, size in kinds.items()
+            if size
+        )
         yield f"{line}: {', '.join(parts)}"
 
 
@@ -151,3 +155,16 @@ def format_mesh(mesh: Mapping[str, int]) -> str:
     'x:32,y:64'
     """
     return ",".join(f"{name}:{size}" for name, size in mesh.items())
+
+
+def size_text(size_bytes: float) -> str:
+    """Formats a number of bytes.
+
+    >>> size_text(640), size_text(2_621_440)
+    ('640 B', '2.62 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB"

@@ -87,6 +87,20 @@ class LintContext:
             for rule in parse_rules(getattr(self.layout, field))
         ]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Returns all tensors, and the stacks of layers that are not stored as they run."""
+        stored = parse_rules(self.layout.param_rules)
+        has_stacks = any(product.in_layers for product in self.record.products)
+        if not has_stacks or all(rule.axis != "layers" for rule in stored):
+            return [*self.record.tensors]
+        stacks = [
+            Tensor(weight.path, "N", weight.shape[:1], stored=False)
+            for weight in self.record.weights
+            if weight.axes.startswith("N")
+        ]
+        return [*self.record.tensors, *stacks]
+
     def assignments(self, tensor: Tensor) -> list[tuple[SourcedRule, AxisAssignment]]:
         """Returns what each rule gets in this tensor, in the order in which rules choose."""
         layout = self.layout
@@ -228,7 +242,7 @@ class Conflicts(NamedTuple):
 def find_conflicts(context: LintContext) -> Conflicts:
     """Finds axes that want the same mesh axis, and sizes that do not divide."""
     conflicts, order = Conflicts({}, {}, {}), context.rules
-    for tensor in context.record.tensors:
+    for tensor in context.tensors:
         winners: dict[str, tuple[SourcedRule, AxisAssignment]] = {}
         split: dict[int, tuple[SourcedRule, ...]] = {}
         for sourced, assigned in context.assignments(tensor):

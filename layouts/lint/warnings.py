@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from layouts.axes import BY_LETTER, BY_NAME
+from layouts.cost.collectives import size_text
 from layouts.layout import Layout, Rule
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, several
 from layouts.lint.recorder import Product, Record, Tensor, Weight
@@ -25,7 +26,7 @@ def check_idle_rules(context: LintContext) -> list[Problem]:
     """Reports rules that split nothing."""
     matched: set[SourcedRule] = set()
     effective: set[SourcedRule] = set()
-    for tensor in context.record.tensors:
+    for tensor in context.tensors:
         assignments = context.assignments(tensor)
         matched |= {sourced for sourced, _ in assignments}
         effective |= {sourced for sourced, assigned in assignments if assigned.lost_to is None}
@@ -186,17 +187,9 @@ def _rule_that_shards(context: LintContext) -> tuple[str, int]:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}" if share in (0, 1) or 0.01 <= share <= 0.99 else f"{share:.2%}"
+    """Formats a share, with decimals where it would round to 0% or 100%.
 
-
-def size_text(size_bytes: float) -> str:
-    """Formats a number of bytes.
-
-    >>> size_text(640), size_text(2_621_440)
-    ('640 B', '2.62 MB')
+    >>> _percent(0.4), _percent(0.9999), _percent(1)
+    ('40%', '99.99%', '100%')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
+    return f"{share:.0%}" if share in (0, 1) or 0.01 <= share <= 0.99 else f"{share:.2%}"

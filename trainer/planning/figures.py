@@ -69,7 +69,9 @@ FIGURES = {
     ),
     "unit": Figure("unit of the rates", "", "tokens; of a classifier of images, images"),
     "tokens_per_step": Figure("tokens per step", "", "target tokens, padding included"),
-    "tokens_per_s": Figure("tokens per second", "tokens/s", "on all devices"),
+    "tokens_per_s": Figure(
+        "tokens per second", "tokens/s", "on all devices; decoding counts one text a row"
+    ),
     "utilisation": Figure(
         "utilisation", "share", "model FLOPs per second by the peak of all matrix units"
     ),

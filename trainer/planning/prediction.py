@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 
 from data.storage import atomic_write
+from layouts.cost.collectives import size_text
 from layouts.cost.interconnect import Slice
-from layouts.lint.warnings import size_text
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning.counts import Compilation
 from trainer.planning.report import as_json

@@ -38,10 +38,7 @@ NO_COMPILER = (
     "cycles, memory and collectives of the compiled program are missing.  "
     "Install it: pip install libtpu"
 )
-NO_GPU = (
-    "GPUs are planned from the trace: no GPU has measured such a plan yet, so that its step time "
-    "is a range."
-)
+NO_GPU = "GPUs are planned from the trace.  No GPU has measured such a plan yet."
 
 
 class PlanInputs(NamedTuple):

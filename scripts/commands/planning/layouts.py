@@ -11,10 +11,9 @@ from configs.errors import UserError
 from configs.load import Config
 from layouts.candidates import as_gin
 from layouts.cost.calibration import measure_host
-from layouts.cost.collectives import format_mesh
+from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
-from layouts.lint.warnings import size_text
 from layouts.mesh import has_tpu_compiler
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags, PlanFlags

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from layouts.lint.warnings import size_text
+from layouts.cost.collectives import size_text
 from scripts.commands.common import open_output
 from scripts.html_page import page, table
 from trainer.planning.figures import FIGURES, Figure

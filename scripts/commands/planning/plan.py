@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from configs.errors import UserError
+from layouts.cost.collectives import size_text
 from layouts.layout import Layout
-from layouts.lint.warnings import size_text
 from scripts.command_line import given_flag
 from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags

@@ -5,8 +5,8 @@ import functools
 from typing import Any
 
 from configs.errors import UserError
+from layouts.cost.collectives import size_text
 from layouts.layout import Layout
-from layouts.lint.warnings import size_text
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import (

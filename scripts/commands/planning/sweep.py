@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from configs.errors import UserError
-from layouts.cost.collectives import format_mesh
+from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Slice
 from layouts.layout import Layout
-from layouts.lint.warnings import size_text
 from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags

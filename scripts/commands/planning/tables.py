@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from layouts.cost.collectives import size_text
 from layouts.cost.step_time import Timing
-from layouts.lint.warnings import size_text
 from scripts.terminal import print_table
 from trainer.planning.report import by_line
 

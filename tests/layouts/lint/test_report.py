@@ -345,6 +345,19 @@ def test_errors_are_raised_together_with_the_warnings() -> None:
     assert "Warning: rule experts:data (Layout.rules): matches nothing" in str(error.value)
 
 
+def test_stages_of_layers_that_are_stored_otherwise_are_checked() -> None:
+    """Rules for stored layers do not replace the rule that makes the stages."""
+
+    def layers_over(mesh: str, repeats: int = 1) -> list[Problem]:
+        return problems("batch:data;layers:pipe", mesh, "layers:data", EXPERTS, repeats)
+
+    assert codes(layers_over("data:2,pipe:2")) == ["replicated-weights"]
+    error, *_ = layers_over("data:2,pipe:4")
+    assert (error.code, error.rule.split()[0]) == ("indivisible", "layers:pipe")
+    assert {"pipe": (1, 2)}.items() <= error.legal.items()
+    assert codes(layers_over("data:2,pipe:2", repeats=2)) == ["indivisible", "replicated-weights"]
+
+
 AXES = "batch|length|memory|d_model|d_ff|heads|kv_heads|queries|d_kv|vocab|layers"
 some_rules = st.lists(st.from_regex(rf"({AXES}):[ab]\??", fullmatch=True), max_size=4).map(";".join)
 

@@ -38,6 +38,27 @@ def test_a_plan_of_decoding(run: Meshloom, tmp_path: Path) -> None:
     assert "Time to the first token" in text and "<td>hypotheses<td>3" in text
 
 
+def test_a_plan_of_samples_that_a_suffix_ranks(run: Meshloom, tmp_path: Path) -> None:
+    flags = ["--samples=3", "--prompt_tokens=4", "--max_tokens=7", "--suffix_tokens=2"]
+    json_file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    files = [f"--json={json_file}", f"--html={page}"]
+    answer = run("plan", "--decode", "--topology=h100:1x4", *toy(tmp_path), *flags, *files)
+    assert answer.code == 0, answer.error
+    figures = json.loads(json_file.read_text())
+    assert figures["suffix_latency_s"] > 0
+    assert figures["output_latency_s"] == pytest.approx(
+        figures["start_latency_s"] + 7 * figures["token_latency_s"] + figures["suffix_latency_s"]
+    )
+    rate = figures["batch_sequences"] * 7 / figures["output_latency_s"]
+    assert figures["tokens_per_s"] == pytest.approx(rate)
+    assert {row["part"] for row in figures["collectives"]} == {"token", "start", "suffix"}
+    assert "s for the suffix" in answer.out and "one text a row" in answer.out
+    text = page.read_text()
+    assert "Time of the suffix" in text and "decoding counts one text a row" in text
+    assert "No GPU has measured such a plan" in answer.out + answer.error
+    assert "step time" not in answer.out + answer.error
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
