@@ -261,6 +261,8 @@ def draw(result: dict[str, Any], pyplot: Any) -> Any:
     chips = sorted({row["topology"].partition(":")[0] for row in result["predicted"]})
     panels[0, 0].set_title(f"predicted for slices of {', '.join(chips)}")
     draw_growths(result, megabytes, panels[0, 0])
+    for axes in panels[0]:
+        label_minor_ticks(axes)
     if result["measured"]:
         panels[0, 1].set_title(
             f"measured on {result['device']}, {result['cores']} cores of the host"
@@ -268,10 +270,19 @@ def draw(result: dict[str, Any], pyplot: Any) -> Any:
     figure.legend(
         *panels[0, 0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=3,
+        ncols=1 + len(parts),  # as many as fit
         fontsize="small",
     )
     return figure
+
+
+def label_minor_ticks(axes: Any) -> None:
+    """Labels times between the powers of ten, of which few are in the figure."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = axes.get_ylim()
+    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10) if high < 10 * low else (2, 5)))
+    axes.yaxis.set_minor_formatter("{x:g}")
 
 
 def draw_growths(result: dict[str, Any], megabytes: int, axes: Any) -> None:
@@ -344,13 +355,22 @@ def main(
     json_file: str | None,
 ) -> None:
     """Measures collectives on this machine, and predicts them for slices."""
+    from configs.errors import UserError
     from scripts.commands.common import write_json
     from scripts.commands.planning.inputs import parse_topology
     from scripts.terminal import print_note
 
     named = [slice for name in topologies if (slice := parse_topology(name)) is not None]
-    slices = [row for slice in named or slices_of(chip) for row in predicted(slice, megabytes)]
-    device, here = (None, []) if predict_only else measure_here(megabytes, simulate_devices)
+    for slice in named:
+        if slice.devices == 1:
+            raise UserError(
+                f"--topology={slice.name}: one device runs no collectives.  "
+                "Name a slice of several devices."
+            )
+    sizes = list(dict.fromkeys(megabytes))
+    chosen = {slice.name: slice for slice in named or slices_of(chip)}.values()
+    slices = [row for slice in chosen for row in predicted(slice, sizes)]
+    device, here = (None, []) if predict_only else measure_here(sizes, simulate_devices)
     compared = growths(slices)
     if here:
         print_measured(here)

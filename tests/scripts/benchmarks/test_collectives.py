@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,12 +16,15 @@ from scripts.benchmarks.collectives import (
     AXIS,
     KINDS,
     collective,
+    draw,
+    growths,
     main,
     measure_call,
     neighbours,
     predicted,
     slices_of,
 )
+from trainer.metrics.plots import png_of
 
 COUNT = 4
 
@@ -103,3 +107,62 @@ def test_a_command_predicts_compares_with_the_paper_and_draws(tmp_path: Path) ->
 def test_a_slice_that_nobody_offers_is_refused() -> None:
     with pytest.raises(UserError, match=r"v3:32x33.*Legal nearby: .*v3:32x32"):
         main(["--topology=v3:32x33"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("topology", ["h100:1x1", "v5e:1x1"])
+def test_one_device_runs_no_collectives(topology: str) -> None:
+    with pytest.raises(UserError, match=f"{topology}: one device runs no collectives.*several"):
+        main([f"--topology={topology}", "--predict_only"], standalone_mode=False)
+
+
+def test_what_is_named_twice_is_predicted_once(tmp_path: Path) -> None:
+    json_file = tmp_path / "result.json"
+    twice = ["--topology=v3:2x2", "--topology=v3:2x2", "--megabytes=8,2,8"]
+    arguments = [*twice, "--predict_only", f"--json={json_file}"]
+    CliRunner().invoke(main, arguments, catch_exceptions=False)
+    rows = json.loads(json_file.read_text())["predicted"]
+    assert [(row["megabytes"], row["kind"]) for row in rows] == [
+        (size, kind) for size in (8, 2) for kind in KINDS
+    ]
+
+
+@pytest.mark.parametrize("topologies", [["v3:2x2"], ["v3:2x2", "v3:8x8", "v3:32x32"]])
+def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[str]) -> None:
+    rows = [row for name in topologies for row in predicted(Slice.named(name), [32])]
+    result = {"predicted": [row._asdict() for row in rows], "measured": [], "growths": []}
+    labels = []
+
+    def drawn(pyplot: Any) -> Any:
+        figure = draw(result, pyplot)
+        figure.canvas.draw()
+        axis = figure.axes[0].yaxis
+        shown = axis.get_ticklabels(which="both"), axis.get_ticklocs(), axis.get_minorticklocs()
+        low, high = axis.get_view_interval()
+        places = [*shown[1], *shown[2]]
+        labels.extend(
+            label.get_text()
+            for label, place in zip(shown[0], places, strict=True)
+            if low <= place <= high and label.get_text()
+        )
+        return figure
+
+    png_of(drawn)
+    assert len(labels) >= 2 and all(float(label) > 0 for label in labels)
+
+
+def test_the_legend_fits_into_the_figure_of_predictions() -> None:
+    rows = [row for slice in slices_of("v3") for row in predicted(slice, [32])]
+    result = {"predicted": [row._asdict() for row in rows], "measured": []}
+    compared = growths(rows)
+    assert len(compared) == 3
+    boxes = []
+
+    def drawn(pyplot: Any) -> Any:
+        figure = draw(result | {"growths": compared}, pyplot)
+        figure.canvas.draw()
+        boxes.extend([figure.bbox, figure.legends[0].get_window_extent()])
+        return figure
+
+    png_of(drawn)
+    figure, legend = boxes
+    assert figure.x0 <= legend.x0 < legend.x1 <= figure.x1
