@@ -89,7 +89,8 @@ def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     """Makes the jobs of a request: those of a prompt have the seeds of lines of `decode`."""
     texts, limit = len(body.prompts) * body.n, served.service.queue_limit
     if texts > limit:
-        raise bad_field("n", body.n, f"at most {limit} texts in all, not {texts}: --queue")
+        name, value = ("prompt", body.prompt) if body.n == 1 else ("n", body.n)
+        raise bad_field(name, value, f"at most {limit} texts in all, not {texts}: --queue")
     max_tokens = body.max_tokens or served.options.max_tokens or DEFAULT_MAX_TOKENS
     if body.min_tokens > max_tokens:
         raise bad_field("min_tokens", body.min_tokens, f"an integer from 0 to {max_tokens}")

@@ -28,6 +28,8 @@ async def translate(request: Request) -> Response:
     jobs = await read_texts(body.texts, 1, lambda: jobs_of(body, served))
     blank = [is_blank(job.request, served.vocabs) for job in jobs]
     running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
+    if len(running) > (limit := served.service.queue_limit):
+        raise bad_field("text", body.text, f"at most {limit} texts, not {len(running)}: --queue")
     async with PendingAnswer(request, served.service, running, served.limits.time_s) as exchange:
         await exchange.finish()
     return JSONResponse(

@@ -163,6 +163,7 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "model": "gpt"}, 404, ["'gpt'", "'run'"]),
         ({"prompt": "a", "model": "x" * 999}, 404, ["(1,001 characters)"]),
         ({"prompt": ["a"] * 7, "n": 6}, 422, ["n = 6", "at most 40 texts", "not 42"]),
+        ({"prompt": ["a"] * 41}, 422, ["prompt = ['a', 'a'", "at most 40 texts", "not 41"]),
         ({"prompt": "a" * 1_000_001}, 413, ["1,000,000 bytes"]),
     ],
     ids=lambda value: value if isinstance(value, int) else "",

@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def client(place: Place) -> Iterator[Client]:
-    with serving(place.folder / "run") as client:
+    with serving(place.folder / "run", queue=100) as client:
         yield client
 
 
@@ -69,6 +69,7 @@ def test_translations_are_those_of_decode(client: Client, place: Place) -> None:
         ({"text": "kara", "max_tokens": 999}, 422, ["max_tokens = 999"]),
         ({"text": "kara", "tag": "de"}, 422, ["tag = 'de'", "no tags"]),
         ({"prompt": "kara"}, 422, ["text is missing"]),
+        ({"text": ["kara"] * 101 + [""]}, 422, ["text = ", "at most 100 texts, not 101: --queue"]),
     ],
     ids=lambda value: value if isinstance(value, int) else "",
 )
