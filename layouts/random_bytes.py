@@ -37,10 +37,10 @@ def random_bytes_of_rows(
     The numbers follow from the seed (`seed_of`) and the id alone, wherever the row stands.
     """
     over = mesh_axes(layout.place(axes)[-1])
-    draw = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)
+    shard = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)
     # Rematerialised, or a scan over layers hoists what follows from no operand into a `shard_map`
     # without operands, at which XLA aborts inside the stages of a pipeline (jax 0.10.2).
-    draw = jax.checkpoint(draw)
+    draw = jax.checkpoint(shard)
     return layout.shard_map(draw, f"s,{axes[:-1]}({axes[-1]})->{axes}")(seed, row_ids)
 
 
