@@ -36,6 +36,7 @@ from scripts.commands.conversion.folders import (
     config_of,
 )
 from scripts.commands.trained import only
+from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder
 from trainer.checkpoints.huggingface.families import EMBEDDING, FAMILIES, SOFTMAX, Settings
@@ -77,6 +78,7 @@ MAX_FILE_BYTES = 5 * 10**9
 
 def import_hf(flags: ImportHfFlags) -> None:
     """Makes a model directory of a decoder.  The settings choose its task."""
+    start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
     check_new_run(model_dir)
     settings = read_json(folder, SETTINGS)
@@ -228,6 +230,7 @@ def streamed(
 
 def export_hf(flags: ExportHfFlags) -> None:
     """Writes a decoder as Hugging Face reads it."""
+    start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
     check_new_folder(output, (TENSORS, INDEX, *FILES))
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)

@@ -25,6 +25,7 @@ from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
 from scripts.commands.trained import only, trained_models
+from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import t5 as convert
 from trainer.checkpoints.huggingface.folder import (
@@ -52,6 +53,7 @@ LENGTH = 512
 
 def import_t5(flags: ImportT5Flags) -> None:
     """Makes a model directory of a T5.  The settings choose its task and its further training."""
+    start_devices()
     input, model_dir = local_path(flags.input, "--input"), flags.model_dir
     check_new_run(model_dir)
     settings = read_json(input, SETTINGS)

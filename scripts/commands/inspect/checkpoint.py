@@ -6,6 +6,7 @@ from configs.errors import UserError
 from scripts.commands.common import write_json
 from scripts.commands.inspect.flags import InspectCheckpointFlags
 from scripts.commands.trained import only
+from scripts.devices import start_devices
 from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import chosen_steps
@@ -14,6 +15,7 @@ from trainer.resume.history import starts
 
 def checkpoint(flags: InspectCheckpointFlags) -> None:
     """Prints every array of a checkpoint, and what changed in the run until then."""
+    start_devices()
     with Checkpoints(flags.model_dir) as checkpoints:
         steps = checkpoints.steps()
         if not steps:
