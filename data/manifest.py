@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import json
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from configs.errors import UserError
 from configs.paths import path_of
 from data import storage
-from data.packing.rows import hashed_bytes
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
 from data.vocab import Vocab
@@ -168,8 +168,8 @@ def text_hash(task: Task) -> str:
     digests = {}
     for split in task.source.splits():
         digest = hashlib.sha256()
-        for line in task.lines(split):
-            digest.update(hashed_bytes(line))
+        for part in task.parts_of_text(split, digest):
+            deque(part.examples, maxlen=0)  # reads it
         digests[split] = digest.hexdigest()
     return combined_hash(digests)
 

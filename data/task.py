@@ -9,7 +9,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +24,7 @@ from data.packing.rows import (
     RowsOfPart,
     StoredSplit,
     hashed_bytes,
+    hashed_pair,
     packed_lines,
     read_word_list,
 )
@@ -47,12 +48,17 @@ logger = logging.getLogger(__name__)
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
+T = TypeVar("T")
 Example = str | Pair
 PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[dict[str, np.ndarray], Counts]]
 """Encodes and packs some examples into the arrays of the cache.
 
 It takes their tag, if they have one, and whether they are for training.
 """
+
+
+_BORDER = b"\xff part\n"
+"""Stands in hashes between the parts of a mixture; no example has such a byte."""
 
 
 class PartOfText(NamedTuple):
@@ -144,10 +150,6 @@ class Task:
         """Returns what a model reads of a line that it is to continue."""
         return line
 
-    def lines(self, split: str) -> Iterator[str]:
-        """Yields the raw text of a split."""
-        return self.source.lines(split)
-
     def test_pairs(self, split: str) -> list[PairsOfPart]:
         """Returns the pairs of a split, part by part; none where there is no source."""
         return []
@@ -206,7 +208,7 @@ class Task:
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, source in self.source.parts_of(split).items():
+        for name, source in hashed_parts(self.source.parts_of(split), digest):
             yield PartOfText(name, _hashed_lines(source.lines(split), digest), Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
@@ -280,11 +282,6 @@ class PairTask(Task):
     takes_pairs = True
     left_out = (LONG,)
 
-    def lines(self, split: str) -> Iterator[str]:
-        """Yields the raw text of a split, the halves of a pair with a tab between."""
-        for part in self.source.parts_of(split).values():
-            yield from map("\t".join, self.pairs_of(part, split))
-
     def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
         """Yields the pairs of one part of a split, as they are packed."""
         return part.untagged(split, self.clean.errors)
@@ -301,7 +298,7 @@ class PairTask(Task):
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, part in self.source.parts_of(split).items():
+        for name, part in hashed_parts(self.source.parts_of(split), digest):
             dropped = Counter[str]()
             pairs = hashed_pairs(self.pairs_of(part, split), digest)
             yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
@@ -481,6 +478,14 @@ def _joined(
     return joined(parts).arrays(), sum(counts, Counts())
 
 
+def hashed_parts(parts: Mapping[str, T], digest: "hashlib._Hash") -> Iterator[tuple[str, T]]:
+    """Yields the parts of a split by name; digest is fed the borders between them."""
+    for number, part in enumerate(parts.items()):
+        if number:
+            digest.update(_BORDER)
+        yield part
+
+
 def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
     for line in lines:
         digest.update(hashed_bytes(line))
@@ -489,7 +494,7 @@ def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str
 
 def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
     for pair in pairs:
-        digest.update(hashed_bytes("\t".join(pair)))
+        digest.update(hashed_pair(*pair))
         yield pair
 
 

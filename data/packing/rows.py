@@ -221,6 +221,12 @@ def hashed_bytes(*examples: str) -> bytes:
     return b"".join(x.replace(b"\n", b"\n\xff") + b"\n" for x in raw)
 
 
+def hashed_pair(source: str, target: str) -> bytes:
+    """Returns what a pair adds to a content hash; a tab inside a half is not the one between."""
+    halves = (hashed_bytes(half)[:-1].replace(b"\t", b"\t\xff") for half in (source, target))
+    return b"\t".join(halves) + b"\n"
+
+
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:
     """Writes <UNK> for each word outside the list; white space stays as it is."""
 

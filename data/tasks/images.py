@@ -13,7 +13,7 @@ from data.packing.image_rows import ImageRows, Shape, packed_images
 from data.packing.rows import Counts, Rows, StoredSplit
 from data.sources.pairs import Pairs
 from data.sources.text_files import without_carriage_return
-from data.task import PackChunk, PartOfText, Task, hashed_pairs, pair_of_line
+from data.task import PackChunk, PartOfText, Task, hashed_pairs, hashed_parts, pair_of_line
 from data.tokenizers.labels import Labels
 from data.vocabs import Vocabs
 
@@ -112,7 +112,7 @@ class ImageTask(Task):
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the images as text."""
-        for name, source in self.source.parts_of(split).items():
+        for name, source in hashed_parts(self.source.parts_of(split), digest):
             yield PartOfText(name, hashed_pairs(source.untagged(split), digest), Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:

@@ -57,6 +57,22 @@ def test_other_rates_are_another_order_of_the_same_cache(parts, tmp_path, log_li
     assert log_lines == []
 
 
+def test_a_line_that_moves_to_the_next_part_is_another_text(tmp_path, log_lines):
+    lines = [f"line number {i}\n" for i in range(90)]
+    files = {name: tmp_path / f"{name}.txt" for name in "ab"}
+    texts = [TextFiles(train=str(f), validation=str(f), name=name) for name, f in files.items()]
+    task = Task(
+        name="mixed", source=TextMixture(parts=texts), vocab=SentencePiece(size=310), length=16
+    )
+    folders = []
+    for border in (60, 59):
+        files["a"].write_text("".join(lines[:border]))
+        files["b"].write_text("".join(lines[border:]))
+        folders.append(prepare(task, tmp_path / "data").folder)
+    assert folders[0] != folders[1]
+    assert any("because the text changed" in line for line in log_lines)
+
+
 def test_its_text_is_that_of_its_parts(parts):
     source = TextMixture(parts=parts)
     for split in ("train", "validation"):

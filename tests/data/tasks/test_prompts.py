@@ -52,8 +52,8 @@ def test_prompts_are_held_out_whatever_their_answers(task, tmp_path):
     records = [{"q": record["q"], "a": "yn"[i % 2]} for i, record in enumerate(RECORDS)]
     path.write_text("".join(json.dumps(record) + "\n" for record in records * 2))
     task = dataclasses.replace(task, source=source)
-    train, validation = ([*task.lines(split)] for split in ("train", "validation"))
-    assert {line[-1] for line in train} == {line[-1] for line in validation} == {"y", "n"}
+    train, validation = ([*task.pairs_of(source, split)] for split in ("train", "validation"))
+    assert {a for _, a in train} == {a for _, a in validation} == {"y", "n"}
     assert not {*train} & {*validation} and len({*train, *validation}) == len(RECORDS)
     assert 0.1 < len(validation) / len(2 * RECORDS) < 0.3
     counts = {name: rows.counts.lines for name, rows in prepare(task, tmp_path).splits.items()}
@@ -68,6 +68,15 @@ def test_prompts_with_newlines_of_another_date_share_a_cache(task, tmp_path, log
     log_lines.clear()
     assert prepare(task, tmp_path / "data").folder == folder
     assert not any("builds" in line for line in log_lines)
+
+
+def test_a_tab_that_moves_over_the_border_of_a_pair_is_another_text(task, tmp_path, log_lines):
+    path = tmp_path / "answers.jsonl"
+    for number, record in enumerate(({"q": "a\tb", "a": "c"}, {"q": "a", "a": "b\tc"})):
+        path.write_text("".join(json.dumps(r) + "\n" for r in [*RECORDS, record]))
+        os.utime(path, (number, number))
+        prepare(task, tmp_path / "data")
+    assert any("because the text changed" in line for line in log_lines)
 
 
 def test_the_prompt_stands_in_the_template():
