@@ -15,7 +15,7 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
-from data import manifest, storage, workers
+from data import manifest, remote, storage, workers
 from data.build import InOrder, OnProgress, build
 from data.manifest import CacheKey
 from data.packing.rows import Rows
@@ -198,9 +198,7 @@ class TaskCaches:
         elif self._stamps != stored["fingerprint"]:
             if not self._is_of_the_run(stored):
                 stored = {**stored, "fingerprint": self._stamps}
-                # One that cannot be written serves all the same.
-                with contextlib.suppress(OSError, UserError):
-                    manifest.write(folder, stored)
+                _rewrite_manifest(match.folder, folder, stored)
             else:
                 logger.info(
                     "%s: the dates or versions of its text changed; the run keeps the rows that it "
@@ -234,6 +232,19 @@ class TaskCaches:
             "%s: file dates or versions changed; comparing the text with the cache", self.task.name
         )
         return manifest.text_hash(self.task)
+
+
+def _rewrite_manifest(folder: Path, copy: Path, stored: dict[str, Any]) -> None:
+    """Replaces the manifest of a cache, and that of this machine's copy of a remote one.
+
+    A cache that cannot be written serves all the same.
+    """
+    try:
+        for place in dict.fromkeys([folder, copy]):
+            manifest.write(place, stored)
+    except Exception as error:  # a storage raises almost anything
+        if not isinstance(error, OSError | UserError) and remote.failure(error) is None:
+            raise
 
 
 def cache_folders(data_dir: str | Path) -> list[Path]:

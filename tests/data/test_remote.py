@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 from pathlib import Path
 
 import pyarrow
@@ -110,6 +111,24 @@ def test_caches_of_two_settings_are_built_listed_and_removed(
         assert not listed[kept].reasons and listed[removed].written_s > 0
     assert listed[removed].is_prunable and prune(listed[removed])
     assert [entry.folder for entry in entries(there)] == [kept]
+
+
+def test_a_text_of_another_date_is_compared_once_and_no_row_is_copied_again(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    monkeypatch.setattr(storage, "SCRATCH", tmp_path / "scratch")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"the row number {i}\n" for i in range(200)))
+    source = TextFiles(train=str(text))
+    task = Task(name="mine", source=source, vocab=SentencePiece(size=280), length=12)
+    rows = storage.local_twin(prepare(task, there).folder) / "train.targets.npy"
+    copied = rows.stat()
+    os.utime(text, (1, 1))
+    for comparisons in (1, 0):
+        log_lines.clear()
+        prepare(task, there)
+        assert sum("comparing the text" in line for line in log_lines) == comparisons
+    assert rows.stat() == copied
 
 
 def test_texts_are_matched_and_read(there: Path) -> None:
