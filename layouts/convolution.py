@@ -106,7 +106,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Describes how one axis of an image and of the result lies on devices.
+    """Describes how one axis of an image and of the result is sharded.
 
     All sizes are of one device, but `size`, which is that of the image without its padding.
     """
@@ -115,31 +115,32 @@ class Shards:
     size: int
     count: int
     """Devices along the axis."""
-    given: int
+    image_rows: int
     """Rows of the image."""
-    made: int
+    result_rows: int
     """Rows of the result."""
 
     @property
-    def read(self) -> int:
+    def window_rows(self) -> int:
         """Returns the rows that the windows of one device span."""
-        return (self.made - 1) * self.window.stride + self.window.span
+        return (self.result_rows - 1) * self.window.stride + self.window.span
 
     def first(self, device: int) -> int:
         """Returns the row of the whole image with which the windows of a device begin."""
-        return device * self.made * self.window.stride - self.window.before(self.size)
+        return device * self.result_rows * self.window.stride - self.window.before(self.size)
 
     @property
     def halo(self) -> tuple[int, int]:
         """Returns the rows before and after its shard that some device reads."""
-        busy = range(-(-self.window.places(self.size) // self.made))
-        before = (i * self.given - max(self.first(i), 0) for i in busy)
-        after = (min(self.first(i) + self.read, self.size) - (i + 1) * self.given for i in busy)
+        busy = range(-(-self.window.places(self.size) // self.result_rows))
+        before = (i * self.image_rows - max(self.first(i), 0) for i in busy)
+        ends = (min(self.first(i) + self.window_rows, self.size) for i in busy)
+        after = (end - (i + 1) * self.image_rows for i, end in zip(busy, ends, strict=True))
         return max(0, *before), max(0, *after)
 
     def offset(self, device: int) -> int:
         """Returns where the windows of a device begin, counted from its first row with the halo."""
-        return self.first(device) - device * self.given + self.halo[0]
+        return self.first(device) - device * self.image_rows + self.halo[0]
 
 
 def windows(
@@ -233,7 +234,7 @@ def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array,
 
     Each device is given as many rows as the one that needs the most, and cuts out its own.
     """
-    if shards.given * shards.count != shards.size:
+    if shards.image_rows * shards.count != shards.size:
         x = masked(x, axis, entry, shards)
     if entry:
         before, after = shards.halo
@@ -241,7 +242,7 @@ def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array,
             [*rows_before(x, axis, entry, before), x, *rows_after(x, axis, entry, after)], axis
         )
     offsets = [shards.offset(device) for device in range(shards.count)]
-    low, high = -min(offsets), max(offsets) + shards.read - x.shape[axis]
+    low, high = -min(offsets), max(offsets) + shards.window_rows - x.shape[axis]
     if len(set(offsets)) == 1:
         return x, (low, high)
     padding = [(0, 0, 0)] * x.ndim
@@ -249,13 +250,13 @@ def with_halo(x: Array, axis: int, entry: Entry, shards: Shards) -> tuple[Array,
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), padding)
     step = offsets[1] - offsets[0]
     start = jax.lax.axis_index(entry) * step + offsets[0] + max(low, 0)
-    return jax.lax.dynamic_slice_in_dim(x, start, shards.read, axis), (0, 0)
+    return jax.lax.dynamic_slice_in_dim(x, start, shards.window_rows, axis), (0, 0)
 
 
 def masked(x: Array, axis: int, entry: Entry, shards: Shards) -> Array:
     """Writes zeros behind the end of the image, where its padding is."""
     device = jax.lax.axis_index(entry) if entry else 0
-    rows = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) + device * shards.given
+    rows = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) + device * shards.image_rows
     return jnp.where(rows < shards.size, x, 0)
 
 
@@ -264,10 +265,10 @@ def rows_before(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
 
     More rows than one device has come from several.
     """
-    given, count = x.shape[axis], jax.lax.axis_size(entry)
+    image_rows, count = x.shape[axis], jax.lax.axis_size(entry)
     parts = []
-    for hop, size in enumerate(hops(rows, given), 1):
-        part = jax.lax.slice_in_dim(x, given - size, given, axis=axis)
+    for hop, size in enumerate(hops(rows, image_rows), 1):
+        part = jax.lax.slice_in_dim(x, image_rows - size, image_rows, axis=axis)
         pairs = [(device, device + hop) for device in range(count - hop)]
         parts.append(ppermute(part, entry, pairs))
     return parts[::-1]
@@ -284,10 +285,10 @@ def rows_after(x: Array, axis: int, entry: Entry, rows: int) -> list[Array]:
     return parts
 
 
-def hops(rows: int, given: int) -> list[int]:
+def hops(rows: int, image_rows: int) -> list[int]:
     """Returns how many rows come from the nearest neighbour, the next and so on.
 
     >>> hops(2, 3), hops(8, 3)
     ([2], [3, 3, 2])
     """
-    return [min(given, rows - first) for first in range(0, rows, given)]
+    return [min(image_rows, rows - first) for first in range(0, rows, image_rows)]

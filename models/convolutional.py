@@ -1,4 +1,4 @@
-"""Classifies images by a convolutional network: an example of a model that is no Transformer.
+"""Classifies images by a convolutional network: an example of a model that is not a Transformer.
 
 He et al. 2016, "Identity Mappings in Deep Residual Networks", with the norms of the Transformer.  A
 run file imports this module and says `Run.model = @ConvNet()`.
@@ -38,7 +38,7 @@ class ConvNet(ModelSpec):
     layers: Count
     """Blocks."""
     stride_every: Count = 2
-    """Blocks from one that halves height and width, as the first does, to the next."""
+    """The first block, and every so many after it, halve height and width."""
     kernel: Count = 3
     """Rows, and columns, of a kernel."""
     norm_epsilon: Positive = 1e-6

@@ -116,7 +116,7 @@ class SentencePieceVocab(Vocab):
         return str(self._processor.decode([i if i < self.size else unknown for i in ids]))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        return [self._processor.id_to_piece(int(i)) for i in ids]
+        return [self._processor.id_to_piece(int(i)) if i < self.size else f"<{i}>" for i in ids]
 
 
 def is_sentence_piece(model: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Continues texts that join and leave a running batch at any token: fixed slots, fixed shapes.
+"""Continues texts that join and leave a running batch between calls: fixed slots, fixed shapes.
 
 The cache is a ring: all texts write the token of a step to the same place, wherever each began, and
 see as many places back as they have tokens.  Steps are one program, whatever runs in the slots.
@@ -51,7 +51,7 @@ class Joining(NamedTuple):
     """Holds texts that join the batch."""
 
     slots_B: Array
-    """Where each goes; a slot that does not exist drops its text."""
+    """The slot of each text; an out-of-range slot drops its text."""
     prompts_BL: Array
     prompt_lengths_B: Array
     begins_B: Array
@@ -224,11 +224,13 @@ class SlotDecoder:
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
         early_B = slots.steps_B + 1 < settings.min_new_tokens_B
         logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.stop_ids, "BWV")
-        token_BW, logit_BW = choose(layout, logits_BWV, settings, slots.steps_B, slots.running_B)
+        token_BW, logit_BW = choose_by_settings(
+            layout, logits_BWV, settings, slots.steps_B, slots.running_B
+        )
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
 
 
-def choose(
+def choose_by_settings(
     layout: Layout, logits_BWV: Array, settings: SlotSettings, steps_B: Array, running_B: Array
 ) -> Chosen:
     """Chooses tokens by the settings of each text; computes only what some text needs."""

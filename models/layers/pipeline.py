@@ -56,8 +56,8 @@ class Schedule(NamedTuple):
         >>> Schedule(4, 12).ticks, Schedule(4, 12, repeats=3).ticks
         (15, 39)
         """
-        wave, place = divmod(self.microbatches - 1, self.stages)
-        return (wave + 1) * self.stages * self.repeats + place
+        last: int = self.turn(self.repeats - 1, self.microbatches - 1)
+        return last + self.stages
 
     @property
     def bubble(self) -> float:

@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +109,10 @@ def server(model_dir: str, *flags: str) -> Iterator[int]:
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=CHECKOUT, text=True, stderr=subprocess.PIPE) as process:
         try:
-            yield announced_port(process)
+            port = announced_port(process)
+            # What else it writes is read, too: a full pipe would stop it.
+            threading.Thread(target=process.communicate, daemon=True).start()
+            yield port
             process.send_signal(signal.SIGTERM)
             process.wait(WAIT_S)
         finally:

@@ -127,11 +127,10 @@ class Decoder:
         """Starts to decode a batch of this shape; requests for a single token fill it up."""
         rows, source, prompt, new_tokens = shape
         filled = [*batch, *[Request([], 1)] * (rows - len(batch))]
-        prompts, begins_B = [request.prompt for request in filled], None
-        if not self.reads_begin:
-            begins = [[*prompt[:1], self.begin_id][0] for prompt in prompts]
-            begins_B = self._put(np.array(begins, np.int32), "B")
-            prompts = [prompt[1:] for prompt in prompts]
+        begins, prompts = split_begins(
+            [request.prompt for request in filled], self.begin_id, reads_begin=self.reads_begin
+        )
+        begins_B = None if self.reads_begin else self._put(np.array(begins, np.int32), "B")
         min_new_tokens = max(request.min_new_tokens for request in filled)
         min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
         inputs = DecodeInputs(
@@ -268,6 +267,19 @@ def shape_of(request: Request) -> tuple[int, int]:
     """Returns the padded lengths of source and prompt; 0 where there is none."""
     source = 0 if request.source is None else padded(len(request.source))
     return source, padded(len(request.prompt)) if len(request.prompt) else 0
+
+
+def split_begins(
+    prompts: Sequence[Ids], begin_id: int, *, reads_begin: bool
+) -> tuple[list[int], list[Ids]]:
+    """Returns the token that the model reads first for each prompt, and the rest of the prompts.
+
+    That is `begin_id`, or the first token of the prompt where the model reads no begin token.
+    """
+    if reads_begin:
+        return [begin_id] * len(prompts), [*prompts]
+    begins = [int(prompt[0]) if len(prompt) else begin_id for prompt in prompts]
+    return begins, [prompt[1:] for prompt in prompts]
 
 
 def rows_of(lists: Sequence[Ids], length: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Answers requests of a beam search in batches of few fixed shapes.
 
-The hypotheses of a beam search stop and move together, so that a batch runs as a whole: what waits
-when one is done forms the next.
+The hypotheses of a beam search stop and move together, so that a batch runs as a whole.  The next
+batch is made of the jobs that wait when one ends.
 """
 
 import dataclasses
@@ -14,7 +14,8 @@ from trainer.decoding.decoder import (
     padded,
     rows_of_batch,
 )
-from trainer.serving.service import Job, ServedWeights, Service
+from trainer.decoding.requests import DecodeOptions
+from trainer.serving.service import Job, NotFinite, ServedWeights, Service
 
 
 class BatchService(Service):
@@ -78,6 +79,9 @@ class BatchService(Service):
         self.counts.steps += 1
         self._running = []
         for job, hypotheses in zip(jobs, answers, strict=True):
+            if not hypotheses:
+                job.failure = NotFinite()
+                continue
             best = len(hypotheses[0].tokens)
             self.counts.new_tokens += best
             job.hypotheses = hypotheses
@@ -97,17 +101,18 @@ class Lengths:
         return source <= self.source and new_tokens <= self.new_tokens
 
 
-def batch_lengths(source_length: int, factor: float, extra: int, max_tokens: int) -> list[Lengths]:
+def batch_lengths(source_length: int, options: DecodeOptions, room: int) -> list[Lengths]:
     """Returns the lengths of batches, for sources up to so many tokens.
 
-    A translation has at most `factor` tokens for each of its source and `extra` ones, within
-    `max_tokens`.
+    A translation has at most `length_factor` tokens for each of its source and `length_extra`
+    ones, or `max_tokens`, where that is more; always at most `room`.
 
-    >>> [(each.source, each.new_tokens) for each in batch_lengths(40, 1.5, 10, 1000)]
+    >>> [(each.source, each.new_tokens) for each in batch_lengths(40, DecodeOptions(), 1000)]
     [(16, 64), (32, 64), (64, 128)]
     """
+    factor, extra, least = options.length_factor, options.length_extra, options.max_tokens or 0
     sources, last = [padded(1)], padded(source_length)
     while sources[-1] < last:
         sources.append(2 * sources[-1])
-    news = [min(int(source * factor) + extra, max_tokens) for source in sources]
+    news = [min(max(int(source * factor) + extra, least), room) for source in sources]
     return [Lengths(source, padded(new)) for source, new in zip(sources, news, strict=True)]

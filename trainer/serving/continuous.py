@@ -1,12 +1,13 @@
 """Answers prompts by continuous batching: texts join and leave the running batch as it goes on."""
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from models.decoding.slots import NewTokens
 from trainer.multihost import fetched
-from trainer.serving.service import Job, ServedWeights, Service
+from trainer.serving.service import Job, NotFinite, ServedWeights, Service
 from trainer.serving.slot_engine import SampledRequest, SlotEngine
 
 
@@ -28,6 +29,7 @@ class ContinuousService(Service):
         self._running = dict[int, Job]()
         self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
         self._dispatched: StepsInFlight | None = None
+        self._last_read_s = 0.0
 
     def warm_up(self) -> None:
         self.engine.warm_up()
@@ -83,7 +85,10 @@ class ContinuousService(Service):
     def _read(self, dispatched: StepsInFlight) -> None:
         """Waits for the tokens of a call, and hands them to their jobs."""
         columns = fetched(dispatched.new_tokens)
-        self.engine.note_call(dispatched.steps, time.monotonic() - dispatched.start_s)
+        # The call began when it was dispatched, or when the one before it was done.
+        start_s = max(dispatched.start_s, self._last_read_s)
+        self._last_read_s = time.monotonic()
+        self.engine.note_call(dispatched.steps, self._last_read_s - start_s)
         tokens_BT, log_p_BT = (column[:, : dispatched.steps].tolist() for column in columns)
         changed = []
         for slot, job in dispatched.jobs.items():
@@ -98,8 +103,9 @@ class ContinuousService(Service):
             self.notify(changed)
 
     def _add(self, job: Job, token: int, log_probability: float) -> None:
-        if job.first_token_s is None:
-            job.first_token_s = time.monotonic()
+        if not math.isfinite(log_probability):
+            job.failure = NotFinite()
+            return
         job.log_probabilities.append(log_probability)
         self.counts.new_tokens += 1
         if token in self.engine.vocab.stop_ids:

@@ -9,8 +9,12 @@ from trainer.serving.service import ServedWeights, Service
 logger = logging.getLogger(__name__)
 
 
+TRIES = 3
+"""How often a checkpoint that cannot be read is tried."""
+
+
 class CheckpointWatcher:
-    """Looks for a newer checkpoint every so many seconds, in a thread, while the context lasts."""
+    """Looks for a newer checkpoint every so many seconds, in a thread."""
 
     def __init__(
         self,
@@ -20,7 +24,7 @@ class CheckpointWatcher:
         every_s: float,
     ):
         self.service, self.latest, self.restore, self.every_s = service, latest, restore, every_s
-        self._last = service.checkpoint
+        self._last, self._tries = service.checkpoint, 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
 
@@ -29,15 +33,19 @@ class CheckpointWatcher:
         step = self.latest()
         if step is None or step == self._last:
             return
-        self._last = step  # one that cannot be read is not tried again
-        self.service.replace(self.restore(step))
+        self._tries += 1
+        if self._tries == TRIES:
+            self._last, self._tries = step, 0
+        weights = self.restore(step)
+        self._last, self._tries = step, 0
+        self.service.replace(weights)
 
-    def __enter__(self) -> "CheckpointWatcher":
+    def start(self) -> None:
         if self.every_s:
             self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Ends the thread, after what it reads."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

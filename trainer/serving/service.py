@@ -2,11 +2,10 @@
 
 import abc
 import collections
-import contextlib
 import dataclasses
 import logging
 import threading
-import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
@@ -27,6 +26,10 @@ class QueueFull(Exception):
 
 class Stopped(Exception):
     """Reports that the service takes no more jobs."""
+
+
+class NotFinite(Exception):
+    """Reports that a model gives a text no finite log-probability."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,11 +53,9 @@ class Job:
     finish: Finish | None = None
     """Why the text ended; None while it goes on."""
     failure: BaseException | None = None
-    """What ended the service before the text."""
+    """Why there is no answer."""
     checkpoint: int | None = None
     """Step of the weights that answer."""
-    submitted_s: float = dataclasses.field(default_factory=time.monotonic)
-    first_token_s: float | None = None
     is_cancelled: bool = False
 
     @property
@@ -92,6 +93,7 @@ class Service(abc.ABC):
         self.notify: Callable[[Sequence[Job]], None] = call_each
         """Called in the thread with the jobs that changed."""
         self._waiting = collections.deque[Job]()
+        self._submitted = weakref.WeakSet[Job]()
         self._next_weights: ServedWeights | None = None
         self._is_stopping = False
         self._changed = threading.Condition()
@@ -113,6 +115,7 @@ class Service(abc.ABC):
             if len(self._waiting) + len(jobs) > self.queue_limit:
                 raise QueueFull
             self._waiting.extend(jobs)
+            self._submitted.update(jobs)
             self._changed.notify()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
@@ -216,12 +219,11 @@ class Service(abc.ABC):
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self.failure = error
-            jobs = [*self._waiting, *self.running()]
+            jobs = [job for job in self._submitted if not job.is_done]
             self._waiting.clear()
         for job in jobs:
             job.failure = error
-        with contextlib.suppress(RuntimeError):  # nobody listens any more
-            self.notify(jobs)
+        self.notify(jobs)
 
 
 def call_each(jobs: Sequence[Job]) -> None:

@@ -12,18 +12,18 @@ from data.vocab import Vocab
 from models.api import Decodable
 from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, NewTokens, SlotDecoder, Slots, SlotSettings
-from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of
+from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
 from trainer.memory import check_cache_memory
+from trainer.serving.service import GREEDY
 
 JOINING_TOKENS = 256
-"""Padded tokens of the prompts that are read in one pass, at most: more of the short ones."""
+"""Maximum number of padded tokens of one prefill pass; a longer prompt has its own."""
 CALL_S, MAX_STEPS = 0.02, 4
 """Seconds of the steps that are one call, and how many these are, at most.
 
 Each call, and what Python does around it, takes a millisecond or so beside the steps.  More steps
 leave more slots empty: texts that end, and prompts that wait, do so until the end of a call.
 """
-GREEDY = Sampling(temperature=0)
 
 
 class SampledRequest(NamedTuple):
@@ -81,7 +81,8 @@ class SlotEngine:
 
     def set_weights(self, params: Any) -> None:
         """Takes other weights for all tokens from now on."""
-        self.params, self._weights = params, self._prepare(params)
+        self.params, self._weights = params, []  # frees the old ones before there are new ones
+        self._weights = self._prepare(params)
 
     def warm_up(self) -> None:
         """Compiles every program; the slots are empty after it."""
@@ -128,11 +129,11 @@ class SlotEngine:
         """Puts requests, padded to so many rows of a length, into slots."""
         unused = rows - len(requests)
         filled = [*requests.values(), *[SampledRequest(Request([], 1), GREEDY)] * unused]
-        prompts = [request.prompt for request, _ in filled]
-        begins = [self.vocab.begin_id] * rows
-        if not self.vocab.reads_begin:
-            begins = [[*prompt[:1], self.vocab.begin_id][0] for prompt in prompts]
-            prompts = [prompt[1:] for prompt in prompts]
+        begins, prompts = split_begins(
+            [request.prompt for request, _ in filled],
+            self.vocab.begin_id,
+            reads_begin=self.vocab.reads_begin,
+        )
 
         def vector(values: Sequence[float], dtype: type = np.int32) -> np.ndarray:
             return np.array(values, dtype)

@@ -10,10 +10,10 @@ LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES = 128
 MAX_STOPS, LONGEST_STOP = 4, 1000
-# What the API of OpenAI has and no search here does; values that change nothing are taken.
-NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1,
-           "suffix": ""}  # fmt: skip
+NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "suffix": ""}
+"""Fields of OpenAI's API that are not supported, with the value that changes nothing."""
 
+Tokens = Annotated[list[int], Field(min_length=1, max_length=2**20)]
 Text = Annotated[str, Field(max_length=2**20)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
@@ -31,10 +31,11 @@ class Body(BaseModel):
         """Drops fields that change nothing."""
         if not isinstance(fields, Mapping):
             return fields
+        neutral = NEUTRAL | {"best_of": fields.get("n") or 1}
         return {
             name: value
             for name, value in fields.items()
-            if value is not None and (name not in NEUTRAL or value != NEUTRAL[name])
+            if value is not None and (name not in neutral or value != neutral[name])
         }
 
 
@@ -43,14 +44,16 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
+    include_obfuscation: bool = False
+    """Has no effect: streams are sent without padding."""
 
 
 class CompletionBody(Body):
     """Describes a request to continue prompts."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] = Field(
-        description=f"a text, or a list of 1 to {MAX_CHOICES} texts"
-    )
+    prompt: (
+        Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
+    ) = Field(description=f"a text or its tokens, or a list of 1 to {MAX_CHOICES} of them")
     max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
     min_tokens: int = Field(0, ge=0, description="an integer from 0 to max_tokens")
     temperature: float = Field(
@@ -76,8 +79,11 @@ class CompletionBody(Body):
     )
 
     @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [token for token in self.prompt if isinstance(token, int)]
+        return [tokens] if tokens else [p for p in self.prompt if not isinstance(p, int)]
 
     @property
     def stops(self) -> list[str]:

@@ -15,13 +15,17 @@ from data.vocab import Vocab
 from models.decoding.sampling import Sampling
 from scripts.commands.serving.bodies import CompletionBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, read_body, read_texts
+from scripts.commands.serving.exchange import PendingAnswer, Text, read_body, tokenize
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.text_stream import TextStream
-from trainer.decoding.requests import continuation_requests, line_seed
+from trainer.decoding.decoder import Ids
+from trainer.decoding.decoder import Request as DecodeRequest
+from trainer.decoding.requests import line_seed
 from trainer.serving.service import Job
 
 DEFAULT_MAX_TOKENS = 16  # that of the API of OpenAI
+LINE_SEPARATORS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+"""What JSON may hold, and clients take for the end of a line of an event."""
 
 
 @dataclasses.dataclass
@@ -57,7 +61,7 @@ async def complete(request: Request) -> Response:
         raise ApiError(404, f"{served.name} translates.  Legal: POST /v1/translate.")
     body = await read_body(request, CompletionBody, served.limits)
     served.check_name(body.model)
-    choices = await read_texts(body.prompts, body.n, lambda: choices_of(body, served))
+    choices = await tokenize(body.prompts, body.n, lambda: choices_of(body, served))
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
     head = {
@@ -86,7 +90,7 @@ async def complete(request: Request) -> Response:
 
 
 def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
-    """Makes the jobs of a request: those of a prompt have the seeds of lines of `decode`."""
+    """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file."""
     texts, limit = len(body.prompts) * body.n, served.service.queue_limit
     if texts > limit:
         name, value = ("prompt", body.prompt) if body.n == 1 else ("n", body.n)
@@ -101,21 +105,32 @@ def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     sampling = Sampling(
         body.temperature, body.top_k or None, None if body.top_p == 1 else body.top_p
     )
-    task, vocabs, choices = served.run.task, served.vocabs, list[AnswerChoice]()
+    vocab, needs_text, choices = (
+        served.vocabs.target, body.stream or bool(body.stops), list[AnswerChoice]()
+    )  # fmt: skip
     for prompt in body.prompts:
-        lines = [task.prompt(prompt)]
-        [first] = continuation_requests(lines, vocabs, options, None, max_tokens)
-        room = room_for(len(first.prompt), prompt, body, served.max_length)
-        first = first._replace(max_new_tokens=min(max_tokens, room))
-        for line in range(body.n):
-            request = first._replace(seed=line_seed(options, line))
-            text = TextStream(vocabs.target, request.prompt, body.stops)
-            needs_text = body.stream or bool(body.stops)
+        ids = prompt_ids(prompt, served)
+        room = room_for(len(ids), prompt, body, served.max_length)
+        for _ in range(body.n):
+            seed = line_seed(options, len(choices))
+            request = DecodeRequest(ids, min(max_tokens, room), seed, body.min_tokens + 1)
+            text = TextStream(vocab, ids, body.stops)
             choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
     return choices
 
 
-def room_for(length: int, prompt: str, body: CompletionBody, max_length: int) -> int:
+def prompt_ids(prompt: Text, served: ServedModel) -> Ids:
+    """Returns the tokens of a prompt, which may be given as tokens."""
+    if isinstance(prompt, str):
+        [ids] = served.vocabs.target.encode([served.run.task.prompt(prompt)])
+        return ids
+    size = served.vocabs.target.size
+    if not all(0 <= token < size for token in prompt):
+        raise bad_field("prompt", prompt, f"tokens from 0 to {size - 1:,}")
+    return prompt
+
+
+def room_for(length: int, prompt: Text, body: CompletionBody, max_length: int) -> int:
     """Returns how many new tokens fit behind a prompt of so many; refuses to make more."""
     room = max_length - length
     if room < 1:
@@ -133,7 +148,7 @@ async def finish(exchange: PendingAnswer, choices: Sequence[AnswerChoice]) -> No
     """Waits for all choices; one that reaches a stop gives back its slot."""
     async for _ in exchange.changes():
         for choice in choices:
-            if choice.job.streams or choice.job.is_done:
+            if not choice.is_done and (choice.job.streams or choice.job.is_done):
                 choice.update()
                 drop_stopped(exchange, choice)
 
@@ -202,7 +217,8 @@ async def events(
 
 
 def event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+    text = json.dumps(content, ensure_ascii=False).translate(LINE_SEPARATORS)
+    return f"data: {text}\n\n"
 
 
 def entry(

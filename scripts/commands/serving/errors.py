@@ -1,6 +1,7 @@
 """Makes the answers to requests that cannot be served."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from configs.errors import brief, did_you_mean
+from scripts.commands.serving.bodies import NEUTRAL
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
@@ -27,8 +29,12 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
         return {"error": error}
 
-    def response(self) -> Response:
-        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        headers = {**(headers or {})}
+        if self.status in (429, 503):
+            headers["Retry-After"] = "1"
+        if self.status in (500, 504):  # clients of OpenAI's repeat these, which would take as long
+            headers["X-Should-Retry"] = "false"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
@@ -40,21 +46,27 @@ def bad_field(name: str, value: object, legal: str) -> ApiError:
 
 
 def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
-    """Reports the first thing that is wrong with a body."""
+    """Reports the first problem of a body."""
     first = error.errors(include_url=False)[0]
     kind, path = first["type"], first["loc"]
     if kind == "json_invalid":
-        return ApiError(400, f"The body is no JSON: {first['ctx']['error']}.")
+        return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.")
     if not path:
-        return ApiError(422, "The body is no JSON object.")
+        return ApiError(422, "The body is not a JSON object.")
     name = str(path[0])
     if kind == "extra_forbidden" and len(path) == 1:
+        if name in NEUTRAL:
+            return bad_field(name, first["input"], f"{NEUTRAL[name]!r}, which changes nothing")
+        if name == "best_of":
+            return bad_field(name, first["input"], "as many as n")
         hint = did_you_mean(name, body.model_fields)
         return ApiError(422, f"{brief(name)}: no such field.{hint}", brief(name))
     legal = body.model_fields[name].description or first["msg"]
     if kind == "missing" and len(path) == 1:
         return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)
-    return bad_field(name, first["input"], legal)
+    annotation = body.model_fields[name].annotation
+    is_nested = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return bad_field(".".join(map(str, path)) if is_nested else name, first["input"], legal)
 
 
 async def api_error_response(request: Request, error: Exception) -> Response:

@@ -12,14 +12,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from scripts.commands.serving.bodies import Body
 from scripts.commands.serving.errors import ApiError, invalid
-from trainer.serving.service import Job, QueueFull, Service, Stopped
+from trainer.serving.service import Job, NotFinite, QueueFull, Service, Stopped
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
+Text = str | list[int]
 SHORT_CHARACTERS, TEXT_CHARACTERS = 2000, 50
-"""Characters that are read at once, and how many take as long as what each text needs besides.
+"""Texts of up to so many characters are tokenized in the event loop; each text counts some more.
 
-A millisecond or less, where another thread takes half of one and hinders that of the service.
+That takes at most a millisecond, where another thread costs half of one.
 """
 
 
@@ -55,10 +56,10 @@ async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
         raise invalid(error, kind) from None
 
 
-async def read_texts(texts: Sequence[str], n: int, read: Callable[[], T]) -> T:
-    """Calls what reads so many times each text: in a thread if it takes long, as others wait."""
+async def tokenize(texts: Sequence[Text], n: int, call: Callable[[], T]) -> T:
+    """Calls what tokenizes each text n times: in a thread if it takes long, as others wait."""
     characters = n * sum(len(text) + TEXT_CHARACTERS for text in texts)
-    return read() if characters <= SHORT_CHARACTERS else await run_in_threadpool(read)
+    return call() if characters <= SHORT_CHARACTERS else await run_in_threadpool(call)
 
 
 class PendingAnswer:
@@ -75,10 +76,15 @@ class PendingAnswer:
         try:
             self.service.submit(self.jobs)
         except QueueFull:
-            limit = self.service.queue_limit
-            raise ApiError(429, f"{limit:,} texts wait already.  Try again later.") from None
+            waiting, limit = self.service.waiting, self.service.queue_limit
+            raise ApiError(
+                429,
+                f"{waiting:,} texts wait; {len(self.jobs):,} more exceed --queue={limit}.  Try "
+                "again later.",
+            ) from None
         except Stopped:
-            raise ApiError(503, "The server is stopping.") from None
+            reason = "is stopping." if self.service.failure is None else "failed; its log says why."
+            raise ApiError(503, f"The server {reason}") from None
         self._deadline = asyncio.get_running_loop().call_later(self.time_s, self._note_deadline)
         self._watch = asyncio.create_task(self._watch_client())
         return self
@@ -100,6 +106,8 @@ class PendingAnswer:
         while True:
             is_done = self.is_done
             failed = next((job.failure for job in self.jobs if job.failure is not None), None)
+            if isinstance(failed, NotFinite):
+                raise ApiError(500, "The model computes NaN or infinite log-probabilities.")
             if failed is not None:
                 raise ApiError(500, "The server failed; its log says why.")
             yield

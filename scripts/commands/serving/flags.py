@@ -12,10 +12,10 @@ from scripts.flag import Flag
 class ServeFlags:
     """Serves a model over HTTP: OpenAI's completions API, or translations.
 
-    A language model continues prompts at POST /v1/completions; prompts join the running batch at
-    any token.  A translation model translates at POST /v1/translate, by beam search.  GET
-    /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all answers are
-    complete.
+    A language model continues prompts at POST /v1/completions; prompts join the running batch
+    between calls of up to 4 steps.  A translation model translates at POST /v1/translate, by beam
+    search.  GET /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all
+    answers are complete.
     """
 
     EXAMPLES = (
@@ -24,7 +24,7 @@ class ServeFlags:
         "--host=0.0.0.0",
     )
     host: Annotated[
-        str, Flag("Address to listen at. One that is not of this machine alone needs --token.")
+        str, Flag("Address to listen at. One that other machines reach needs --token.")
     ] = "127.0.0.1"
     port: Annotated[
         int, Flag("Port to listen at; 0 chooses a free one.", metavar="N", min=0, max=65535)

@@ -1,4 +1,4 @@
-"""Lets requests in: checks where they come from, counts them, and lets the last ones finish."""
+"""Admits requests: checks where they come from, counts them, and lets the last ones finish."""
 
 import asyncio
 import hmac
@@ -46,19 +46,19 @@ class Guard:
 
         error = self.refusal(scope)
         app = self.app if error is None else error.response()
-        is_let_in = error is None  # those that are not keep no server from its end
-        self._active += is_let_in
+        is_admitted = error is None  # a refused request does not delay the server's end
+        self._active += is_admitted
         try:
             await app(scope, receive, noting_status)
         finally:
-            self._active -= is_let_in
+            self._active -= is_admitted
             if not self._active:
                 self._idle.set()
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.add(path, status, time.perf_counter() - start)
 
     def refusal(self, scope: Scope) -> ApiError | None:
-        """Returns why a request is not let in."""
+        """Returns why a request is refused; None where it is not."""
         headers = Headers(scope=scope)
         host = (
             headers.get("host", "").rpartition("]")[0].lstrip("[")
@@ -76,7 +76,7 @@ class Guard:
         return None
 
     async def drain(self, time_s: float) -> None:
-        """Lets no more requests in, and waits for the end of those that are."""
+        """Admits no more requests, and waits until the admitted ones are answered."""
         self.is_stopping = True
         try:
             async with asyncio.timeout(time_s):

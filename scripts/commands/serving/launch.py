@@ -55,8 +55,8 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         trained_models(flags.model, lambda run: programs_of(flags.search, run)) as models,
     ):
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
-        members = [models.restore(step, flags.model.average) for step in steps]
-        served = served_model(members, flags)
+        # No variable here refers to the weights, so that a newer checkpoint frees them.
+        served = served_model([models.restore(s, flags.model.average) for s in steps], flags)
 
         def restore(step: int) -> ServedWeights:
             trained = models.restore(step, flags.model.average)
@@ -71,9 +71,12 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         server = make_server(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
         reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
-        with CheckpointWatcher(served.service, latest, restore, reload_s):
-            yield server, listener
-        served.service.stop()
+        watcher = CheckpointWatcher(served.service, latest, restore, reload_s)
+        watcher.start()
+        yield server, listener
+        if not server.force_exit:
+            watcher.stop()
+            served.service.stop()
 
 
 def check_address(host: str, token: str | None) -> None:
@@ -86,7 +89,7 @@ def check_address(host: str, token: str | None) -> None:
     if token is None and not is_loopback(host):
         raise UserError(
             f"--host={host}: other machines may reach this address, and no token is set.  Set "
-            "MESHLOOM_TOKEN to a long random text (openssl rand -hex 32), or leave --host away."
+            "MESHLOOM_TOKEN to a long random text (openssl rand -hex 32), or omit --host."
         )
 
 
@@ -159,7 +162,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         shards = row_shards(model.layout, mesh)
         length = task.row_lengths["source_length"]
         room = run.model.max_length - 1 if run.model.max_length is not None else 2**31
-        lengths = batch_lengths(length, options.length_factor, options.length_extra, room)
+        lengths = batch_lengths(length, options, room)
         service: Service = BatchService(decoder, step, flags.queue, shards=shards, lengths=lengths)
         max_new_tokens = min(lengths[-1].new_tokens, room)
     else:

@@ -11,6 +11,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from configs.errors import UserError
 from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.guard import Guard
 from trainer.serving.service import Job, Service, call_each
@@ -23,17 +24,17 @@ KEEP_ALIVE_S = 30
 
 
 class Protocol(H11Protocol):
-    """Speaks HTTP/1.1, and answers what is none as any other error."""
+    """Speaks HTTP/1.1; answers anything else with a JSON error."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are no request, and closes the connection.
+        """Answers bytes that are not a request, and closes the connection.
 
         They may be the body of a request: that one gets no other answer.
         """
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        error = ApiError(400, "This is no valid HTTP/1.1.").response()
+        error = ApiError(400, "This is not valid HTTP/1.1.").response()
         headers = [*error.raw_headers, (b"connection", b"close")]
         with contextlib.suppress(h11.LocalProtocolError):  # the request is answered already
             for event in (
@@ -67,10 +68,15 @@ class Server(uvicorn.Server):
         self._loop = loop = asyncio.get_running_loop()
 
         def announce(jobs: Sequence[Job]) -> None:
-            loop.call_soon_threadsafe(call_each, jobs)
+            with contextlib.suppress(RuntimeError):  # at the end, when the loop is closed
+                loop.call_soon_threadsafe(call_each, jobs)
 
         self.service.notify = announce
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # such as another server that bound the port at the same time
+            reason = error.strerror or error
+            raise UserError(f"cannot listen: {reason}.  Choose another --port.") from None
         self.on_start()
 
     async def on_tick(self, counter: int) -> bool:

@@ -10,7 +10,7 @@ from configs.errors import UserError
 from data.sources.pairs import chosen_tag, tagged
 from scripts.commands.serving.bodies import TranslationBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, read_body, read_texts
+from scripts.commands.serving.exchange import PendingAnswer, read_body, tokenize
 from scripts.commands.serving.served import ServedModel
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
 from trainer.serving.service import Job
@@ -25,7 +25,7 @@ async def translate(request: Request) -> Response:
     served.check_name(body.model)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
-    jobs = await read_texts(body.texts, 1, lambda: jobs_of(body, served))
+    jobs = await tokenize(body.texts, 1, lambda: jobs_of(body, served))
     blank = [is_blank(job.request, served.vocabs) for job in jobs]
     running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
     if len(running) > (limit := served.service.queue_limit):

@@ -16,7 +16,7 @@ from tests.models.decoding.test_generate import DECODER, weights
 from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.service import Job
+from trainer.serving.service import Job, NotFinite
 from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine
 
 
@@ -40,6 +40,17 @@ def test_a_machine_that_is_busy_at_first_makes_few_steps_a_call_only_then(
     assert engine.steps == MAX_STEPS
     engine.note_call(MAX_STEPS, 100 * CALL_S)  # waited for something else
     assert engine.steps == MAX_STEPS
+
+
+def test_log_probabilities_that_are_not_finite_are_no_answer(engine: SlotEngine) -> None:
+    service = ContinuousService(engine, step=0, queue=9)
+    job = Job(Request([5], 9), Sampling())
+    service.submit([job])
+    with jax.set_mesh(engine.mesh):
+        engine.set_weights(jax.tree.map(lambda x: jnp.full_like(x, np.nan), engine.params))
+        for _ in range(3):
+            service.advance(service.next_jobs())
+    assert isinstance(job.failure, NotFinite) and job.finish is None and not job.tokens
 
 
 def test_texts_do_not_depend_on_the_steps_of_calls(engine: SlotEngine) -> None:

@@ -1,13 +1,14 @@
 """The texts of an answer: all of each, however its tokens come."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect
 
 from scripts.commands.serving.bodies import CompletionBody
-from scripts.commands.serving.completions import AnswerChoice, events
+from scripts.commands.serving.completions import AnswerChoice, event, events
 from scripts.commands.serving.text_stream import TextStream
 from tests.data.test_vocab import Digits
 from trainer.decoding.decoder import Request
@@ -55,3 +56,11 @@ def test_a_stream_that_nobody_reads_ends_without_an_error():
         return [event async for event in events(exchange, [], {}, body, served)]
 
     assert asyncio.run(sent(Left())) == []
+
+
+def test_an_event_is_one_line_for_every_client():
+    """Python's str.splitlines, by which some clients read, knows more line ends than the format."""
+    text = "a\nb\x85c\u2028d\u2029é"
+    sent = event({"text": text})
+    assert len(sent.splitlines()) == 2 and "é" in sent
+    assert json.loads(sent.removeprefix("data: ")) == {"text": text}

@@ -69,6 +69,23 @@ def test_the_openai_client_gets_what_decode_makes(
             assert choices == [best.text for [best] in lines]
 
 
+def test_a_list_of_prompts_gets_what_decode_makes_of_a_file(
+    running: Client, trained: Place
+) -> None:
+    """Equal prompts get different samples; a prompt may be given as tokens."""
+    prompts, settings = [PROMPTS[0], PROMPTS[1], PROMPTS[0]], {"seed": 4, "max_tokens": 9}
+    answer = running.post(prompt=prompts, temperature=1.2, echo=True, **settings)
+    with restored(trained.folder / "run") as model:
+        expected = decoded(model, prompts, temperature=1.2, **settings)
+        tokens = [ids.tolist() for ids in model.vocabs.target.encode(prompts)]
+    texts = [choice["text"] for choice in answer.json["choices"]]
+    assert texts == [best.text for [best] in expected] and texts[0] != texts[2]
+    same = running.post(prompt=tokens, temperature=1.2, echo=True, **settings)
+    assert same.json["choices"] == answer.json["choices"] and same.json["usage"]
+    one = running.post(prompt=tokens[0], temperature=1.2, echo=True, **settings)
+    assert one.json["choices"] == answer.json["choices"][:1]
+
+
 def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {
         "model": "run", "prompt": PROMPTS[:2], "n": 2, "seed": 3, "max_tokens": 8, "echo": True,
@@ -156,9 +173,17 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "max_tokens": 99}, 422, ["max_tokens = 99", "for a prompt of"]),
         ({"prompt": "kara " * 30}, 422, ["prompt = ", "at most 22"]),
         ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, 422, ["min_tokens = 3", "0 to 2"]),
-        ({"prompt": ["a", 3]}, 422, ["prompt", "list of 1 to 128 texts"]),
+        ({"prompt": ["a", 3]}, 422, ["prompt", "a text or its tokens, or a list of 1 to 128"]),
+        ({"prompt": [3, -1]}, 422, ["prompt = [3, -1]", "tokens from 0 to"]),
+        ({"prompt": [[3], [10**6]]}, 422, ["prompt = [1000000]", "tokens from 0 to"]),
         ({"prompt": "a", "stop": ["b", "ab" * 501]}, 422, ["stop = ", "1 to 1,000 characters"]),
-        ({"prompt": "a", "best_of": 3}, 422, ["best_of", "no such field"]),
+        ({"prompt": "a", "best_of": 3, "n": 2}, 422, ["best_of = 3", "as many as n"]),
+        ({"prompt": "a", "frequency_penalty": 0.5}, 422, ["frequency_penalty = 0.5", "Legal: 0,"]),
+        (
+            {"prompt": "a", "stream_options": {"include_usage": "x"}},
+            422,
+            ["stream_options.include_usage = 'x'"],
+        ),
         ({}, 422, ["prompt is missing"]),
         ({"prompt": "a", "model": "gpt"}, 404, ["'gpt'", "'run'"]),
         ({"prompt": "a", "model": "x" * 999}, 404, ["(1,001 characters)"]),
@@ -194,12 +219,14 @@ def test_a_full_queue_refuses_more(running: Client) -> None:
         answers = list(pool.map(lambda _: running.post(**long), range(8)))
     refused = [answer for answer in answers if answer.status != 200]
     assert 0 < len(refused) < 8 and {answer.status for answer in refused} == {429}
-    assert "40 texts wait" in refused[0].json["error"]["message"]
+    assert "40 more exceed --queue=40" in refused[0].json["error"]["message"]
 
 
 def test_fields_that_change_nothing_are_taken(running: Client) -> None:
-    fields = {"presence_penalty": 0, "best_of": 1, "logit_bias": {}, "suffix": None, "user": "me"}
-    assert running.post(prompt="a", max_tokens=1, **fields).status == 200
+    fields = {"presence_penalty": 0, "best_of": 2, "logit_bias": {}, "suffix": None, "user": "me"}
+    options = {"include_obfuscation": False}
+    answer = running.post(prompt="a", max_tokens=1, n=2, stream_options=options, **fields)
+    assert answer.status == 200
 
 
 def test_garbage_does_no_harm(running: Client) -> None:
@@ -236,7 +263,7 @@ def test_what_is_no_http_gets_an_error_like_others(
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         assert answer.status == 400 and answer.getheader("Content-Type") == "application/json"
-        assert json.loads(answer.read())["error"]["message"] == "This is no valid HTTP/1.1."
+        assert json.loads(answer.read())["error"]["message"] == "This is not valid HTTP/1.1."
         assert not connection.recv(1)
     assert running.get("/health").status == 200
     assert {record.levelname for record in caplog.records} <= {"WARNING"}  # no traceback

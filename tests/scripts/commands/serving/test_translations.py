@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.commands.shared_flags import BeamFlags
 from tests.scripts.commands.serving.browser import opened
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
@@ -79,6 +80,15 @@ def test_a_bad_request_is_explained(
     answer = client.post("/v1/translate", **fields)
     assert answer.status == status
     assert all(word in answer.json["error"]["message"] for word in words), answer.text
+
+
+def test_the_maximum_of_tokens_may_exceed_what_sources_suggest(place: Place) -> None:
+    with serving(place.folder / "run", slots=1, search=BeamFlags(max_tokens=70)) as client:
+        [answer] = client.post("/v1/translate", text="kara lora").json["translations"]
+        assert client.metric("meshloom_compilations_total") == 0
+    with restored(place.folder / "run") as model:
+        [expected] = decoded(model, ["kara lora"], max_tokens=70)
+    assert answer["hypotheses"][0]["text"] == expected[0].text
 
 
 def test_a_translation_model_continues_no_prompts(client: Client) -> None:
