@@ -130,8 +130,10 @@ class EventFiles:
     def __init__(self, run: TrackedRun):
         from tensorboardX import SummaryWriter  # imports PyTorch where there is one: seconds
 
+        # TensorBoard hides what earlier files have of this step and of later ones.
+        first_hidden = run.first_step + 1 if run.first_step else None
         self._events = SummaryWriter(
-            str(run.folder / "events"), purge_step=run.first_step or None, flush_secs=10
+            str(run.folder / "events"), purge_step=first_hidden, flush_secs=10
         )
 
     def log(self, step: int, numbers: Numbers) -> None:
@@ -227,13 +229,26 @@ class MLflowRun:
             self._log_settings(run.settings)
         else:
             self._client.update_run(self._id, status="RUNNING")
+        self._is_new = is_new
+        self._last_steps: dict[str, int] = {}  # of a resumed run, by metric
 
     def log(self, step: int, numbers: Numbers) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(name, number, now_ms, step) for name, number in numbers.items()]
+        # A resumed run repeats the steps after its checkpoint; the service would keep both.
+        new = {name: number for name, number in numbers.items() if step > self._last_step(name)}
+        metrics = [Metric(name, number, now_ms, step) for name, number in new.items()]
         self._client.log_batch(self._id, metrics=metrics)
+
+    def _last_step(self, name: str) -> int:
+        """Returns the last step of a metric that the service had when this process began."""
+        if self._is_new:
+            return -1
+        if name not in self._last_steps:
+            history = self._client.get_metric_history(self._id, name)
+            self._last_steps[name] = max((metric.step for metric in history), default=-1)
+        return self._last_steps[name]
 
     def flush(self) -> None:
         """Does nothing: each call waits for the service."""

@@ -3,20 +3,32 @@ wandb 0.31 (offline) and mlflow 3.17 (files); a run, its continuation, no server
 """
 
 import importlib.util
+import struct
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 from configs.errors import UserError
 from configs.write import values
 from tests.trainer.metrics.test_writers import RUN, result
 from trainer.metrics import trackers
 from trainer.metrics.jsonl import read_lines
-from trainer.metrics.trackers import Background, MLflow, TensorBoard, Tracker, TrackerSpec, WandB
+from trainer.metrics.trackers import (
+    Background,
+    EventFiles,
+    MLflow,
+    TensorBoard,
+    TrackedRun,
+    Tracker,
+    TrackerSpec,
+    WandB,
+)
 from trainer.metrics.writers import MetricsWriter
 from trainer.observers import Outcome
 from trainer.run import Run
@@ -98,7 +110,12 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Service:
             assert len(params) <= 100
             service.settings.setdefault(run, {}).update(params)
             for name, number, _, step in metrics:
+                assert name not in service.runs[run].get(step, {}), "sent twice"
                 service.add(run, step, name, number)
+
+        def get_metric_history(self, run: str, name: str) -> list[Any]:
+            steps = [step for step, numbers in service.runs[run].items() if name in numbers]
+            return [types.SimpleNamespace(step=step) for step in steps]
 
         def update_run(self, run: str, status: str) -> None:
             service.ends.append(status)
@@ -129,6 +146,24 @@ def test_a_run_and_its_continuation_are_one_run_there(
     assert settings["Run.steps"] == "5" and wandb.ends == [1, 0]
     assert mlflow.ends == ["FAILED", "RUNNING", "FINISHED"]
     assert not (tmp_path / "events").exists()
+
+
+@pytest.mark.parametrize(("first_step", "hidden"), [(0, []), (3, [4])])
+def test_a_continuation_hides_the_events_behind_its_checkpoint(
+    tmp_path: Path, first_step: int, hidden: list[int]
+) -> None:
+    EventFiles(TrackedRun(tmp_path, "mine", first_step, {})).close(succeeded=True)
+    (file,) = (tmp_path / "events").iterdir()
+    starts = [event for event in events_of(file.read_bytes()) if event.HasField("session_log")]
+    assert [event.step for event in starts] == hidden
+
+
+def events_of(content: bytes) -> Iterator[Any]:
+    """Reads the records of an event file: a length, 4 bytes, an event, 4 bytes."""
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        yield event_pb2.Event.FromString(content[12 : 12 + size])
+        content = content[16 + size :]
 
 
 def test_the_default_is_tensorboard() -> None:
