@@ -23,6 +23,9 @@ _FORMAT = "meshloom tokenizer.json 1"
 _PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
 """Names by parameter what Hugging Face's settings call a special token."""
 
+_KEPT_BEGIN = "begin is chosen"
+"""Says in a bundle that TokenizerJson.begin names the token that the files name, too."""
+
 Files = dict[str, str]
 
 
@@ -69,7 +72,8 @@ class TokenizerJsonVocab(Vocab):
     """
 
     def __init__(self, model: bytes, name: str = TOKENIZER):
-        files, special = _parts(_object(_utf8(model, name), name), name)
+        content = _object(_utf8(model, name), name)
+        files, special = _parts(content, name)
         self.files = files
         """The files of Hugging Face that the vocab was made of, unchanged."""
         self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
@@ -83,14 +87,14 @@ class TokenizerJsonVocab(Vocab):
         before = self._ids_before_a_text()
         begins = [i for i in (ids["begin"], *before, end) if i is not None]
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        is_chosen = special.get("begin") != _special_tokens(self.files).get("begin")
+        is_chosen = special.get("begin") != _special_tokens(files).get("begin")
         super().__init__(
             model,
             size,
             begin_id=begins[0],
             end_id=end,
             pad_id=ids["pad"],
-            reads_begin=is_chosen or begins[0] in before,
+            reads_begin=is_chosen or content.get(_KEPT_BEGIN, False) or begins[0] in before,
             stop_ids=eos_token_ids(
                 _object(files.get(GENERATION, "{}"), f"vocab {name}: {GENERATION}")
             ),
@@ -143,11 +147,15 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     content = _object(text, str(file))
     if "format" in content:  # a tokenizer.json has none
         files, special = _parts(content, str(file))
+        is_kept = "begin" not in chosen and content.get(_KEPT_BEGIN, False)
     else:
         beside = {name: file.parent / name for name in _BESIDE}
         kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
+        is_kept = False
+    is_kept |= "begin" in chosen and chosen["begin"] == _special_tokens(files).get("begin")
     joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files}
+    joined |= {_KEPT_BEGIN: True} if is_kept else {}
     return json.dumps(joined, sort_keys=True).encode()
 
 

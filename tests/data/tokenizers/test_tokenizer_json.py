@@ -143,6 +143,12 @@ def test_the_tokenizer_says_whether_prompts_stand_behind_a_beginning(folder, add
     vocab = given(folder)
     assert (vocab.begin_id, vocab.reads_begin) == (256, adds)
     assert given(folder, begin="<|user|>").reads_begin
+    chosen = given(folder, begin="<s>")
+    assert (chosen.begin_id, chosen.reads_begin) == (256, True)
+    chosen.save(folder / "vocab.model")
+    assert given(folder / "vocab.model").reads_begin
+    vocab.save(folder / "vocab.model")
+    assert given(folder / "vocab.model").reads_begin == adds
 
 
 def test_a_beginning_that_only_the_tokenizer_has_is_read(folder):
