@@ -4,7 +4,6 @@ What differs between kinds of tasks is in their methods: nothing else checks the
 """
 
 import hashlib
-import itertools
 import logging
 import re
 from collections import Counter
@@ -336,6 +335,13 @@ class Translation(PairTask):
                 f"Translation.segmentations = {self.segmentations}: all would be equal.  Set "
                 "Translation.bpe_dropout, such as to 0.1, or remove the line."
             )
+        for tokenizer in self.vocab_settings.values():
+            if self.bpe_dropout and not tokenizer.may_drop_merges:
+                raise UserError(
+                    f"Translation.bpe_dropout = {self.bpe_dropout}: @{type(tokenizer).__name__}() "
+                    'has no merges to skip.  Set SentencePiece.model_type = "bpe", or remove the '
+                    "line."
+                )
 
     @property
     def row_lengths(self) -> dict[str, int]:
@@ -382,7 +388,10 @@ class Translation(PairTask):
             source = source_vocab or self._make_vocab(self.source_vocab, "source vocab", tags)
             target = vocab or self._make_vocab(self.vocab, "target vocab", [])
         self._check_tags(source)
-        return Vocabs(target, source)
+        vocabs = Vocabs(target, source)
+        if self.bpe_dropout:
+            vocabs.with_dropout(self.bpe_dropout, seed=0)  # raises where a vocab cannot do it
+        return vocabs
 
     def _check_tags(self, vocab: Vocab) -> None:
         for tag in self.tags:
@@ -427,12 +436,11 @@ class Translation(PairTask):
             pairs: Sequence[Pair], tag: str | None, training: bool
         ) -> tuple[dict[str, np.ndarray], Counts]:
             return _joined(
-                itertools.chain.from_iterable(
-                    packed_pairs(
-                        pairs, of_both.of_source, of_both.target, self.source_length, self.length,
-                        packs=self.packs, tag=tag,
-                    )
-                    for of_both in (sampled if training else [vocabs])
+                (packed, counts.as_repeats() if number else counts)
+                for number, of_both in enumerate(sampled if training else [vocabs])
+                for packed, counts in packed_pairs(
+                    pairs, of_both.of_source, of_both.target, self.source_length, self.length,
+                    packs=self.packs, tag=tag,
                 )
             )  # fmt: skip
 

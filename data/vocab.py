@@ -165,6 +165,11 @@ class Tokenizer:
         """Returns how many tokens the vocab has that the task trains; None where one is given."""
         return None
 
+    @property
+    def may_drop_merges(self) -> bool:
+        """Returns whether BPE dropout is possible, as far as the settings tell."""
+        return True
+
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         """Trains a vocab on some lines; words are to be one sub-word each."""
         raise NotImplementedError

@@ -139,13 +139,14 @@ class _Workers:
 def _work(connection: Connection, start: Callable[[], Compute]) -> None:
     """Computes jobs until the other end is closed, as it is by the end of its process."""
     vocab.limit_threads(1)
-    compute = start()
+    compute: Compute | None = None
     while True:
         try:
             job = connection.recv()
         except (EOFError, OSError):
             return
         try:
+            compute = compute or start()
             result = compute(*job)
         except Exception as error:
             result = error

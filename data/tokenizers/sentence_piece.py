@@ -65,6 +65,10 @@ class SentencePiece(Tokenizer):
             return None
         return SentencePieceVocab(read_model(self.model_file), self.model_file)
 
+    @property
+    def may_drop_merges(self) -> bool:
+        return self.model_file is not None or self.model_type == "bpe"
+
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         return _train(self, lines, words)
 

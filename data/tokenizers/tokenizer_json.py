@@ -60,6 +60,10 @@ class TokenizerJson(Tokenizer):
         chosen = {key: token for key in _PARAMETERS if (token := getattr(self, key)) is not None}
         return TokenizerJsonVocab(read_bundle(self.path, chosen), self.path)
 
+    @property
+    def may_drop_merges(self) -> bool:
+        return False
+
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         raise NotImplementedError("a tokenizer.json is given")
 

@@ -82,7 +82,8 @@ def test_each_segmentation_of_the_training_pairs_is_in_the_rows(tmp_path):
     )  # fmt: skip
     assert plain.vocab.hash == sampled.vocab.hash
     counts, more = plain.splits["train"].counts, sampled.splits["train"].counts
-    assert (more.lines, more.words) == (3 * counts.lines, 3 * counts.words)
+    assert (more.lines, more.repeats) == (counts.lines, 2 * counts.lines)
+    assert (more.words, more.source_bytes) == (counts.words, counts.source_bytes)
     assert more.tokens > 3.2 * counts.tokens and more.source_tokens > 3.2 * counts.source_tokens
     for split in ("validation", "test"):
         assert plain.splits[split].counts == sampled.splits[split].counts
@@ -91,6 +92,24 @@ def test_each_segmentation_of_the_training_pairs_is_in_the_rows(tmp_path):
 def test_segmentations_differ_by_bpe_dropout_alone():
     with pytest.raises(UserError, match=r"Translation.segmentations = 3: all would be equal"):
         translation(segmentations=3)
+
+
+@pytest.mark.parametrize(
+    "vocab", [SentencePiece(model_type="unigram"), TokenizerJson(path="x", end="</s>")]
+)
+def test_bpe_dropout_needs_merges(vocab):
+    with pytest.raises(UserError, match=r"Translation.bpe_dropout = 0.1: .*has no merges to skip"):
+        translation(vocab=vocab, bpe_dropout=0.1)
+
+
+def test_bpe_dropout_with_another_trained_vocab_is_refused_before_rows_are_packed(tmp_path):
+    lines = [f"line {i}" for i in range(90)]
+    unigram = make(SentencePiece(size=280, model_type="unigram"), iter(lines))
+    (tmp_path / "x.model").write_bytes(unigram.model)
+    vocab = SentencePiece(model_file=f"{tmp_path}/x.model")
+    task = translation(vocab=vocab, bpe_dropout=0.1)
+    with pytest.raises(UserError, match="model_type of the vocab is unigram"):
+        task.make_vocabs(None, None)
 
 
 def test_a_task_knows_the_tags_of_its_parts():

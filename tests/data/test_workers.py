@@ -13,6 +13,9 @@ from data.storage import Unfinished
 
 
 def start(power: int) -> Callable[[int], tuple[int, int]]:
+    if power < 0:
+        raise UserError("a power below zero is not legal")
+
     def compute(number: int) -> tuple[int, int]:
         if number == 90:
             raise UserError("ninety is not legal")
@@ -23,9 +26,9 @@ def start(power: int) -> Callable[[int], tuple[int, int]]:
     return compute
 
 
-def computed(numbers: list[int], worker_count: int) -> list[tuple[int, int]]:
+def computed(numbers: list[int], worker_count: int, power: int = 3) -> list[tuple[int, int]]:
     jobs = ((number,) for number in numbers)
-    return list(workers.in_order(jobs, functools.partial(start, 3), worker_count))
+    return list(workers.in_order(jobs, functools.partial(start, power), worker_count))
 
 
 def test_results_come_in_order_and_jobs_are_read_when_there_is_room() -> None:
@@ -50,3 +53,5 @@ def test_errors_and_lost_processes_end_the_work() -> None:
         computed([1, 90, 2, 3, 4, 5], 2)
     with pytest.raises(Unfinished, match=r"exit code -9.*fewer --workers"):
         computed([1, 91, 2, 3, 4, 5], 2)
+    with pytest.raises(UserError, match="a power below zero"):
+        computed([1, 2, 3], 2, power=-1)
