@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import path_of
-from data import storage
+from data import remote, storage
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
 from data.vocab import Vocab
@@ -157,9 +157,10 @@ def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
 def _file_hash(name: str, path: str) -> str:
     try:
         is_tokenizer = name.endswith("TokenizerJson.path")
-        content = read_bundle(path, {}) if is_tokenizer else path_of(path).read_bytes()
+        content = read_bundle(path, {}) if is_tokenizer else path_of(path).expanduser().read_bytes()
         return hashlib.sha256(content).hexdigest()[:16]
     except OSError as error:
+        remote.raise_failure(error)
         raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror or error}.") from None
 
 
@@ -208,6 +209,7 @@ def load(folder: Path) -> dict[str, Any]:
             raise ValueError("it names no files")
         return manifest
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remote.raise_failure(error)
         raise UserError(
             f"{folder}: is not a complete cache ({NAME}: {error}).  {rebuild_hint()}"
         ) from None

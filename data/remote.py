@@ -17,7 +17,7 @@ from configs.paths import REMOTE
 # What gcsfs logs as an error, with a traceback, it also raises.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
-_LIBRARIES = {"gcsfs", "google", "aiohttp", "requests"}
+_LIBRARIES = {"gcsfs", "fsspec", "google", "aiohttp", "requests"}
 _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUTHENTICATED",
                 "PERMISSION_DENIED")  # fmt: skip
 """What TensorStore's errors begin with where its retries did not help."""
@@ -31,6 +31,15 @@ def failure(error: BaseException) -> str | None:
     if library in _LIBRARIES or is_of_tensorstore or is_forbidden:
         return f"Google Cloud Storage does not answer as it should: {one_line(error)}"
     return None
+
+
+def raise_failure(error: BaseException) -> None:
+    """Raises an error again where it says that the storage failed to answer.
+
+    For what reports other errors as mistakes of the user's.
+    """
+    if failure(error) is not None:
+        raise error
 
 
 @functools.cache

@@ -174,8 +174,9 @@ class Unfinished(RunError):
 def resumable_folder(target: Path) -> Iterator[Path]:
     """Gives a folder beside the target, which takes the target's place at the end.
 
-    After an error nothing is left.  After a kill, Ctrl-C or `Unfinished` the next call gives the
-    same folder again, with what is in it.  The caller holds the lock of the target.
+    After an error nothing is left.  After a kill, Ctrl-C, `Unfinished` or a request that the
+    storage failed to answer, the next call gives the same folder again, with what is in it.  The
+    caller holds the lock of the target.
     """
     folder = unfinished(target)
     with write_errors(target):
@@ -189,8 +190,9 @@ def resumable_folder(target: Path) -> Iterator[Path]:
             _replace(folder, target)
         except Unfinished:
             raise
-        except Exception:
-            shutil.rmtree(folder, ignore_errors=True)
+        except Exception as error:
+            if remote.failure(error) is None:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
@@ -340,11 +342,16 @@ class WorkingFolder:
     def upload(self) -> None:
         """Uploads the files that changed since the last time; of a local folder does nothing."""
         for file in sorted(self.path.rglob("*")) if self._temporary is not None else ():
-            name, state = str(file.relative_to(self.path)), file.stat()
-            version = (state.st_size, state.st_mtime_ns)
-            if file.is_file() and self._uploaded.get(name) != version:
-                remote.upload(file, self._target / name)
-                self._uploaded[name] = version
+            name = str(file.relative_to(self.path))
+            try:
+                state = file.stat()
+                version = (state.st_size, state.st_mtime_ns)
+                if file.is_file() and self._uploaded.get(name) != version:
+                    remote.upload(file, self._target / name)
+                    self._uploaded[name] = version
+            except FileNotFoundError:  # removed meanwhile, or a link to nothing
+                if file.exists():
+                    raise
 
     def close(self) -> None:
         """Uploads what changed, and removes the temporary folder."""
@@ -370,6 +377,7 @@ def write_errors(target: Path, remedy: str = "give another --data_dir") -> Itera
     try:
         yield
     except OSError as error:
+        remote.raise_failure(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
                 f"{target}: the disk is full; nothing half-written is left.  "
@@ -605,7 +613,11 @@ def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
         return
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):
-            yield str(path.relative_to(folder)), path.stat().st_size
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:  # another process removed it
+                continue
+            yield str(path.relative_to(folder)), size
 
 
 def sync_below(folder: Path) -> None:

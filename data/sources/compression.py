@@ -14,7 +14,7 @@ import zstandard
 
 from configs.errors import UserError, did_you_mean
 from configs.paths import is_remote, path_of
-from data import storage
+from data import remote, storage
 
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 """What compressed files end in, by their first bytes."""
@@ -29,9 +29,7 @@ def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
         file: Any = path.open("rb") if is_remote(path) else path
         match path.suffix:
             case ".gz":
-                unzipped = _unzipped(file)
-                _follow(name, unzipped.fileobj)
-                return unzipped
+                return _Unzipped(_opened(name, file))
             case ".xz":
                 frames = _Frames(_opened(name, file), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
                 return io.BufferedReader(frames, _BYTES_A_READ)
@@ -42,12 +40,9 @@ def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
             case _:
                 return _opened(name, file)
     except OSError as error:
+        remote.raise_failure(error)
         reason = error.strerror or "there is no such file"
         raise UserError(f"{name}: cannot be opened: {reason}.{nearest(name)}") from None
-
-
-def _unzipped(file: Any) -> gzip.GzipFile:
-    return gzip.open(file, "rb")
 
 
 def _raw(file: Any) -> IO[bytes]:
@@ -113,6 +108,7 @@ def read_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+        remote.raise_failure(error)
         raise UserError(
             f"{path}: cannot be read to its end ({error}).  Copy or compress it again."
         ) from None
@@ -130,6 +126,20 @@ def nearest(path: str) -> str:
         names = [other for other in os.listdir(folder or ".") if other != name]
     hint = did_you_mean(name, names)
     return f"{hint}  (in {folder or 'this folder'})" if hint else ""
+
+
+class _Unzipped(gzip.GzipFile):
+    """Decompresses an open file, and closes it at the end, which the library leaves to others."""
+
+    def __init__(self, file: IO[bytes]):
+        super().__init__(fileobj=file, mode="rb")
+        self._file = file
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._file.close()
 
 
 class _Frames(io.RawIOBase):

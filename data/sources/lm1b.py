@@ -15,6 +15,7 @@ from pydantic import Field
 from configs.errors import UserError
 from configs.paths import path_of
 from configs.spec import spec
+from data import remote
 from data.sources import text_files
 from data.sources.compression import nearest, open_file, read_errors
 from data.sources.text import SPLITS, Source
@@ -94,7 +95,8 @@ class Lm1b(Source):
         order = {} if is_folder else {"order of shards": "by number"}  # once that of the archive
         try:
             return {"archive": text_files.stamps(paths), **order}
-        except OSError:
+        except OSError as error:
+            remote.raise_failure(error)
             return None
 
     def _paths(self) -> list[str]:

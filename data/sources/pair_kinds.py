@@ -10,6 +10,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
+from data import remote
 from data.sources import mixing, pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
 from data.sources.text import SPLITS, Files, HeldOutFraction, file_remedies, is_held_out
@@ -61,7 +62,8 @@ class FilePairs(Pairs):
         named = [(name, f) for split in SPLITS for name, f in self.files(split).items()]
         try:
             return {name: text_files.stamps(self.expanded(name, files)) for name, files in named}
-        except (UserError, OSError):
+        except (UserError, OSError) as error:
+            remote.raise_failure(error)
             return None
 
     def files(self, split: str) -> dict[str, Files]:

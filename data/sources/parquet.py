@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from configs.errors import UserError, brief, did_you_mean
 from configs.paths import path_of
 from configs.spec import spec
-from data import storage
+from data import remote, storage
 from data.sources import text_files
 from data.sources.compression import bytes_read
 from data.sources.pair_kinds import FilePairs
@@ -69,6 +69,7 @@ def rows(
         try:
             yield from _rows_of_file(path, columns, setting, errors)
         except (pyarrow.ArrowException, OSError) as error:
+            remote.raise_failure(error)
             first_line = brief(str(error).partition("\n")[0])
             raise UserError(
                 f"{setting}: {path} cannot be read as Parquet ({first_line}).  Copy it again."

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Described, abstract_spec, spec
+from data import remote
 from data.corpora import docstrings
 from data.mixture import MixtureOrder
 from data.sources import text_files, tfds
@@ -145,7 +146,8 @@ class FileText(Source):
         named = [s for s in SPLITS if getattr(self, s) is not None]
         try:
             return {split: text_files.stamps(self._files(split)) for split in named}
-        except (UserError, OSError):
+        except (UserError, OSError) as error:
+            remote.raise_failure(error)
             return None
 
     def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:

@@ -125,7 +125,8 @@ def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
 
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     """Returns size and time of change of each file, a cheap fingerprint of its content."""
-    return {str(absolute(path_of(path))): storage.version(path_of(path)) for path in paths}
+    files = [path_of(path).expanduser() for path in paths]
+    return {str(absolute(file)): storage.version(file) for file in files}
 
 
 def total_bytes(paths: Sequence[str]) -> int:

@@ -158,8 +158,8 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
         is_kept = False
     is_kept |= "begin" in chosen and chosen["begin"] == _special_tokens(files).get("begin")
-    joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files}
-    joined |= {_KEPT_BEGIN: True} if is_kept else {}
+    flag = {_KEPT_BEGIN: True} if is_kept else {}
+    joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files, **flag}
     return json.dumps(joined, sort_keys=True).encode()
 
 

@@ -171,6 +171,18 @@ def test_a_changed_word_list_builds_beside(text, data_dir, tmp_path, log_lines):
     assert "the text of Task.word_list was '" in reasons_in(log_lines)[0]
 
 
+def test_files_of_the_home_folder_are_read(text, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "words").write_text("the\nrow\n")
+    (tmp_path / "given.model").write_bytes(make(SentencePiece(size=300), iter(TEXT)).model)
+    task = task_of("~/text.txt", word_list="~/words")
+    prepared = prepare(
+        dataclasses.replace(task, vocab=SentencePiece(model_file="~/given.model")), data_dir
+    )
+    assert prepared.vocab.size == 300
+    assert decoded(prepared, "train")[0].startswith("the row")
+
+
 def test_other_text_builds_beside_but_a_new_date_does_not(text, data_dir, log_lines):
     prepare(task_of(text), data_dir)
     os.utime(text, (1, 1))

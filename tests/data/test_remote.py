@@ -3,8 +3,11 @@
 import gzip
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
+import gcsfs
 import pyarrow
 import pytest
 import requests
@@ -12,11 +15,14 @@ import zstandard
 from pyarrow import parquet
 
 from configs.errors import UserError
-from data import remote, storage
+from data import manifest, remote, storage
 from data.cache import TaskCaches, prepare
 from data.listing import entries, prune
 from data.remote import ConditionalObject
+from data.sources.compression import open_file, read_errors
 from data.sources.json_lines import JsonlText
+from data.sources.lm1b import Lm1b
+from data.sources.pair_kinds import Tsv
 from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
 from data.sources.text_files import expand, read_lines, stamps
@@ -61,6 +67,7 @@ def test_files_grow_here_and_are_uploaded(there: Path) -> None:
         assert (there / "old").read_text() == "1\n2\n"
         (folder.path / "events").mkdir()
         (folder.path / "events/new").write_text("3\n")
+        (folder.path / "latest").symlink_to("removed")  # as wandb does
     assert dict(storage.sizes_below(there)) == {"events/new": 2, "old": 4}
     assert not folder.path.exists()
 
@@ -157,6 +164,54 @@ def test_a_request_that_fails_is_no_damaged_data() -> None:
     assert remote.failure(ValueError("UNAVAILABLE: HTTP 503")) is not None
     assert remote.failure(ValueError("DATA_LOSS: Digest mismatch")) is None
     assert remote.failure(FileNotFoundError("gone")) is None
+
+
+def test_a_storage_that_does_not_answer_is_no_mistake_of_the_users(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.txt", "a.gz", "a.parquet"):
+        (there / name).write_text("text")
+    files = {name: f"{there}/a.{name}" for name in ("txt", "gz", "parquet")}
+    calls: list[Callable[[], object]] = [
+        lambda: list(read_lines(files["txt"])),
+        lambda: list(read_lines(files["gz"])),
+        lambda: list(ParquetText(train=files["parquet"], validation="-").lines("train")),
+        lambda: TextFiles(train=files["txt"]).fingerprint(),
+        lambda: Tsv(train=files["txt"]).fingerprint(),
+        lambda: Lm1b(archive=files["gz"]).fingerprint(),
+        lambda: SentencePiece(model_file=files["txt"]).given(),
+        lambda: manifest.load(there),
+    ]
+
+    async def refused(*_: object, **__: object) -> None:
+        raise aiohttp.ClientOSError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(gcsfs.GCSFileSystem, "_call", refused)
+    for call in calls:
+        with pytest.raises(aiohttp.ClientOSError):
+            call()
+    for context in (read_errors("a.txt"), storage.write_errors(tmp_path)):
+        with pytest.raises(requests.ConnectionError), context:
+            raise requests.ConnectionError("refused")
+
+
+def test_a_build_that_the_storage_ends_goes_on_where_it_was(tmp_path: Path) -> None:
+    with (
+        pytest.raises(requests.ConnectionError),
+        storage.resumable_folder(tmp_path / "rows") as folder,
+    ):
+        (folder / "part").touch()
+        raise requests.ConnectionError("refused")
+    with storage.resumable_folder(tmp_path / "rows") as folder:
+        assert (folder / "part").exists()
+
+
+def test_a_compressed_object_is_closed_behind_its_text(there: Path) -> None:
+    (there / "a.gz").write_bytes(gzip.compress(b"one"))
+    with open_file(f"{there}/a.gz") as file:
+        raw = file.fileobj
+        assert file.read() == b"one"
+    assert raw.closed
 
 
 def test_compressed_text_tables_and_tokenizers_are_read_from_a_bucket(there: Path) -> None:

@@ -230,3 +230,9 @@ def test_a_changed_bit_of_a_header_is_noticed_or_harmless(tmp_path, monkeypatch,
             assert str(tmp_path) in str(error) and str(error).endswith("damaged.  Again.")
             refused += 1
     assert refused > 500
+
+
+def test_sizes_are_of_the_files_that_are_still_there(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("1")
+    (tmp_path / "link").symlink_to("removed")
+    assert list(storage.sizes_below(tmp_path)) == [("kept", 1)]

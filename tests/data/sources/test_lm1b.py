@@ -74,6 +74,13 @@ def test_an_archive_in_any_order_gives_what_its_folder_gives(archive, folder, tm
     assert len({text_hash(task) for task in tasks}) == 1
 
 
+def test_an_archive_of_the_home_folder_has_a_fingerprint(archive, monkeypatch):
+    monkeypatch.setenv("HOME", str(archive.parent))
+    source, same = Lm1b(archive=f"~/{archive.name}"), Lm1b(archive=str(archive))
+    assert source.fingerprint() == same.fingerprint() is not None
+    assert next(source.lines("test")) == next(same.lines("test"))
+
+
 def test_a_cache_in_the_order_of_an_archive_is_of_another_text(archive, folder):
     of_archive, of_folder = (Lm1b(archive=str(path)).fingerprint() for path in (archive, folder))
     assert of_archive["order of shards"] == "by number"
