@@ -125,6 +125,11 @@ class Task:
         return "source_length" in self.row_lengths
 
     @property
+    def has_newlines(self) -> bool:
+        """Returns whether what a model reads may hold newlines."""
+        return self.source.has_newlines
+
+    @property
     def row_lengths(self) -> dict[str, int]:
         """Returns the tokens of a row on each side, by the parameter that sets them."""
         return {"length": self.length}
@@ -170,11 +175,12 @@ class Task:
         words = [] if self.word_list is None else [UNK_WORD]
         words += ["\n"] if self.source.has_newlines else []
         vocab = vocab or self._make_vocab(self.vocab, "vocab", words)
-        if self.source.has_newlines and not keeps_newlines(vocab):
+        if self.has_newlines and not keeps_newlines(vocab):
             logger.warning(
-                "Warning: %s: its examples have newlines, which its vocab does not keep.  Let the "
-                "task train one.", self.name,
-            )  # fmt: skip
+                "Warning: %s: its examples have newlines, which its vocab does not keep.  Take one "
+                "that does, such as one that the task trains with SentencePiece.byte_fallback.",
+                self.name,
+            )
         return Vocabs(vocab, None)
 
     def vocab_text(self, name: str) -> Iterator[str]:

@@ -90,14 +90,15 @@ class JsonLine(NamedTuple):
 
 def records(paths: Sequence[str], setting: str, errors: str = "strict") -> Iterator[JsonLine]:
     """Yields the values of the lines of some files; blank lines have none."""
+    empty = []
     for path in paths:
         is_empty = True
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
             if line and not line.isspace():
                 is_empty, place = False, f"{path}, line {number}"
                 yield JsonLine(_parsed(line, place), place, errors == "strict")
-        if is_empty:
-            raise UserError(f"{setting}: {path} is empty: it has no line of JSON.")
+        empty += [path] if is_empty else []
+    text_files.check_empty(setting, paths, empty, "line of JSON")
 
 
 def _parsed(line: str, place: str) -> Any:

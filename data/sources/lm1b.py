@@ -1,6 +1,7 @@
 """Reads the 1 Billion Word Benchmark from its own archive, without TFDS."""
 
 import contextlib
+import errno
 import io
 import re
 import tarfile
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import zstandard
 from pydantic import Field
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from configs.paths import path_of
 from configs.spec import spec
 from data import remote
@@ -133,10 +134,19 @@ def _archive_errors(archive: str) -> Iterator[None]:
 def copy(lines: Iterable[bytes]) -> Iterator[Iterable[bytes]]:
     """Keeps lines in a compressed temporary file, and yields what reads them."""
     with tempfile.TemporaryFile() as file:
-        with zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as writer:
-            for line in lines:
-                writer.write(line)
-        file.seek(0)
+        try:
+            with zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as writer:
+                for line in lines:
+                    writer.write(line)
+            file.seek(0)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RunError(
+                f"{tempfile.gettempdir()}: the disk is full: shards that come too early in the "
+                "archive wait there.  Free some space, set TMPDIR to another folder, or unpack the "
+                "archive and set Lm1b.archive to the folder."
+            ) from error
         with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as reader:
             yield io.BufferedReader(reader)
 

@@ -1,11 +1,11 @@
 """Reads pairs from line-aligned files and from tables with tabs."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
-from data.sources.text_files import read_lines
+from data.sources.text_files import check_empty, read_lines
 
 
 def aligned(
@@ -17,11 +17,15 @@ def aligned(
             f"{setting}: {len(sources)} source files and {len(targets)} target files "
             f"({', '.join(sources)} and {', '.join(targets)}).  Give a target file per source."
         )
+    empty = []
     for source, target in zip(sources, targets, strict=True):
-        yield from _aligned(source, target, setting, errors)
+        count = yield from _aligned(source, target, setting, errors)
+        empty += [] if count else [source]
+    check_empty(setting, sources, empty, "line of text")
 
 
-def _aligned(source: str, target: str, setting: str, errors: str) -> Iterator[Pair]:
+def _aligned(source: str, target: str, setting: str, errors: str) -> Generator[Pair, None, int]:
+    """Yields the pairs of two files, and returns how many there are."""
     counts = [0, 0]
     for lines in itertools.zip_longest(read_lines(source, errors), read_lines(target, errors)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
@@ -32,13 +36,14 @@ def _aligned(source: str, target: str, setting: str, errors: str) -> Iterator[Pa
             f"{setting}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line n "
             "of one must be the translation of line n of the other: find where they diverge."
         )
-    _check_text(counts[0], setting, source)
+    return counts[0]
 
 
 def table(
     paths: Sequence[str], setting: str, source_column: int, target_column: int, errors: str
 ) -> Iterator[Pair]:
     """Yields two columns of files with a tab between columns; blank lines are no pairs."""
+    empty = []
     for path in paths:
         number = 0
         for number, line in _numbered(path, errors):
@@ -50,15 +55,11 @@ def table(
                     "A tab separates columns."
                 )
             yield Pair(columns[source_column], columns[target_column])
-        _check_text(number, setting, path)
+        empty += [] if number else [path]
+    check_empty(setting, paths, empty, "line of text")
 
 
 def _numbered(path: str, errors: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_lines(path, errors), 1):
         if line and not line.isspace():
             yield number, line
-
-
-def _check_text(lines: int, setting: str, path: str) -> None:
-    if not lines:
-        raise UserError(f"{setting}: {path} is empty: it has no line of text.")

@@ -174,8 +174,8 @@ class TfdsPairs(Pairs):
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         fields = {"source_field": self.source_field, "target_field": self.target_field}
         place = (self.name, self.folder, self.archives)
-        for texts in tfds.texts("TfdsPairs", *place, getattr(self, split), fields):
-            yield Pair(*(text.decode("utf-8", errors) for text in texts))
+        for texts in tfds.texts("TfdsPairs", *place, getattr(self, split), fields, errors):
+            yield Pair(*texts)
 
     def fingerprint(self) -> dict[str, Any] | None:
         return tfds.stamps("TfdsPairs", self.name, self.folder)

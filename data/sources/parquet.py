@@ -1,6 +1,6 @@
 """Reads text and pairs from Parquet files, some rows at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError, brief, did_you_mean
@@ -65,20 +65,24 @@ def rows(
     """Yields the texts of some columns, row by row."""
     import pyarrow  # costs 0.1 s, which other sources need not pay
 
+    empty = []
     for path in paths:
         try:
-            yield from _rows_of_file(path, columns, setting, errors)
+            count = yield from _rows_of_file(path, columns, setting, errors)
+            empty += [] if count else [path]
         except (pyarrow.ArrowException, OSError) as error:
             remote.raise_failure(error)
             first_line = brief(str(error).partition("\n")[0])
             raise UserError(
                 f"{setting}: {path} cannot be read as Parquet ({first_line}).  Copy it again."
             ) from None
+    text_files.check_empty(setting, paths, empty, "row")
 
 
 def _rows_of_file(
     path: str, columns: Sequence[str], setting: str, errors: str
-) -> Iterator[list[str]]:
+) -> Generator[list[str], None, int]:
+    """Yields the texts of some columns, and returns how many rows the file has."""
     from pyarrow import parquet
 
     file, number = path_of(path).expanduser(), 0
@@ -96,8 +100,7 @@ def _rows_of_file(
                 place = f"{path}, row {number}"
                 named = zip(row, columns, strict=True)
                 yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
-    if not number:
-        raise UserError(f"{setting}: {path} is empty: it has no row.")
+    return number
 
 
 def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> list[str]:

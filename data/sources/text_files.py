@@ -85,14 +85,30 @@ def decoded_lines(file: Iterable[bytes], name: str, errors: str = "strict") -> I
 
 def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
     """Yields the raw lines of some files that hold more than white space."""
+    empty = []
     for path in paths:
-        empty = True
+        is_empty = True
         for line in read_raw_lines(path):
             if line and not line.isspace():
-                empty = False
+                is_empty = False
                 yield line
-        if empty:
-            raise UserError(f"{setting}: {path} is empty: it has no line of text.")
+        empty += [path] if is_empty else []
+    check_empty(setting, paths, empty, "line of text")
+
+
+def check_empty(setting: str, paths: Sequence[str], empty: Sequence[str], kind: str) -> None:
+    """Raises where all files of a setting are empty; of some, which shards may be, logs a line."""
+    if len(empty) == 1 == len(paths):
+        raise UserError(f"{setting}: {empty[0]} is empty: it has no {kind}.")
+    if len(empty) == len(paths):
+        raise UserError(
+            f"{setting}: all {len(paths):,} files are empty, such as {empty[0]}: they have no "
+            f"{kind}."
+        )
+    if empty:
+        logger.info(
+            "%s: %d of %d files are empty, such as %s", setting, len(empty), len(paths), empty[0]
+        )
 
 
 def read_paragraphs(paths: Sequence[str]) -> Iterator[str]:

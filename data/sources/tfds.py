@@ -21,7 +21,7 @@ def lines(
 ) -> Iterator[str]:
     """Yields one text feature of a split; line breaks inside it become spaces."""
     for [text] in texts("Tfds", name, folder, archives, split, {"feature": feature}):
-        line = text.decode("utf-8").replace("\n", " ")
+        line = text.replace("\n", " ")
         if line and not line.isspace():
             yield line
 
@@ -33,10 +33,12 @@ def texts(
     archives: str | None,
     split: str,
     features: Mapping[str, str],
-) -> Iterator[list[bytes]]:
+    errors: str = "strict",
+) -> Iterator[list[str]]:
     """Yields some text features of each record of a split.
 
-    kind is the spec that names the data set, and features names them by its parameters.
+    kind is the spec that names the data set, and features names them by its parameters; errors is
+    what bytes.decode makes of bytes that are not UTF-8.
     """
     builder = prepared(kind, name, folder, archives)
     _check_features(kind, builder, features)
@@ -49,8 +51,23 @@ def texts(
         ) from None
     for start in range(0, len(records), _RECORDS_A_READ):
         stop = min(start + _RECORDS_A_READ, len(records))
-        for record in records.__getitems__(range(start, stop)):
-            yield [record[feature] for feature in features.values()]
+        for number, record in enumerate(records.__getitems__(range(start, stop)), start + 1):
+            place = f"{name}, split {split!r}, record {number:,}"
+            yield [
+                _text(record[feature], f"{kind}.{parameter} = {feature!r}: {place}", errors)
+                for parameter, feature in features.items()
+            ]
+
+
+def _text(raw: object, place: str, errors: str) -> str:
+    if not isinstance(raw, bytes):
+        raise UserError(f"{place}: found {type(raw).__name__}, legal: text.")
+    try:
+        return raw.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8."
+        ) from None
 
 
 def stamps(kind: str, name: str, folder: str | None) -> dict[str, Any] | None:

@@ -43,6 +43,11 @@ class PromptTask(PairTask):
                 "Unset them; what stands before each prompt is PromptTask.template."
             )
 
+    @property
+    def has_newlines(self) -> bool:
+        """Returns whether what a model reads has newlines for certain, as of its template."""
+        return "\n" in self.template
+
     def prompt(self, line: str) -> str:
         """Returns what a model reads before it answers."""
         return self.template.replace(PROMPT, line)

@@ -66,6 +66,14 @@ def test_a_line_without_the_fields_is_named(write, line, message):
         list(Jsonl(train=path, validation=path, **fields).pairs("train"))
 
 
+def test_an_empty_shard_is_passed_over(write, tmp_path, log_lines):
+    path = write({"text": "x"})
+    (tmp_path / "empty.jsonl").touch()
+    both = (f"{tmp_path}/empty.jsonl", path)
+    assert list(JsonlText(train=both, validation=path).lines("train")) == ["x"]
+    assert f"1 of 2 files are empty, such as {tmp_path}/empty.jsonl" in log_lines[0]
+
+
 @pytest.mark.parametrize("lines", [[], [{"text": ""}]])
 def test_files_without_text_are_named(write, lines):
     path = write(*lines)

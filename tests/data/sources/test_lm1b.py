@@ -2,10 +2,11 @@
 
 import io
 import tarfile
+import tempfile
 
 import pytest
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from data.manifest import text_hash
 from data.sources.lm1b import TOP, Lm1b
 from data.task import Task
@@ -121,6 +122,13 @@ def test_a_damaged_archive_is_named(archive, tmp_path, damage, message):
 def test_an_archive_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"r13output\.tar\.gz': there is no such file"):
         list(Lm1b(archive=f"{tmp_path}/{TOP}.tar.gz").lines("train"))
+
+
+def test_a_full_temporary_disk_is_no_damaged_archive(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.tar", TRAIN[::-1])
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: io.FileIO("/dev/full", "r+"))
+    with pytest.raises(RunError, match=r"the disk is full: .*set TMPDIR to another folder"):
+        list(Lm1b(archive=str(path)).lines("train"))
 
 
 def test_text_that_is_not_utf8_is_placed(tmp_path):

@@ -114,6 +114,20 @@ def test_an_empty_file_is_named(tmp_path, lines):
             list(source.pairs("train"))
 
 
+def test_an_empty_shard_is_passed_over(tmp_path, log_lines):
+    for source, _ in kinds(tmp_path, ["x"]):
+        settings = {
+            name: f"{tmp_path}/*.{path.rpartition('.')[2]}"
+            for name, path in source.files("train").items()
+        }
+        for path in tmp_path.glob("a.*"):
+            path.with_name(f"b{path.suffix}").touch()
+        shards = dataclasses.replace(source, validation_fraction=1e-9, **settings)
+        log_lines.clear()
+        assert list(shards.pairs("train")) == [("x", "x")]
+        assert "1 of 2 files are empty" in log_lines[0]
+
+
 def test_a_missing_file_is_named_and_has_no_fingerprint(tmp_path):
     for source, setting in kinds(tmp_path, ["x"]):
         assert source.fingerprint() == source.fingerprint() is not None

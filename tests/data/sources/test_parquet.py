@@ -72,6 +72,14 @@ def test_a_row_without_text_is_named(tmp_path, texts, message):
         list(ParquetText(train=f"{tmp_path}/*", validation="-").lines("train"))
 
 
+def test_an_empty_shard_is_passed_over(tmp_path, log_lines):
+    for name, texts in (("a", []), ("b", ["x"])):
+        table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())})
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    assert list(ParquetText(train=f"{tmp_path}/*", validation="-").lines("train")) == ["x"]
+    assert f"1 of 2 files are empty, such as {tmp_path}/a.parquet" in log_lines[0]
+
+
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b[::-1]])
 def test_a_damaged_file_is_named(path, tmp_path, damage):
     (tmp_path / "y.parquet").write_bytes(damage(Path(path).read_bytes()))

@@ -97,10 +97,20 @@ def test_folder_is_no_file(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_empty_file_is_named(tmp_path, text):
-    (tmp_path / "a.txt").write_text("x\n")
     (tmp_path / "b.txt").write_text(text)
     with pytest.raises(UserError, match=r"TextFiles.train: .*b\.txt is empty"):
         list(TextFiles(train=f"{tmp_path}/*", validation="-").lines("train"))
+    (tmp_path / "c.txt").write_text(text)
+    with pytest.raises(UserError, match=r"TextFiles.train: all 2 files are empty, .*b\.txt"):
+        list(TextFiles(train=f"{tmp_path}/*", validation="-").lines("train"))
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_shard_among_others_is_said_in_a_line(tmp_path, log_lines, text):
+    (tmp_path / "a.txt").write_text("x\n")
+    (tmp_path / "b.txt").write_text(text)
+    assert list(TextFiles(train=f"{tmp_path}/*", validation="-").lines("train")) == ["x"]
+    assert log_lines == [f"TextFiles.train: 1 of 2 files are empty, such as {tmp_path / 'b.txt'}"]
 
 
 def test_bad_utf8_names_file_line_and_byte(tmp_path):

@@ -5,6 +5,7 @@ import io
 import sys
 import tarfile
 
+import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
@@ -96,6 +97,35 @@ def test_errors_list_the_legal_names(lm1b, change, message):
     settings = {"name": "lm1b", "folder": lm1b.folder, **change}
     with pytest.raises(UserError, match=message):
         list(Tfds(**settings).lines("train"))
+
+
+class MeshloomToy(tfds.core.GeneratorBasedBuilder):
+    """Makes a record of a text that is not UTF-8, and of a label."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"text": tfds.features.Text(), "label": np.int64}
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, _):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield 0, {"text": b"na\xefve", "label": 3}
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        ("label", r"found int, legal: text"),
+        ("text", r"split 'train', record 1: byte 3 is 0xef, not UTF-8"),
+    ],
+)
+def test_a_feature_that_is_no_text_is_named(tmp_path, feature, message):
+    source = Tfds(name="meshloom_toy", folder=str(tmp_path), feature=feature)
+    with pytest.raises(UserError, match=rf"Tfds.feature = '{feature}': meshloom_toy, .*{message}"):
+        list(source.lines("train"))
 
 
 def _add(tar, name, lines):
