@@ -120,7 +120,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             line: dict[str, Any] = {
                 "step": trained.step,
                 **evaluation.numbers(),
-                "left_out_pairs": rows.counts.left_out if task.has_source else None,
+                "left_out_pairs": rows.counts.left_out if task.takes_pairs else None,
                 "drop_tokens": flags.drop_tokens and drops_tokens,
             }
             if to_translate:
