@@ -82,16 +82,23 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Describes all tensors of a folder, from one file or from several; reads none."""
-    return {
-        tensor.name: tensor for file in tensor_files(folder) for tensor in tensors_of_file(file)
-    }
+    """Describes all tensors of a folder, from one file or from several; reads none.
+
+    Of a tensor in several files, the one counts that the index names.
+    """
+    file_of, stored = weight_map(folder), dict[str, StoredTensor]()
+    files = [TENSORS] if file_of is None else sorted(set(file_of.values()))
+    for file in [existing(folder, name) for name in files]:
+        for tensor in tensors_of_file(file):
+            if tensor.name not in stored or (file_of or {}).get(tensor.name) == file.name:
+                stored[tensor.name] = tensor
+    return stored
 
 
-def tensor_files(folder: Path) -> list[Path]:
-    """Returns the files with tensors."""
+def weight_map(folder: Path) -> dict[str, str] | None:
+    """Returns the file of each tensor, which the index names; None where there is one file."""
     if (folder / TENSORS).is_file() or not (folder / INDEX).is_file():
-        return [existing(folder, TENSORS)]
+        return None
     parts = read_json(folder, INDEX).get("weight_map")
     if not isinstance(parts, dict):
         raise UserError(f"{folder / INDEX}: weight_map is missing.  Save the model again.")
@@ -101,7 +108,7 @@ def tensor_files(folder: Path) -> list[Path]:
             f"{folder / INDEX}: weight_map names {brief(repr(odd[0]))}.  "
             "Legal: files of this folder."
         )
-    return [existing(folder, name) for name in sorted(set(parts.values()))]
+    return parts
 
 
 def tensors_of_file(path: Path) -> Iterator[StoredTensor]:

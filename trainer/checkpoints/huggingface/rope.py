@@ -27,13 +27,35 @@ SCALINGS: Mapping[str, tuple[type[RopeScaling], Mapping[str, str]]] = {
     ),
 }  # fmt: skip
 PLAIN = "default"
-COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+KIND, OF_ALL_KINDS = ("rope_type", "type"), ("rope_theta", "partial_rotary_factor")
+COMMON = (*KIND, *OF_ALL_KINDS)
+PLACES = ("rope_parameters", "rope_scaling")
+"""Where new and old files have these settings; people add the old one to new files."""
 
 
 def parameters(settings: Settings) -> Settings:
     """Returns the settings of rotary positions, from where old and new files have them."""
-    given = settings["rope_scaling"] or settings["rope_parameters"] or {}
-    return {"rope_theta": settings["rope_theta"], **given}
+    new, old = _given(settings)
+    of_all_kinds = {name: new[name] for name in OF_ALL_KINDS if name in new}
+    return {"rope_theta": settings["rope_theta"], **of_all_kinds, **(old or new)}
+
+
+def _given(settings: Settings) -> list[Settings]:
+    return [settings[place] or {} for place in PLACES]
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    """Yields the settings that the two places do not have alike."""
+    new, old = _given(settings)
+    pairs = {name: (new[name], old[name]) for name in new if name in old and name not in KIND}
+    if new and old and kind_of(new) != PLAIN:
+        pairs["rope_type"] = kind_of(new), kind_of(old)
+    for name, values in pairs.items():
+        if None not in values and values[0] != values[1]:
+            yield (
+                f"{name} = {values[0]!r} in {PLACES[0]}, {values[1]!r} in {PLACES[1]}: legal: one "
+                "of them."
+            )
 
 
 def kind_of(rope: Settings) -> Any:
@@ -43,10 +65,11 @@ def kind_of(rope: Settings) -> Any:
 
 def problems(settings: Settings) -> Iterator[str]:
     """Yields what is wrong with the settings of rotary positions."""
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in PLACES:
         if not isinstance(settings[name], dict | None):
             yield f"{name} = {settings[name]!r}: legal: an object or null."
             return
+    yield from _contradictions(settings)
     rope = parameters(settings)
     kind, theta = kind_of(rope), rope["rope_theta"]
     if not isinstance(theta, int | float) or theta <= 1:

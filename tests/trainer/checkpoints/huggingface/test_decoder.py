@@ -426,6 +426,11 @@ def miss_a_shard(folder: Path) -> None:
             ["mscale of rope_type 'linear'"],
         ),
         ("llama", change(rope_scaling={"type": "linear"}), ["LinearScaling.factor is missing"]),
+        (
+            "qwen2",
+            change(rope_scaling={"type": "linear", "factor": 2.0}),
+            ["rope_type = 'yarn' in rope_parameters, 'linear'", "factor = 4.0 in rope_parameters"],
+        ),
         ("llama", change(rope_scaling=3), ["rope_scaling = 3: legal: an object or null"]),
         ("llama", change(head_dim=3), ["config.json: Transformer.d_kv = 3", "even"]),
         ("llama", change(intermediate_size=18), ["found (16, 12), legal: (18, 12)"]),

@@ -26,6 +26,17 @@ def test_an_index_of_another_form(tmp_path: Path, text: str) -> None:
         stored_tensors(tmp_path)
 
 
+@pytest.mark.parametrize("named", ["a", "b"])
+def test_of_a_tensor_in_two_files_the_index_chooses(tmp_path: Path, named: str) -> None:
+    files = {name: f"model-{name}.safetensors" for name in "ab"}
+    for number, name in enumerate(files):
+        save_file({"w": np.full(2, number, np.float32), name: np.ones(1)}, tmp_path / files[name])
+    index = {"weight_map": {"w": files[named], **files}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    stored = stored_tensors(tmp_path)
+    assert set(stored) == {"w", "a", "b"} and stored["w"].read()[0] == "ab".index(named)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_values_that_are_no_numbers_are_counted(
     tmp_path: Path, dtype: type, caplog: pytest.LogCaptureFixture

@@ -1,0 +1,40 @@
+"""Rotary positions: where the files of Hugging Face's versions have them."""
+
+from typing import Any
+
+import pytest
+
+from models.rope import LinearScaling
+from trainer.checkpoints.huggingface import rope
+from trainer.checkpoints.huggingface.families import DEFAULTS
+
+PLAIN = {"rope_type": "default", "rope_theta": 500.0}
+LINEAR = {"type": "linear", "factor": 2.0}
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    return {**DEFAULTS, "max_position_embeddings": 32, **settings}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        given(rope_theta=500.0, rope_scaling=LINEAR),
+        given(rope_parameters={**LINEAR, "rope_theta": 500.0}),
+        given(rope_parameters=PLAIN, rope_scaling=LINEAR),  # as people extend a context
+        given(rope_parameters=PLAIN, rope_scaling={**LINEAR, "rope_theta": 500.0}),
+    ],
+)
+def test_both_places_are_read(settings: dict[str, Any]) -> None:
+    assert not [*rope.problems(settings)]
+    assert rope.parameters(settings)["rope_theta"] == 500.0
+    assert rope.scaling_of(settings) == LinearScaling(factor=2)
+
+
+def test_places_that_contradict_each_other_are_refused() -> None:
+    scaling = {**LINEAR, "rope_theta": 600.0}
+    [problem] = rope.problems(given(rope_parameters=PLAIN, rope_scaling=scaling))
+    assert problem.startswith("rope_theta = 500.0 in rope_parameters, 600.0 in rope_scaling")
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    [problem] = rope.problems(given(rope_parameters=yarn, rope_scaling=LINEAR))
+    assert problem.startswith("rope_type = 'yarn' in rope_parameters, 'linear' in rope_scaling")
