@@ -48,7 +48,7 @@ class BuildLog:
         self.splits: dict[str, dict[str, Any]] = {}
         for line in lines[1:]:
             if "vocabs" in line:
-                self.vocab_hashes = line["vocabs"]
+                self._take_vocabs(line["vocabs"])
             elif "chunk" in line:
                 chunk = WrittenChunk(**line["chunk"])
                 self.chunks.setdefault(chunk.split, []).append(chunk)
@@ -58,7 +58,15 @@ class BuildLog:
         self._path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def add_vocabs(self, hashes: Mapping[str, str]) -> None:
+        self._take_vocabs(dict(hashes))
         self._append({"vocabs": dict(hashes)})
+
+    def _take_vocabs(self, hashes: dict[str, str]) -> None:
+        """Forgets the rows of other vocabs."""
+        if hashes != self.vocab_hashes:
+            self.chunks.clear()
+            self.splits.clear()
+        self.vocab_hashes = hashes
 
     def add_chunk(self, chunk: WrittenChunk) -> None:
         self._append({"chunk": dataclasses.asdict(chunk)})

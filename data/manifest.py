@@ -112,7 +112,13 @@ def difference(name: str, old: object, new: object) -> str:
 
 def settings(task: Task) -> dict[str, Any]:
     """Names every setting that the rows depend on, as gin names it."""
-    values = dict(_flat(task))
+    values = dict[str, Any]()
+    for name, value in _flat(task):
+        if values.setdefault(name, value) != value:
+            raise UserError(
+                f"{type(task).__name__}: {name} is {values[name]!r} in one of its settings and "
+                f"{value!r} in another.  Let no kind of settings stand at two depths."
+            )
     for name in (f"{type(task).__name__}.name", *_OF_THE_ORDER):
         values.pop(name, None)
     for name, path in list(values.items()):

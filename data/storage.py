@@ -509,6 +509,7 @@ class CheckedArray:
 
 def verify_written(path: Path) -> None:
     """Reads back the rows of a file, from the disk where the system allows it."""
+    sync(checksums_path(path))
     with path.open("rb") as file:
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):

@@ -5,7 +5,8 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ _UNRELATED = "\ue000"  # for private use: no sub-word joins it with what stands 
 _thread_limit = 16
 
 
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def limit_threads(threads: int) -> None:
     """Limits the threads of `Vocab.encode` in this process."""
     global _thread_limit
@@ -35,7 +41,7 @@ def limit_threads(threads: int) -> None:
 
 def thread_count() -> int:
     """Returns how many threads tokenize."""
-    return min(os.cpu_count() or 1, _thread_limit)
+    return min(cores(), _thread_limit)
 
 
 class Vocab(abc.ABC):
@@ -69,6 +75,9 @@ class Vocab(abc.ABC):
         """What has no text; None where the vocab has no such id."""
         self.reads_begin = reads_begin
         """Whether a decoder reads begin_id before a prompt, too."""
+
+    files: Mapping[str, str] = types.MappingProxyType({})
+    """The files of Hugging Face that the vocab was made of, unchanged."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model,)

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -13,11 +12,6 @@ from data.storage import Unfinished
 
 Job = tuple[Any, ...]
 Compute = Callable[..., Any]
-
-
-def cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) -> Iterator[Any]:

@@ -4,11 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from data import cache, workers
+from data import cache
 from data.build import OnProgress
 from data.cache import Prepared
 from data.pipeline import BeamPipeline
 from data.task import Task
+from data.vocab import cores
 from data.vocabs import Vocabs
 from trainer.multihost import check_same, gather, is_first_process
 
@@ -33,7 +34,7 @@ def prepare(
     are as many workers as cores; a pipeline has its own.
     """
     build: dict[str, Any] = {
-        "worker_count": worker_count or workers.cores(), "pipeline": pipeline,
+        "worker_count": worker_count or cores(), "pipeline": pipeline,
         "on_progress": on_progress,
     }  # fmt: skip
     given: dict[str, Any] = {"content_hash": content_hash}

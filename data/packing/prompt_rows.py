@@ -88,16 +88,18 @@ def packed_prompts(
     }
     pieces = packed.pieces.copy()
     pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
+    # Without a beginning, nothing predicts the first token behind an empty prompt.
+    read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
     texts = Counts.of(
         [pairs[i].target for i in kept],
-        tokens=sum(len(answers[i]) + 1 for i in kept),
+        tokens=sum(len(answers[i]) + 1 for i in kept) - read_only,
         rows=len(packed),
     )
     of_prompts = Counts.of([pairs[i].source for i in kept])
     more = Counts(
         source_words=of_prompts.words,
         source_bytes=of_prompts.bytes,
-        source_tokens=sum(len(prompts[i]) for i in kept),
+        source_tokens=sum(len(prompts[i]) for i in kept) + read_only,
         left_out=len(pairs) - len(kept),
     )
     return arrays, pieces, texts + more

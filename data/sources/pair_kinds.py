@@ -122,7 +122,16 @@ class ParallelFiles(FilePairs):
         return f"{split}_source", f"{split}_target"
 
     def read_files(self, split: str, errors: str) -> Iterator[Pair]:
-        sources, targets = (self.expanded(*named) for named in self.files(split).items())
+        sources, targets = (
+            text_files.named(files, f"ParallelFiles.{name}")
+            for name, files in self.files(split).items()
+        )
+        if len(sources) == len(targets):  # a file may stand beside two others
+            pairs = zip(sources, targets, strict=True)
+            by_file = {tuple(map(text_files.identity, pair)): pair for pair in pairs}
+            sources, targets = map(list, zip(*by_file.values(), strict=True))
+        else:
+            sources, targets = text_files.distinct(sources), text_files.distinct(targets)
         return pair_files.aligned(sources, targets, f"ParallelFiles.{split}_source", errors)
 
 

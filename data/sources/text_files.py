@@ -20,11 +20,26 @@ _LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python'
 
 
 def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
-    """Returns the files that paths or globs name, sorted within each pattern, none twice.
+    """Returns the files that paths or globs name, sorted within each pattern, none twice."""
+    return distinct(named(patterns, setting))
 
-    "a.txt", "./a.txt" and a link to it name one file.
-    """
+
+def distinct(paths: Iterable[str]) -> list[str]:
+    """Returns paths of different files, each as it is named first."""
     files: dict[str, str] = {}
+    for path in paths:
+        files.setdefault(identity(path), path)
+    return list(files.values())
+
+
+def identity(path: str) -> str:
+    """Returns what "a.txt", "./a.txt" and a link to it have in common."""
+    return path if is_remote(path) else os.path.realpath(path)
+
+
+def named(patterns: str | Sequence[str], setting: str) -> list[str]:
+    """Returns the files that paths or globs name, sorted within each pattern."""
+    files = list[str]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = storage.matches(pattern)
         if not matches:
@@ -37,10 +52,10 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."
                 )
-            files.setdefault(path if is_remote(path) else os.path.realpath(path), path)
+            files.append(path)
     if not files:
         raise UserError(f"{setting} = {patterns!r}: names no file.  Give a path or a glob.")
-    return list(files.values())
+    return files
 
 
 def read_lines(path: str, errors: str = "strict") -> Iterator[str]:

@@ -79,7 +79,6 @@ class TokenizerJsonVocab(Vocab):
         content = _object(_utf8(model, name), name)
         files, special = _parts(content, name)
         self.files = files
-        """The files of Hugging Face that the vocab was made of, unchanged."""
         self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]

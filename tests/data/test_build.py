@@ -18,7 +18,7 @@ import zstandard
 from pyarrow import parquet
 
 from data import build
-from data.build_log import NAME
+from data.build_log import NAME, BuildLog
 from data.cache import prepare
 from data.packing.rows import Counts
 from data.sources.pair_kinds import Mixture, Tsv
@@ -210,6 +210,17 @@ def test_a_killed_build_goes_on(
     assert contents(folder) == expected
     assert {path.name for path in folder.parent.iterdir()} == {"mine", ".mine.lock"}
     assert 0 < len(packed) <= -(-LINES // CHUNK) + 2 - done
+
+
+def test_rows_of_another_vocab_are_forgotten(tmp_path: Path) -> None:
+    log = BuildLog(tmp_path, "key")
+    for hashes in ({"vocab_hash": "a"}, {"vocab_hash": "b"}):
+        log.add_vocabs(hashes)
+        assert {*log.splits} == {*BuildLog(tmp_path, "key").splits} == set()
+        log.add_split("train", {})
+        log = BuildLog(tmp_path, "key")
+        log.add_vocabs(hashes)
+        assert {*log.splits} == {"train"}
 
 
 @pytest.mark.parametrize("damage", ["rows", "missing", "text"])

@@ -1,10 +1,12 @@
 """Vocabs: what every kind of them does alike."""
 
+import os
+
 import numpy as np
 import pytest
 
 from configs.errors import UserError
-from data.vocab import Vocab, read_model
+from data.vocab import Vocab, read_model, thread_count
 
 
 class Digits(Vocab):
@@ -36,3 +38,8 @@ def test_the_type_holds_every_id(size, dtype):
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UserError, match=r"vocab .*: cannot be read: Is a directory"):
         read_model(tmp_path)
+
+
+def test_threads_are_no_more_than_the_cores_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert thread_count() == 1

@@ -1,5 +1,7 @@
 """Rows of prompts and answers: what is read, and which targets count."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,8 @@ def test_the_answers_and_their_ends_count_and_nothing_else(vocab):
 
 
 def test_a_prompt_without_a_beginning_is_read_from_its_first_token(vocab):
+    vocab = copy.copy(vocab)
+    vocab.reads_begin = False
     arrays, pieces, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=True)
     rows = PromptRows(*arrays.values(), counts, pieces, begin_id=EOS, reads_begin=False)
     batch = rows.batch(np.array([*range(len(rows)), NO_ROW]))
@@ -57,6 +61,7 @@ def test_a_prompt_without_a_beginning_is_read_from_its_first_token(vocab):
         counted = batch["targets_BL"][row][here & (batch["loss_mask_BL"][row] > 0)]
         assert list(counted) == [*answer, EOS][len(prompt) == 0 :]
         assert list(batch["positions_BL"][row][here]) == [*range(len(whole))]
+    assert batch["loss_mask_BL"].sum() == counts.tokens
     assert not batch["loss_mask_BL"][batch["segments_BL"] == 0].any()
 
 

@@ -114,6 +114,16 @@ def test_an_empty_file_is_named(tmp_path, lines):
             list(source.pairs("train"))
 
 
+def test_a_file_may_stand_beside_two_others(tmp_path):
+    one, two = (write(tmp_path / f"{x}.en", [x]) for x in ("one", "two"))
+    eins, uno = (write(tmp_path / f"{x}.xx", [x]) for x in ("eins", "uno"))
+    source = ParallelFiles(
+        train_source=(one, one, two, two), train_target=(eins, uno, eins, f"{tmp_path}/./eins.xx"),
+        validation_source=one, validation_target=eins,
+    )  # fmt: skip
+    assert list(source.pairs("train")) == [("one", "eins"), ("one", "uno"), ("two", "eins")]
+
+
 def test_an_empty_shard_is_passed_over(tmp_path, log_lines):
     for source, _ in kinds(tmp_path, ["x"]):
         settings = {
