@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from configs.errors import brief
+from scripts.commands.serving.chat import chat
 from scripts.commands.serving.completions import complete
 from scripts.commands.serving.errors import ApiError, api_error_response
 from scripts.commands.serving.served import ServedModel
@@ -86,6 +87,7 @@ def methods(route: Route) -> Sequence[str]:
 ROUTES = [
     Route("/", page),
     Route("/v1/completions", complete, methods=["POST"]),
+    Route("/v1/chat/completions", chat, methods=["POST"]),
     Route("/v1/translate", translate, methods=["POST"]),
     Route("/v1/models", models),
     Route("/v1/models/{name:path}", model),

@@ -1,14 +1,14 @@
 """Describes the bodies of requests."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
-MAX_CHOICES = 128
+MAX_CHOICES, MAX_MESSAGES = 128, 1024
 MAX_STOPS, LONGEST_STOP = 4, 1000
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "suffix": ""}
 """Fields of OpenAI's API that are not supported, with the value that changes nothing."""
@@ -48,12 +48,9 @@ class StreamOptions(BaseModel):
     """Has no effect: streams are sent without padding."""
 
 
-class CompletionBody(Body):
-    """Describes a request to continue prompts."""
+class SamplingBody(Body):
+    """Describes how texts are sampled and sent."""
 
-    prompt: (
-        Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
-    ) = Field(description=f"a text or its tokens, or a list of 1 to {MAX_CHOICES} of them")
     max_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
     min_tokens: int = Field(0, ge=0, description="an integer from 0 to max_tokens")
     temperature: float = Field(
@@ -71,12 +68,24 @@ class CompletionBody(Body):
         [],
         description=f"a text of 1 to {LONGEST_STOP:,} characters, or a list of at most {MAX_STOPS}",
     )
-    logprobs: int | None = Field(None, ge=0, le=0, description="0, for those of the new tokens")
-    echo: bool = Field(False, description="true or false")
     stream: bool = Field(False, description="true or false")
     stream_options: StreamOptions = Field(
         StreamOptions(), description='{"include_usage": true or false}'
     )
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class CompletionBody(SamplingBody):
+    """Describes a request to continue prompts."""
+
+    prompt: (
+        Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MAX_CHOICES)]
+    ) = Field(description=f"a text or its tokens, or a list of 1 to {MAX_CHOICES} of them")
+    logprobs: int | None = Field(None, ge=0, le=0, description="0, for those of the new tokens")
+    echo: bool = Field(False, description="true or false")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -85,9 +94,44 @@ class CompletionBody(Body):
         tokens = [token for token in self.prompt if isinstance(token, int)]
         return [tokens] if tokens else [p for p in self.prompt if not isinstance(p, int)]
 
+
+class TextPart(BaseModel):
+    """Describes a part of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: Text
+
+
+class Message(BaseModel):
+    """Describes a message of a chat."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: Annotated[str, Field(min_length=1, max_length=100)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+
     @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+    def text(self) -> str:
+        """Returns the whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatBody(SamplingBody):
+    """Describes a request for the next message of a chat."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        description=f'a list of 1 to {MAX_MESSAGES} of {{"role": "user", "content": a text}}'
+    )
+    max_completion_tokens: int | None = Field(None, ge=1, description="an integer of at least 1")
+    logprobs: Literal[False] = Field(False, description="false")
+
+    @model_validator(mode="after")
+    def one_maximum(self) -> Self:
+        """Takes the newer name of max_tokens for the older one."""
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        return self
 
 
 class TranslationBody(Body):

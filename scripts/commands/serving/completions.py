@@ -1,11 +1,14 @@
-"""Answers `POST /v1/completions`, whole or as a stream of server-sent events."""
+"""Answers `POST /v1/completions`, and what continues prompts of other forms, such as chats.
+
+An answer is sent whole or as a stream of server-sent events.
+"""
 
 import dataclasses
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -13,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from data.vocab import Vocab
 from models.decoding.sampling import Sampling
-from scripts.commands.serving.bodies import CompletionBody
+from scripts.commands.serving.bodies import CompletionBody, SamplingBody
 from scripts.commands.serving.errors import ApiError, bad_field
 from scripts.commands.serving.exchange import PendingAnswer, Text, read_body, tokenize
 from scripts.commands.serving.served import ServedModel
@@ -54,48 +57,132 @@ class AnswerChoice:
         return self.finish is not None
 
 
+class Form(Protocol):
+    """Says how the choices of an answer are written."""
+
+    id_prefix: str
+    whole: str
+    """Kind of a whole answer."""
+    part: str
+    """Kind of an event."""
+
+    def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
+        """Returns a choice of a whole answer."""
+
+    def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
+        """Returns what a text adds to a choice of a stream."""
+
+    def begins(self) -> bool:
+        """Returns whether a choice of a stream has an event before its first text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionForm:
+    """Writes choices as `POST /v1/completions` has them."""
+
+    body: CompletionBody
+    vocab: Vocab
+    id_prefix = "cmpl"
+    whole = part = "text_completion"
+
+    def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
+        return self.delta(choice, text, first=True)
+
+    def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
+        logprobs = None
+        if self.body.logprobs is not None and choice.is_done:
+            tokens = choice.job.tokens[: choice.new_tokens]
+            logprobs = {
+                "tokens": self.vocab.pieces(tokens),
+                "token_logprobs": choice.job.log_probabilities[: len(tokens)],
+                "top_logprobs": None,
+                "text_offset": None,
+            }
+        return {
+            "index": choice.index,
+            "text": choice.text.prompt_text + text if self.body.echo and first else text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish,
+        }
+
+    def begins(self) -> bool:
+        return self.body.echo
+
+
 async def complete(request: Request) -> Response:
     """Continues each prompt."""
+    served = served_decoder(request)
+    body = await read_body(request, CompletionBody, served.limits)
+    served.check_name(body.model)
+
+    def choices() -> list[AnswerChoice]:
+        named = [("prompt", prompt, prompt_ids(prompt, served)) for prompt in body.prompts]
+        return choices_of([Prompt(*each) for each in named], body, served, DEFAULT_MAX_TOKENS)
+
+    check_count(len(body.prompts), "prompt", body.prompt, body, served)
+    form = CompletionForm(body, served.vocabs.target)
+    return await answer(request, await tokenize(body.prompts, body.n, choices), body, form)
+
+
+def served_decoder(request: Request) -> ServedModel:
+    """Returns the model that is served; refuses one that translates."""
     served: ServedModel = request.app.state.served
     if served.translates:
         raise ApiError(404, f"{served.name} translates.  Legal: POST /v1/translate.")
-    body = await read_body(request, CompletionBody, served.limits)
-    served.check_name(body.model)
-    choices = await tokenize(body.prompts, body.n, lambda: choices_of(body, served))
+    return served
+
+
+async def answer(
+    request: Request, choices: Sequence[AnswerChoice], body: SamplingBody, form: Form
+) -> Response:
+    """Answers with choices, whole or as they come."""
+    served: ServedModel = request.app.state.served
     jobs = [choice.job for choice in choices]
     exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
     head = {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "object": "text_completion",
+        "id": f"{form.id_prefix}-{secrets.token_hex(12)}",
+        "object": form.part if body.stream else form.whole,
         "created": int(time.time()),
         "model": served.name,
     }
     if body.stream:
         await exchange.__aenter__()
-        return EventStream(exchange, events(exchange, choices, head, body, served))
+        return EventStream(exchange, events(exchange, choices, head, body, served, form))
     async with exchange:
         await finish(exchange, choices)
-    entries = [
-        entry(choice, choice.text.text, body, served.vocabs.target, first=True)
-        for choice in choices
-    ]
     return JSONResponse(
         head
         | {
-            "choices": entries,
+            "choices": [form.choice(choice, choice.text.text) for choice in choices],
             "usage": usage(choices, body.n),
             "system_fingerprint": served.fingerprint(jobs),
         }
     )
 
 
-def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
-    """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file."""
-    texts, limit = len(body.prompts) * body.n, served.service.queue_limit
+class Prompt(NamedTuple):
+    """Holds what texts continue, and the field of the request that it comes from."""
+
+    field: str
+    value: object
+    ids: Ids
+
+
+def check_count(
+    prompts: int, field: str, value: object, body: SamplingBody, served: ServedModel
+) -> None:
+    """Refuses more texts than may wait."""
+    texts, limit = prompts * body.n, served.service.queue_limit
     if texts > limit:
-        name, value = ("prompt", body.prompt) if body.n == 1 else ("n", body.n)
+        name, value = (field, value) if body.n == 1 else ("n", body.n)
         raise bad_field(name, value, f"at most {limit} texts in all, not {texts}: --queue")
-    max_tokens = body.max_tokens or served.options.max_tokens or DEFAULT_MAX_TOKENS
+
+
+def choices_of(
+    prompts: Sequence[Prompt], body: SamplingBody, served: ServedModel, default_max_tokens: int
+) -> list[AnswerChoice]:
+    """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file."""
+    max_tokens = body.max_tokens or served.options.max_tokens or default_max_tokens
     if body.min_tokens > max_tokens:
         raise bad_field("min_tokens", body.min_tokens, f"an integer from 0 to {max_tokens}")
     seed = secrets.randbits(31) if body.seed is None else body.seed
@@ -108,13 +195,12 @@ def choices_of(body: CompletionBody, served: ServedModel) -> list[AnswerChoice]:
     vocab, needs_text, choices = (
         served.vocabs.target, body.stream or bool(body.stops), list[AnswerChoice]()
     )  # fmt: skip
-    for prompt in body.prompts:
-        ids = prompt_ids(prompt, served)
-        room = room_for(len(ids), prompt, body, served.max_length)
+    for prompt in prompts:
+        room = room_for(prompt, body, served.max_length)
         for _ in range(body.n):
             seed = line_seed(options, len(choices))
-            request = DecodeRequest(ids, min(max_tokens, room), seed, body.min_tokens + 1)
-            text = TextStream(vocab, ids, body.stops)
+            request = DecodeRequest(prompt.ids, min(max_tokens, room), seed, body.min_tokens + 1)
+            text = TextStream(vocab, prompt.ids, body.stops)
             choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
     return choices
 
@@ -130,11 +216,14 @@ def prompt_ids(prompt: Text, served: ServedModel) -> Ids:
     return prompt
 
 
-def room_for(length: int, prompt: Text, body: CompletionBody, max_length: int) -> int:
-    """Returns how many new tokens fit behind a prompt of so many; refuses to make more."""
+def room_for(prompt: Prompt, body: SamplingBody, max_length: int) -> int:
+    """Returns how many new tokens fit behind a prompt; refuses to make more."""
+    length = len(prompt.ids)
     room = max_length - length
     if room < 1:
-        raise bad_field("prompt", prompt, f"at most {max_length - 1} tokens, not {length}")
+        raise bad_field(
+            prompt.field, prompt.value, f"at most {max_length - 1} tokens, not {length}"
+        )
     if body.max_tokens is not None and body.max_tokens > room:
         legal = f"1 to {room} tokens for a prompt of {length}"
         raise bad_field("max_tokens", body.max_tokens, legal)
@@ -178,8 +267,9 @@ async def events(
     exchange: PendingAnswer,
     choices: Sequence[AnswerChoice],
     head: dict[str, Any],
-    body: CompletionBody,
+    body: SamplingBody,
     served: ServedModel,
+    form: Form,
 ) -> AsyncIterator[str]:
     """Yields the events of a stream: texts as they come, how each ends, and the tokens used.
 
@@ -195,8 +285,8 @@ async def events(
                 added = choice.update()
                 drop_stopped(exchange, choice)
                 first = choice.index not in begun
-                if added or choice.is_done or (first and body.echo):
-                    part = entry(choice, added, body, served.vocabs.target, first=first)
+                if added or choice.is_done or (first and form.begins()):
+                    part = form.delta(choice, added, first=first)
                     fingerprint = served.fingerprint([choice.job])
                     new.append(event(head | {"choices": [part], "system_fingerprint": fingerprint}))
                     begun.add(choice.index)
@@ -219,27 +309,6 @@ async def events(
 def event(content: dict[str, Any]) -> str:
     text = json.dumps(content, ensure_ascii=False).translate(LINE_SEPARATORS)
     return f"data: {text}\n\n"
-
-
-def entry(
-    choice: AnswerChoice, text: str, body: CompletionBody, vocab: Vocab, *, first: bool
-) -> dict[str, Any]:
-    """Returns a choice of an answer, or the next part of one."""
-    logprobs = None
-    if body.logprobs is not None and choice.is_done:
-        tokens = choice.job.tokens[: choice.new_tokens]
-        logprobs = {
-            "tokens": vocab.pieces(tokens),
-            "token_logprobs": choice.job.log_probabilities[: len(tokens)],
-            "top_logprobs": None,
-            "text_offset": None,
-        }
-    return {
-        "index": choice.index,
-        "text": choice.text.prompt_text + text if body.echo and first else text,
-        "logprobs": logprobs,
-        "finish_reason": choice.finish,
-    }
 
 
 def usage(choices: Sequence[AnswerChoice], n: int) -> dict[str, int]:

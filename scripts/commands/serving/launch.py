@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from configs.errors import UserError
 from data.task import Task
+from data.tokenizers.chat_template import ChatTemplate, chat_template
+from data.vocab import Vocab
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from scripts.commands.decoding.decode import search_of
@@ -172,9 +174,19 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         max_new_tokens = length
     name = flags.name or flags.model.model_dir.resolve().name
     limits = Limits(flags.body_bytes, flags.time_limit_s)
+    chat = None if task.has_source else chat_template_of(vocabs.target)
     return ServedModel(
-        name, run, vocabs, service, options, limits, search.width, length, max_new_tokens
+        name, run, vocabs, service, options, limits, search.width, length, max_new_tokens, chat
     )
+
+
+def chat_template_of(vocab: Vocab) -> ChatTemplate | None:
+    """Returns the chat template that came with a vocab, if there is one that can be read."""
+    try:
+        return chat_template(vocab.files)
+    except UserError as error:
+        print_note(f"Warning: {error}  Chats are not served.")
+        return None
 
 
 def max_length_of(run: Run, given: int | None) -> int:

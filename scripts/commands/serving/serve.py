@@ -5,7 +5,7 @@ import importlib.util
 from configs.errors import UserError
 from scripts.commands.serving.flags import ServeFlags
 
-PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+PACKAGES = ("starlette", "uvicorn", "prometheus_client", "jinja2")
 
 
 def serve(flags: ServeFlags) -> None:

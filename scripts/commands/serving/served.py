@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from configs.errors import brief
+from data.tokenizers.chat_template import ChatTemplate
 from data.vocabs import Vocabs
 from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.exchange import Limits
@@ -30,6 +31,8 @@ class ServedModel:
     """Tokens of a prompt and its continuation; of a translation model, those of a source."""
     max_new_tokens: int
     """Tokens of the longest continuation or translation."""
+    chat: ChatTemplate | None = None
+    """How messages of a chat become a prompt."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
     @property
@@ -58,5 +61,6 @@ class ServedModel:
             "max_length": self.max_length,
             "max_new_tokens": self.max_new_tokens,
             "beam": self.width,
+            "chat": self.chat is not None,
             "tags": list(self.run.task.tags),
         }

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from scripts.commands.serving.bodies import CompletionBody
-from scripts.commands.serving.completions import AnswerChoice, event, events
+from scripts.commands.serving.completions import AnswerChoice, CompletionForm, event, events
 from scripts.commands.serving.text_stream import TextStream
 from tests.data.test_vocab import Digits
 from trainer.decoding.decoder import Request
@@ -53,7 +53,8 @@ def test_a_stream_that_nobody_reads_ends_without_an_error():
 
     async def sent(exchange: Any, served: Any = None) -> list[str]:
         body = CompletionBody(prompt="a", stream=True)
-        return [event async for event in events(exchange, [], {}, body, served)]
+        form = CompletionForm(body, Digits())
+        return [event async for event in events(exchange, [], {}, body, served, form)]
 
     assert asyncio.run(sent(Left())) == []
 

@@ -1,0 +1,75 @@
+"""Answers `POST /v1/chat/completions`: the next message of a chat."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from data.tokenizers.chat_template import BadMessages, ChatTemplate
+from scripts.commands.serving.bodies import ChatBody
+from scripts.commands.serving.completions import (
+    AnswerChoice,
+    Prompt,
+    answer,
+    check_count,
+    choices_of,
+    served_decoder,
+)
+from scripts.commands.serving.errors import ApiError, bad_field
+from scripts.commands.serving.exchange import read_body, tokenize
+from scripts.commands.serving.served import ServedModel
+
+
+class ChatForm:
+    """Writes choices as messages."""
+
+    id_prefix = "chatcmpl"
+    whole, part = "chat.completion", "chat.completion.chunk"
+
+    def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return self._entry(choice, "message", message)
+
+    def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
+        message = {"role": "assistant"} if first else {}
+        return self._entry(choice, "delta", message | ({"content": text} if text else {}))
+
+    def begins(self) -> bool:
+        return False
+
+    def _entry(self, choice: AnswerChoice, name: str, message: dict[str, Any]) -> dict[str, Any]:
+        entry = {"index": choice.index, name: message, "logprobs": None}
+        return entry | {"finish_reason": choice.finish}
+
+
+async def chat(request: Request) -> Response:
+    """Writes the next message of a chat."""
+    served = served_decoder(request)
+    template = served.chat
+    if template is None:
+        raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
+    body = await read_body(request, ChatBody, served.limits)
+    served.check_name(body.model)
+    check_count(1, "messages", body.messages, body, served)
+    texts = [message.text for message in body.messages]
+
+    def choices() -> list[AnswerChoice]:
+        prompt = chat_prompt(body, template, served)
+        room = served.max_length - len(prompt.ids)
+        return choices_of([prompt], body, served, default_max_tokens=max(room, 1))
+
+    return await answer(request, await tokenize(texts, body.n, choices), body, ChatForm())
+
+
+def chat_prompt(body: ChatBody, template: ChatTemplate, served: ServedModel) -> Prompt:
+    """Returns the tokens of a chat, up to where its next message begins."""
+    messages = [{"role": message.role, "content": message.text} for message in body.messages]
+    try:
+        text = template.render(messages)
+    except BadMessages as error:
+        raise bad_field("messages", messages, f"what the chat template takes ({error})") from None
+    vocab = served.vocabs.target
+    [ids] = vocab.encode([text])
+    if vocab.reads_begin and len(ids) and ids[0] == vocab.begin_id:
+        ids = ids[1:]  # the model reads it anyway
+    return Prompt("messages", messages, ids)

@@ -1,0 +1,104 @@
+"""Chats of an imported model: the messages go through its template; the answer is `decode`'s."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.scripts.commands.serving.client import Client
+from tests.scripts.commands.serving.servers import decoded, restored, serving
+from tests.scripts.conftest import call
+from tests.trainer.checkpoints.huggingface.test_decoder import golden, write_model
+
+TEMPLATE = """{{ bos_token }}{% for message in messages %}
+{%- if message.role not in ['user', 'assistant'] %}
+    {{- raise_exception('Unknown role ' + message.role) }}
+{%- endif %}
+{{- message.content }}</s>
+{%- endfor %}
+{%- if add_generation_prompt %} j{% endif %}"""
+CHAT = [
+    {"role": "user", "content": "a b"},
+    {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "c "}, {"type": "text", "text": "d"}],
+    },
+    {"role": "user", "content": "e"},
+]
+PROMPT = "<s>a b</s>c d</s>e</s> j"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, run = tmp_path_factory.mktemp("chat") / "llama", tmp_path_factory.mktemp("chat_run")
+    write_model(folder, golden()["llama"])
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    assert call("import", "hf", f"--input={folder}", f"--model_dir={run / 'llama'}") == 0
+    return run / "llama"
+
+
+@pytest.fixture(scope="module")
+def client(model_dir: Path) -> Iterator[Client]:
+    with serving(model_dir, max_length=32) as client:
+        yield client
+
+
+def test_the_openai_client_gets_what_decode_makes_of_the_rendered_chat(
+    client: Client, model_dir: Path
+) -> None:
+    api = openai.OpenAI(base_url=f"http://127.0.0.1:{client.port}/v1", api_key="none")
+    settings: dict[str, Any] = {
+        "model": "llama", "messages": CHAT, "max_completion_tokens": 6, "n": 2, "seed": 3,
+        "temperature": 1.5, "extra_body": {"min_tokens": 6},
+    }  # fmt: skip
+    answer = api.chat.completions.create(**settings)
+    with restored(model_dir) as model:
+        [prompt] = model.vocabs.target.encode([PROMPT])
+        texts = decoded(model, [PROMPT] * 2, max_tokens=6, min_tokens=6, temperature=1.5, seed=3)
+        expected = [best.text.removeprefix(model.vocabs.target.text(prompt)) for [best] in texts]
+    assert [choice.message.content for choice in answer.choices] == expected and all(expected)
+    assert [choice.message.role for choice in answer.choices] == ["assistant"] * 2
+    assert answer.object == "chat.completion" and answer.usage is not None
+    assert answer.usage.prompt_tokens == len(prompt)
+    streamed, roles = ["", ""], [list[str | None](), list[str | None]()]
+    for part in api.chat.completions.create(**settings, stream=True):
+        assert part.object == "chat.completion.chunk"
+        for choice in part.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            roles[choice.index].append(choice.delta.role)
+    assert streamed == expected
+    assert all(first == "assistant" and not any(rest) for first, *rest in roles)
+
+
+def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
+    answer = client.post("/v1/chat/completions", messages=CHAT, temperature=1, seed=1)
+    used = answer.json["usage"]
+    assert answer.json["choices"][0]["finish_reason"] == "stop" or used["total_tokens"] == 32
+    long = client.post("/v1/chat/completions", messages=CHAT, min_tokens=99)
+    assert long.status == 422 and "min_tokens = 99" in long.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": [{"role": "wizard", "content": "a"}]}, ["Unknown role wizard"]),
+        ({"messages": []}, ["messages = []", "1 to 1024"]),
+        ({"messages": [{"role": "user"}]}, ["messages", '"content": a text']),
+        ({"messages": [{"role": "user", "content": "a " * 40}]}, ["messages = ", "at most 31"]),
+        ({"messages": CHAT, "tools": [{}]}, ["tools: no such field"]),
+        ({"messages": CHAT, "logprobs": True}, ["logprobs = True", "false"]),
+        ({"prompt": "a"}, ["messages is missing"]),
+    ],
+    ids=lambda value: "",
+)
+def test_a_bad_chat_is_explained(client: Client, fields: dict[str, Any], words: list[str]) -> None:
+    answer = client.post("/v1/chat/completions", **fields)
+    assert answer.status == 422
+    assert all(word in answer.json["error"]["message"] for word in words), answer.text
+
+
+def test_models_tell_whether_they_chat(client: Client) -> None:
+    assert json.loads(client.get("/v1/models/llama").text)["chat"] is True
