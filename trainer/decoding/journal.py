@@ -11,7 +11,10 @@ from typing import Any, TextIO
 
 from configs.errors import UserError
 from configs.paths import is_remote
-from data.storage import atomic_open, atomic_write, local_twin, open_alone, write_errors
+from data.storage.copies import local_copy
+from data.storage.errors import write_errors
+from data.storage.files import atomic_open, atomic_write
+from data.storage.locks import open_alone
 from trainer.processes.training_lock import lock_object
 
 Hypotheses = list[list[Any]]
@@ -38,7 +41,7 @@ class Journal:
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self.journal_file = local_twin(self.output.with_name(self.output.name + ".part"))
+        self.journal_file = local_copy(self.output.with_name(self.output.name + ".part"))
         self.settings_file = self.output.with_name(self.output.name + ".made")
         self._file: TextIO | None = None
         self._lock = contextlib.ExitStack()

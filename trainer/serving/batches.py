@@ -15,7 +15,7 @@ from trainer.decoding.decoder import (
     rows_of_batch,
 )
 from trainer.decoding.requests import DecodeOptions
-from trainer.serving.service import Job, NotFinite, ServedWeights, Service
+from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
 
 
 class BatchService(Service):
@@ -80,7 +80,7 @@ class BatchService(Service):
         self._running = []
         for job, hypotheses in zip(jobs, answers, strict=True):
             if not hypotheses:
-                job.failure = NotFinite()
+                job.failure = NoFiniteScore()
                 continue
             best = len(hypotheses[0].tokens)
             self.counts.new_tokens += best

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from models.decoding.slots import NewTokens
 from trainer.multihost import fetched
-from trainer.serving.service import Job, NotFinite, ServedWeights, Service
+from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
 from trainer.serving.slot_engine import SampledRequest, SlotEngine
 
 
@@ -104,7 +104,7 @@ class ContinuousService(Service):
 
     def _add(self, job: Job, token: int, log_probability: float) -> None:
         if not math.isfinite(log_probability):
-            job.failure = NotFinite()
+            job.failure = NoFiniteScore()
             return
         job.log_probabilities.append(log_probability)
         self.counts.new_tokens += 1

@@ -28,7 +28,7 @@ class Stopped(Exception):
     """Reports that the service takes no more jobs."""
 
 
-class NotFinite(Exception):
+class NoFiniteScore(Exception):
     """Reports that a model gives a text no finite log-probability."""
 
 

@@ -9,7 +9,7 @@ from data.tokenizers.chat_template import BadMessages, ChatTemplate
 from scripts.commands.serving.bodies import ChatBody
 from scripts.commands.serving.completions import (
     AnswerChoice,
-    Prompt,
+    ServedPrompt,
     answer,
     check_count,
     choices_of,
@@ -61,7 +61,7 @@ async def chat(request: Request) -> Response:
     return await answer(request, await tokenize(texts, body.n, choices), body, ChatForm())
 
 
-def chat_prompt(body: ChatBody, template: ChatTemplate, served: ServedModel) -> Prompt:
+def chat_prompt(body: ChatBody, template: ChatTemplate, served: ServedModel) -> ServedPrompt:
     """Returns the tokens of a chat, up to where its next message begins."""
     messages = [{"role": message.role, "content": message.text} for message in body.messages]
     try:
@@ -72,4 +72,4 @@ def chat_prompt(body: ChatBody, template: ChatTemplate, served: ServedModel) -> 
     [ids] = vocab.encode([text])
     if vocab.reads_begin and len(ids) and ids[0] == vocab.begin_id:
         ids = ids[1:]  # the model reads it anyway
-    return Prompt("messages", messages, ids)
+    return ServedPrompt("messages", messages, ids)

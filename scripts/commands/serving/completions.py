@@ -20,10 +20,10 @@ from scripts.commands.serving.bodies import CompletionBody, SamplingBody
 from scripts.commands.serving.errors import ApiError, bad_field
 from scripts.commands.serving.exchange import PendingAnswer, Text, read_body, tokenize
 from scripts.commands.serving.served import ServedModel
-from scripts.commands.serving.text_stream import TextStream
 from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest
 from trainer.decoding.requests import line_seed
+from trainer.decoding.text_stream import TextStream
 from trainer.serving.service import Job
 
 DEFAULT_MAX_TOKENS = 16  # that of the API of OpenAI
@@ -117,7 +117,7 @@ async def complete(request: Request) -> Response:
 
     def choices() -> list[AnswerChoice]:
         named = [("prompt", prompt, prompt_ids(prompt, served)) for prompt in body.prompts]
-        return choices_of([Prompt(*each) for each in named], body, served, DEFAULT_MAX_TOKENS)
+        return choices_of([ServedPrompt(*each) for each in named], body, served, DEFAULT_MAX_TOKENS)
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
     form = CompletionForm(body, served.vocabs.target)
@@ -160,7 +160,7 @@ async def answer(
     )
 
 
-class Prompt(NamedTuple):
+class ServedPrompt(NamedTuple):
     """Holds what texts continue, and the field of the request that it comes from."""
 
     field: str
@@ -179,7 +179,10 @@ def check_count(
 
 
 def choices_of(
-    prompts: Sequence[Prompt], body: SamplingBody, served: ServedModel, default_max_tokens: int
+    prompts: Sequence[ServedPrompt],
+    body: SamplingBody,
+    served: ServedModel,
+    default_max_tokens: int,
 ) -> list[AnswerChoice]:
     """Makes the jobs of a request, with the seeds that `decode` gives the lines of a file."""
     max_tokens = body.max_tokens or served.options.max_tokens or default_max_tokens
@@ -216,7 +219,7 @@ def prompt_ids(prompt: Text, served: ServedModel) -> Ids:
     return prompt
 
 
-def room_for(prompt: Prompt, body: SamplingBody, max_length: int) -> int:
+def room_for(prompt: ServedPrompt, body: SamplingBody, max_length: int) -> int:
     """Returns how many new tokens fit behind a prompt; refuses to make more."""
     length = len(prompt.ids)
     room = max_length - length

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from scripts.commands.serving.bodies import Body
 from scripts.commands.serving.errors import ApiError, invalid
-from trainer.serving.service import Job, NotFinite, QueueFull, Service, Stopped
+from trainer.serving.service import Job, NoFiniteScore, QueueFull, Service, Stopped
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class PendingAnswer:
         while True:
             is_done = self.is_done
             failed = next((job.failure for job in self.jobs if job.failure is not None), None)
-            if isinstance(failed, NotFinite):
+            if isinstance(failed, NoFiniteScore):
                 raise ApiError(500, "The model computes NaN or infinite log-probabilities.")
             if failed is not None:
                 raise ApiError(500, "The server failed; its log says why.")

@@ -16,7 +16,7 @@ from tests.models.decoding.test_generate import DECODER, weights
 from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.service import Job, NotFinite
+from trainer.serving.service import Job, NoFiniteScore
 from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine
 
 
@@ -50,7 +50,7 @@ def test_log_probabilities_that_are_not_finite_are_no_answer(engine: SlotEngine)
         engine.set_weights(jax.tree.map(lambda x: jnp.full_like(x, np.nan), engine.params))
         for _ in range(3):
             service.advance(service.next_jobs())
-    assert isinstance(job.failure, NotFinite) and job.finish is None and not job.tokens
+    assert isinstance(job.failure, NoFiniteScore) and job.finish is None and not job.tokens
 
 
 def test_texts_do_not_depend_on_the_steps_of_calls(engine: SlotEngine) -> None:

@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect
 
 from scripts.commands.serving.bodies import CompletionBody
 from scripts.commands.serving.completions import AnswerChoice, CompletionForm, event, events
-from scripts.commands.serving.text_stream import TextStream
 from tests.data.test_vocab import Digits
 from trainer.decoding.decoder import Request
+from trainer.decoding.text_stream import TextStream
 from trainer.serving.service import Job
 
 

@@ -11,9 +11,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import Vocab, make
-from scripts.commands.serving.text_stream import TextStream, without_start_of_stop
 from tests.data.test_vocab import Digits
 from tests.data.tokenizers.test_tokenizer_json import byte_fallback, byte_level
+from trainer.decoding.text_stream import TextStream, without_start_of_stop
 
 TEXT = "the naïve reader,  two\tspaces: 漢字 and 👩‍🚀!\nthe end "
 
