@@ -10,11 +10,11 @@ from scripts.flag import Flag
 
 @dataclass(frozen=True, kw_only=True)
 class ServeFlags:
-    """Serves a model over HTTP: OpenAI's completions API, or translations.
+    """Serves a model over HTTP: OpenAI's completions and chats, or translations.
 
-    A language model continues prompts at POST /v1/completions; prompts join the running batch
-    between calls of up to 4 steps.  A translation model translates at POST /v1/translate, by beam
-    search.  GET /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all
+    A language model continues prompts at POST /v1/completions, and an imported one with a chat
+    template chats at POST /v1/chat/completions; prompts join the running batch between calls of up
+    to 4 steps.  A translation model translates at POST /v1/translate, by beam search.  GET /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all
     answers are complete.
     """
 
