@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from data import manifest, storage
+from data import manifest
 from data.build_log import NAME as BUILD_LOG
 from data.build_log import BuildLog, WrittenChunk, checksums
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import BytesRead, counted_bytes
+from data.storage.arrays import GrowingArray, verify_written
 from data.task import Example, PackChunk, PartOfText, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -173,7 +174,7 @@ class SplitBuilder:
         counts_of_chunks: list[list[Counts]] = []
         with contextlib.ExitStack() as stack:
             arrays = {
-                name: stack.enter_context(storage.GrowingArray(self._array(split, name), *kind))
+                name: stack.enter_context(GrowingArray(self._array(split, name), *kind))
                 for name, kind in columns.items()
             }
             total, split_bytes = Counts(), self._task.source.bytes_to_read(split)
@@ -187,7 +188,7 @@ class SplitBuilder:
             counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
             entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
         for name in columns:
-            storage.verify_written(self._array(split, name))
+            verify_written(self._array(split, name))
         self._log.add_split(split, entry)
         return entry
 
@@ -195,7 +196,7 @@ class SplitBuilder:
         return self._folder / f"{split}.{name}.npy"
 
     def _written(
-        self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, storage.GrowingArray]
+        self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, GrowingArray]
     ) -> Iterator[tuple[Chunk, Counts]]:
         """Writes chunks in their order, and yields each, without its examples, and its counts."""
         rest = chunks

@@ -15,12 +15,15 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
-from data import manifest, remote, storage, workers
+from data import manifest, workers
 from data.build import InOrder, OnProgress, build
 from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.pipeline import BeamPipeline
 from data.sources.text import SPLITS
+from data.storage import copies, locks, lookup, remote
+from data.storage.arrays import CheckedArray, checksums_path
+from data.storage.folders import remove_folder, resumable_folder, unfinished
 from data.task import Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -71,21 +74,21 @@ def prepare(
         match = caches.find(allow_damaged=rebuild)
         if match.stored is not None and not rebuild:
             return caches.open(match)
-        twin = storage.local_twin(match.folder)
-        with storage.lock(twin):
+        copy = copies.local_copy(match.folder)
+        with locks.lock(copy):
             # Another process may have built it meanwhile, or another cache of this name.
             if caches.find(allow_damaged=rebuild) != match:
                 continue
             if match.reasons:
                 logger.info("%s: builds %s.", task.name, _beside(match))
-            shared = storage.unfinished(match.folder) / "chunks"
+            shared = unfinished(match.folder) / "chunks"
             in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
             if pipeline is not None:
                 in_order = functools.partial(pipeline.in_order, folder=shared)
-            with storage.resumable_folder(twin) as building:
+            with resumable_folder(copy) as building:
                 build(building, task, caches.given, in_order, on_progress)
-                storage.remove_folder(shared)
-            storage.publish(twin, match.folder, last=manifest.NAME)
+                remove_folder(shared)
+            copies.publish(copy, match.folder, last=manifest.NAME)
         rebuild = False
 
 
@@ -189,7 +192,7 @@ class TaskCaches:
     def open(self, match: Match) -> Prepared:
         """Opens the cache that serves."""
         task = self.task
-        folder = storage.fetch(match.folder, last=manifest.NAME)
+        folder = copies.fetch(match.folder, last=manifest.NAME)
         stored = manifest.read(folder)
         if self._stamps is None:
             logger.info(
@@ -261,7 +264,7 @@ def folders_of(task_name: str, data_dir: Path) -> list[Path]:
     """
     folders = [data_dir / task_name, *data_dir.glob(f"{task_name}@*")]
     present = [f for f in folders if (f / manifest.NAME if is_remote(f) else f).exists()]
-    return sorted(present, key=lambda f: storage.written_s(f / manifest.NAME), reverse=True)
+    return sorted(present, key=lambda f: lookup.written_s(f / manifest.NAME), reverse=True)
 
 
 def foreign_name(folder: Path) -> str | None:
@@ -296,16 +299,16 @@ def check_rows(folder: Path) -> bool:
 
     Returns False where an older version wrote rows without checksums.
     """
-    folder = storage.fetch(folder, last=manifest.NAME)
+    folder = copies.fetch(folder, last=manifest.NAME)
     sums = set(folder.glob("*.crc32.npy"))
     paths = sorted(set(folder.glob("*.npy")) - sums)
     for path in paths:
-        storage.CheckedArray(path, manifest.rebuild_hint()).verify_all()
-    return all(storage.checksums_path(path) in sums for path in paths)
+        CheckedArray(path, manifest.rebuild_hint()).verify_all()
+    return all(checksums_path(path) in sums for path in paths)
 
 
 def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task, vocabs: Vocabs) -> Rows:
-    def array(name: str) -> storage.CheckedArray:
-        return storage.CheckedArray(folder / f"{split}.{name}.npy", manifest.rebuild_hint())
+    def array(name: str) -> CheckedArray:
+        return CheckedArray(folder / f"{split}.{name}.npy", manifest.rebuild_hint())
 
     return task.cached_rows(split, entry, array, vocabs)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from configs.errors import UserError
 from configs.paths import is_remote, path_of
-from data import manifest, storage
+from data import manifest
 from data.build_log import NAME as BUILD_LOG
 from data.cache import TaskCaches, cache_folders, folders_of, foreign_name
 from data.manifest import CacheKey
+from data.storage import copies, locks, lookup
+from data.storage.folders import remove_unfinished, targets_unfinished, unfinished
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ def entries(data_dir: str | Path, caches: TaskCaches | None = None) -> list[Cach
     for name in names:
         of_task = caches if caches is not None and caches.task.name == name else None
         listed += _entries_of_task(name, folders_of(name, data_dir), of_task)
-    for target in [] if is_remote(data_dir) else storage.targets_unfinished(data_dir):
+    for target in [] if is_remote(data_dir) else targets_unfinished(data_dir):
         name = _task_name(target)
         is_compared = caches is not None and caches.task.name == name
         listed.append(_entry(name, target, ["it is not finished"], is_compared, is_finished=False))
@@ -55,8 +57,8 @@ def prune(entry: CacheEntry) -> bool:
     """Removes a cache; returns False where a process began to use it meanwhile."""
     assert entry.is_prunable
     if not entry.is_finished:
-        return storage.remove_unfinished(entry.folder)
-    return storage.remove_unused(entry.folder, first=manifest.NAME)
+        return remove_unfinished(entry.folder)
+    return copies.remove_unused(entry.folder, first=manifest.NAME)
 
 
 def _entries_of_task(name: str, folders: list[Path], caches: TaskCaches | None) -> list[CacheEntry]:
@@ -79,17 +81,17 @@ def _entries_of_task(name: str, folders: list[Path], caches: TaskCaches | None) 
 def _entry(
     task_name: str, folder: Path, reasons: Sequence[str], is_compared: bool, *, is_finished: bool
 ) -> CacheEntry:
-    content = folder if is_finished else storage.unfinished(folder)
+    content = folder if is_finished else unfinished(folder)
     last_file = content / (manifest.NAME if is_finished else BUILD_LOG)
     return CacheEntry(
         folder=folder,
         task_name=task_name,
-        content_bytes=sum(size for _, size in storage.sizes_below(content)),
-        written_s=storage.written_s(last_file),
+        content_bytes=sum(size for _, size in lookup.sizes_below(content)),
+        written_s=lookup.written_s(last_file),
         reasons=tuple(reasons),
         is_compared=is_compared,
         is_finished=is_finished,
-        is_used=storage.is_used(storage.local_twin(folder)),
+        is_used=locks.is_used(copies.local_copy(folder)),
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import path_of
-from data import remote, storage
+from data.storage import lookup, remote
+from data.storage.files import atomic_write
 from data.task import Task
 from data.tokenizers.tokenizer_json import read_bundle
 from data.vocab import Vocab
@@ -192,7 +193,7 @@ def read(folder: Path) -> dict[str, Any]:
     manifest = load(folder)
     for name, size in manifest["file_bytes"].items():
         path = folder / name
-        size_now = storage.size_of(path)
+        size_now = lookup.size_of(path)
         if size_now != size:
             raise UserError(
                 f"{path}: holds {size_now:,} bytes, {size:,} were written: the file is damaged.  "
@@ -224,7 +225,7 @@ def load(folder: Path) -> dict[str, Any]:
 def write(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes a manifest, or replaces the old one."""
     content = {**manifest, CHECKSUM: _checksum(manifest)}
-    storage.atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
+    atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
 
 
 def _checksum(manifest: dict[str, Any]) -> int:

@@ -19,11 +19,12 @@ import numpy as np
 
 from configs.errors import UserError, brief
 from configs.paths import absolute, is_remote, path_of
-from data import storage, vocab
+from data import vocab
 from data.build import PackedChunk, Packing
 from data.packing.rows import Counts
 from data.sources.pairs import Pair
-from data.storage import Unfinished
+from data.storage.errors import Unfinished
+from data.storage.files import atomic_write
 from data.task import Example, PackChunk
 from data.workers import Job
 
@@ -127,7 +128,7 @@ class _Worker:
             written = {"error": np.array(str(error))}
         file = io.BytesIO()
         np.savez(file, **written)
-        storage.atomic_write(_rows_file(folder, name), file.getvalue())
+        atomic_write(_rows_file(folder, name), file.getvalue())
 
     @functools.cached_property
     def _pack_chunk(self) -> PackChunk:
@@ -141,7 +142,7 @@ def _write_text(
     text = json.dumps([examples, tag, training], ensure_ascii=False).encode()
     name = hashlib.sha256(packing.key.encode() + text).hexdigest()[:32]
     if not (folder / name).exists():
-        storage.atomic_write(folder / name, text)
+        atomic_write(folder / name, text)
     return name
 
 

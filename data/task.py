@@ -36,7 +36,7 @@ from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
-from data.storage import CheckedArray
+from data.storage.arrays import CheckedArray
 from data.tokenizers import sentence_piece as sentence_piece
 from data.tokenizers import tokenizer_json as tokenizer_json
 from data.vocab import UNK_WORD, Tokenizer, Vocab, keeps_newlines, make

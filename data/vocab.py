@@ -14,7 +14,7 @@ import numpy as np
 from configs.errors import UserError
 from configs.paths import path_of
 from configs.spec import abstract_spec
-from data import remote
+from data.storage import remote
 
 # The ids of a vocab that is trained here; vocabs from elsewhere keep their own.
 PAD = 0  # also what a decoder reads before its first target

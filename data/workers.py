@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from data import vocab
-from data.storage import Unfinished
+from data.storage.errors import Unfinished
 
 Job = tuple[Any, ...]
 Compute = Callable[..., Any]

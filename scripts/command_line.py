@@ -16,6 +16,7 @@ import click
 from configs import imports
 from configs.errors import UserError
 from configs.paths import local_path, path_of
+from data.storage.files import check_output
 from scripts import devices
 from scripts.flag import Flag
 
@@ -43,8 +44,6 @@ class OutputFile(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Returns the name, where a file can be written under it."""
-        from data.storage import check_output  # imports NumPy, which --help does without
-
         try:
             if value != "-":
                 check_output(value)

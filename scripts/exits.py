@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from configs.errors import RunError, UserError, brief
-from data import remote
+from data.storage import remote
 from trainer.processes import keyboard, peers
 from trainer.processes.ending import FAILED, INTERRUPTED, end_process
 from trainer.processes.join import leave

@@ -99,6 +99,7 @@ TESTED_ELSEWHERE = {
     "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/corpora/glyphs.py": "data/tasks/test_images.py",
+    "data/storage/locks.py": "data/test_listing.py",
     "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",

@@ -23,7 +23,7 @@ from configs.write import dump
 from data import order
 from data.cache import Prepared
 from data.mixture import TABLE_ROWS
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout

@@ -11,7 +11,7 @@ import numpy as np
 from data.mixture import MixtureOrder
 from data.packing import pack
 from data.sources.text_files import read_lines, without_carriage_return
-from data.storage import CheckedArray
+from data.storage.arrays import CheckedArray
 from data.vocab import PAD, UNK_WORD, Vocab
 
 NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation

@@ -14,7 +14,7 @@ import zstandard
 
 from configs.errors import UserError, did_you_mean
 from configs.paths import is_remote, path_of
-from data import remote, storage
+from data.storage import lookup, remote
 
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 """What compressed files end in, by their first bytes."""
@@ -99,7 +99,7 @@ def bytes_read() -> BytesRead:
 
 def _follow(name: str, file: Any) -> None:
     if counter := _BYTES_READ.get():
-        counter.follow(file, storage.size_of(path_of(name).expanduser()))
+        counter.follow(file, lookup.size_of(path_of(name).expanduser()))
 
 
 @contextlib.contextmanager

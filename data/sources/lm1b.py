@@ -16,10 +16,10 @@ from pydantic import Field
 from configs.errors import RunError, UserError
 from configs.paths import path_of
 from configs.spec import spec
-from data import remote
 from data.sources import text_files
 from data.sources.compression import nearest, open_file, read_errors
 from data.sources.text import SPLITS, Source
+from data.storage import remote
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 TRAIN_SHARDS = tuple(range(1, 100))  # of 100: the held-out shards are made of the first

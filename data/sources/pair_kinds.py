@@ -10,10 +10,10 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
-from data import remote
 from data.sources import mixing, pair_files, text_files, tfds
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
 from data.sources.text import SPLITS, Files, HeldOutFraction, file_remedies, is_held_out
+from data.storage import remote
 
 
 @abstract_spec

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from configs.errors import UserError, brief, did_you_mean
 from configs.paths import path_of
 from configs.spec import spec
-from data import remote, storage
 from data.sources import text_files
 from data.sources.compression import bytes_read
 from data.sources.pair_kinds import FilePairs
 from data.sources.pairs import Pair
 from data.sources.text import Files, FileText
+from data.storage import lookup, remote
 
 if TYPE_CHECKING:
     import pyarrow
@@ -91,7 +91,7 @@ def _rows_of_file(
         parquet.ParquetFile(opened, buffer_size=_BYTES_A_READ, pre_buffer=False) as table,
     ):
         fields = [_field(table.schema_arrow, column, path, setting) for column in columns]
-        row_bytes = storage.size_of(file) / max(table.metadata.num_rows, 1)
+        row_bytes = lookup.size_of(file) / max(table.metadata.num_rows, 1)
         for batch in table.iter_batches(_ROWS_A_READ, columns=list(columns)):
             bytes_read().add(round(row_bytes * batch.num_rows))
             arrays = [_raw_texts(batch, field) for field in fields]

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Described, abstract_spec, spec
-from data import remote
 from data.corpora import docstrings
 from data.mixture import MixtureOrder
 from data.sources import text_files, tfds
+from data.storage import remote
 
 SPLITS = ("train", "validation", "test")
 Files = str | tuple[str, ...]

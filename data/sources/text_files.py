@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from configs.errors import UserError
 from configs.paths import absolute, is_remote, path_of
-from data import storage
 from data.sources.compression import ENDINGS, nearest, open_file, read_errors
+from data.storage import lookup
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
     """Returns the files that paths or globs name, sorted within each pattern."""
     files = list[str]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = storage.matches(pattern)
+        matches = lookup.matches(pattern)
         if not matches:
             raise UserError(f"{setting}: no file matches {pattern!r}.{nearest(pattern)}")
         for path in matches:
@@ -157,12 +157,12 @@ def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
 def stamps(paths: Sequence[str]) -> dict[str, list[int]]:
     """Returns size and time of change of each file, a cheap fingerprint of its content."""
     files = [path_of(path).expanduser() for path in paths]
-    return {str(absolute(file)): storage.version(file) for file in files}
+    return {str(absolute(file)): lookup.version(file) for file in files}
 
 
 def total_bytes(paths: Sequence[str]) -> int:
     """Returns the size of some files, as they are stored."""
-    return sum(storage.size_of(path_of(path).expanduser()) for path in paths)
+    return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
 
 
 def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:

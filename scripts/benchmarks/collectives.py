@@ -317,7 +317,7 @@ class PngFile(OutputFile):
 def write_figure(file: str, result: dict[str, Any]) -> None:
     """Writes the figure as PNG."""
     from configs.paths import path_of
-    from data.storage import atomic_write
+    from data.storage.files import atomic_write
     from trainer.metrics.plots import png_of
 
     atomic_write(path_of(file), png_of(lambda pyplot: draw(result, pyplot)))

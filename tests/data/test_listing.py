@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from data import manifest, storage
+from data import manifest
 from data.cache import TaskCaches, prepare
 from data.listing import entries, prune
 from data.sources.text import TextFiles
+from data.storage import locks, lookup
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 
@@ -36,7 +37,7 @@ def test_caches_are_listed_and_those_of_other_settings_removed(text: Path, tmp_p
     assert listed[folders[0]].reasons == ("Task.length was 24 and is 48",)
     assert listed[folders[2]].reasons == ("it is damaged",)
     assert listed[folders[3]].task_name == "other" and not listed[folders[3]].is_compared
-    assert listed[folders[0]].content_bytes == sum(n for _, n in storage.sizes_below(folders[0]))
+    assert listed[folders[0]].content_bytes == sum(n for _, n in lookup.sizes_below(folders[0]))
     assert all(prune(entry) for entry in listed.values() if entry.is_prunable)
     assert sorted(e.folder for e in entries(data_dir)) == sorted((folders[1], folders[3]))
     assert not list(data_dir.glob(".*building*"))
@@ -51,7 +52,7 @@ def test_a_cache_that_is_read_or_built_is_kept(text: Path, tmp_path: Path) -> No
     del prepared
     [entry] = entries(data_dir, caches)
     assert entry.is_prunable
-    with storage.lock(entry.folder):
+    with locks.lock(entry.folder):
         assert entries(data_dir, caches)[0].is_used and not prune(entry)
     assert entry.folder.exists() and prune(entry) and not entry.folder.exists()
 

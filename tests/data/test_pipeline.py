@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from data import build, storage
+from data import build
 from data.build import PackedChunk, Packing
 from data.cache import prepare
 from data.pipeline import BeamPipeline
 from data.sources.pair_kinds import Tsv
-from data.storage import Unfinished
+from data.storage import copies
+from data.storage.errors import Unfinished
+from data.storage.folders import unfinished
 from data.task import Example, Task, Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from tests.data.test_build import CHUNK, contents, task_of, text  # noqa: F401
@@ -115,7 +117,7 @@ def test_what_a_killed_pipeline_left_is_removed(
     tmp_path: Path,
     pipeline: BeamPipeline | None,
 ) -> None:
-    building = storage.unfinished(tmp_path / "mine")
+    building = unfinished(tmp_path / "mine")
     (building / "chunks").mkdir(parents=True)
     (building / "chunks/0123").write_bytes(b"of another text")
     folder = prepare(task_of(text), tmp_path, pipeline=pipeline).folder
@@ -134,7 +136,7 @@ def test_two_processes_of_the_direct_runner_give_the_same_bytes(
     beam: None,
 ) -> None:
     monkeypatch.setattr(build, "_CHUNK_EXAMPLES", CHUNK)
-    monkeypatch.setattr(storage, "SCRATCH", tmp_path / "scratch")
+    monkeypatch.setattr(copies, "SCRATCH", tmp_path / "scratch")
     task = pairs if kind == "pairs" else task_of(text)
     data_dir = request.getfixturevalue(place) / "data"
     expected = prepare(task, tmp_path / "expected")

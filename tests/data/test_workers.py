@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import UserError
 from data import workers
-from data.storage import Unfinished
+from data.storage.errors import Unfinished
 
 
 def start(power: int) -> Callable[[int], tuple[int, int]]:

@@ -26,7 +26,8 @@ from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from configs.errors import RunError, one_line
-from data import remote, storage
+from data.storage import lookup, remote
+from data.storage.files import sync_below
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -59,11 +60,11 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
         files = {}
-        for name, _ in storage.sizes_below(directory):
+        for name, _ in lookup.sizes_below(directory):
             files[name] = fingerprint(directory / name)
         manifest = Manifest(self.metric, self.higher_is_better, files)
         (directory / MANIFEST).write_text(manifest.dump())
-        storage.sync_below(directory)
+        sync_below(directory)
 
 
 @functools.cache

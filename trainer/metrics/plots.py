@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from trainer.metrics.jsonl import read_lines
 
 Line = dict[str, Any]

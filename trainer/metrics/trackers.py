@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from configs.errors import UserError
 from configs.spec import abstract_spec, spec
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 
 WANDB_ID, MLFLOW_ID = "wandb.id", "mlflow.id"
 ID_FILES = (WANDB_ID, MLFLOW_ID)

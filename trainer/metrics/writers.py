@@ -8,7 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data.storage import WorkingFolder, atomic_write, sync, write_errors
+from data.storage.errors import write_errors
+from data.storage.files import atomic_write, sync
+from data.storage.working_folder import WorkingFolder
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import split_lines

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from layouts.cost.collectives import size_text
 from layouts.cost.interconnect import Slice
 from trainer.observers import CompiledStep, Observer, Outcome

@@ -20,8 +20,9 @@ import jax
 
 from configs.errors import UserError, one_line
 from configs.paths import is_remote
-from data.remote import ConditionalObject
-from data.storage import try_flock, write_errors
+from data.storage.errors import write_errors
+from data.storage.locks import try_flock
+from data.storage.remote import ConditionalObject
 from trainer.multihost import gather
 from trainer.processes.ending import FAILED, end_process
 

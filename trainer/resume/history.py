@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data import order
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from trainer.metrics.jsonl import Line, read_lines
 
 FILE = "history.jsonl"

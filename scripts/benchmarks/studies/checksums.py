@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from data import storage
 from data.packing.rows import read_rows
+from data.storage.arrays import CheckedArray, GrowingArray
 from trainer.checkpoints.integrity import checksum_chunks
 from trainer.checkpoints.manager import Checkpoints
 
@@ -60,19 +60,19 @@ def reading_rows(folder: Path, rounds: int) -> None:
     """Reads rows in random order, without checksums, with them, and once they are verified."""
     rng = np.random.default_rng(0)
     path = folder / "rows.npy"
-    with storage.GrowingArray(path, LENGTH, np.uint16) as array:
+    with GrowingArray(path, LENGTH, np.uint16) as array:
         array.append(rng.integers(0, 32_000, (ROWS, LENGTH), np.uint16))
     batches = rng.permutation(ROWS - ROWS % BATCH).reshape(-1, BATCH)
-    verified = storage.CheckedArray(path, "")
+    verified = CheckedArray(path, "")
     verified.verify_all()
 
-    def read_all(rows: storage.CheckedArray | np.ndarray) -> None:
+    def read_all(rows: CheckedArray | np.ndarray) -> None:
         for row_ids in batches:
             read_rows(row_ids, rows)
 
     calls = {
         "without": lambda: read_all(np.load(path, mmap_mode="r")),
-        "with": lambda: read_all(storage.CheckedArray(path, "")),
+        "with": lambda: read_all(CheckedArray(path, "")),
         "read again": lambda: read_all(verified),
     }
     compare(f"{len(batches)} batches of rows", calls, rounds)

@@ -16,7 +16,7 @@ from configs.errors import UserError
 from configs.paths import absolute, local_path
 from configs.write import dump
 from data.sources.text import Docstrings
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import (

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from configs.errors import UserError
 from configs.paths import absolute, local_path
 from data.sources.pair_kinds import Phrases
-from data.storage import atomic_path, atomic_write
+from data.storage.files import atomic_path, atomic_write
 from data.task import Translation
 from data.tokenizers.sentence_piece import SentencePiece, SentencePieceVocab
 from data.vocab import EOS, PAD, Vocab, make

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from configs.errors import UserError
 from configs.paths import path_of
 from data.sources.text_files import in_one_line
-from data.storage import is_stream
+from data.storage.files import is_stream
 from data.task import Task
 from data.vocabs import Vocabs
 from models.decoding.beam import Beam

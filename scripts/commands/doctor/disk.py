@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.paths import is_remote
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from scripts.commands.doctor.findings import Finding
 from scripts.commands.doctor.machine import GIB, MAX_SKEW_S
 

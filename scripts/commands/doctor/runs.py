@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.load import Config
 from data import manifest
 from data.cache import Prepared, cache_folders, check_rows, open_prepared
-from data.storage import sizes_below
+from data.storage.lookup import sizes_below
 from data.task import Task
 from scripts.commands.common import task_of
 from scripts.commands.doctor.findings import Finding

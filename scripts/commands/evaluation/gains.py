@@ -9,7 +9,8 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import path_of
-from data.storage import atomic_path, write_errors
+from data.storage.errors import write_errors
+from data.storage.files import atomic_path
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import GainsFlags
 from scripts.terminal import print_note, print_table

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from configs.errors import UserError
-from data.storage import atomic_write
+from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
 from scripts.html_page import page, table

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from configs.errors import RunError
-from data import storage
+from data.storage.files import atomic_write
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
 from trainer.metrics import writers
@@ -122,7 +122,7 @@ def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
 
 
 def test_a_run_in_remote_storage_leaves_lines_events_and_a_picture(there: Path) -> None:
-    storage.atomic_write(there / "metrics.jsonl", '{"step": 1, "loss": 3.0}\n{"step": 2}\n')
+    atomic_write(there / "metrics.jsonl", '{"step": 1, "loss": 3.0}\n{"step": 2}\n')
     observers = Observers([MetricsWriter(there), LossPlot(there)])
     observers.on_start(RUN, 1)
     observers.on_step(result(2, loss=2.0))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
-from data.remote import ConditionalObject
+from data.storage.remote import ConditionalObject
 from tests.toys import ROOT
 from trainer.processes import training_lock
 from trainer.processes.training_lock import FILE, Holder, lock

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from configs.errors import UserError, brief
-from data.storage import atomic_path, atomic_write
+from data.storage.files import atomic_path, atomic_write
 from trainer.checkpoints.huggingface.weights import TensorInfo
 
 logger = logging.getLogger(__name__)

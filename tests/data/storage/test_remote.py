@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +14,7 @@ import zstandard
 from pyarrow import parquet
 
 from configs.errors import UserError
-from data import manifest, remote, storage
-from data.cache import TaskCaches, prepare
-from data.listing import entries, prune
-from data.remote import ConditionalObject
+from data import manifest
 from data.sources.compression import open_file, read_errors
 from data.sources.json_lines import JsonlText
 from data.sources.lm1b import Lm1b
@@ -26,7 +22,10 @@ from data.sources.pair_kinds import Tsv
 from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
 from data.sources.text_files import expand, read_lines, stamps
-from data.task import Task
+from data.storage import remote
+from data.storage.errors import write_errors
+from data.storage.files import atomic_open, atomic_write, check_output
+from data.storage.remote import ConditionalObject
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import make
@@ -57,85 +56,15 @@ def test_a_write_whose_answer_is_lost_counts_once(
     assert not (there / "lock").exists()
 
 
-def test_files_grow_here_and_are_uploaded(there: Path) -> None:
-    (there / "old").write_text("1\n")
-    with storage.WorkingFolder(there) as folder:
-        folder.fetch("old", "absent")
-        with (folder.path / "old").open("a") as file:
-            file.write("2\n")
-        folder.upload()
-        assert (there / "old").read_text() == "1\n2\n"
-        (folder.path / "events").mkdir()
-        (folder.path / "events/new").write_text("3\n")
-        (folder.path / "latest").symlink_to("removed")  # as wandb does
-    assert dict(storage.sizes_below(there)) == {"events/new": 2, "old": 4}
-    assert not folder.path.exists()
-
-
 def test_a_file_appears_whole_or_not_at_all(there: Path) -> None:
-    storage.atomic_write(there / "file", "old")
-    with pytest.raises(RuntimeError), storage.atomic_open(there / "file") as file:
+    atomic_write(there / "file", "old")
+    with pytest.raises(RuntimeError), atomic_open(there / "file") as file:
         file.write("new")
         raise RuntimeError
     assert (there / "file").read_text() == "old"
-    with storage.atomic_open(there / "file") as file:
+    with atomic_open(there / "file") as file:
         file.write("new")
     assert (there / "file").read_text() == "new"
-
-
-def test_a_folder_without_its_last_file_is_not_whole(
-    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "SCRATCH", tmp_path)
-    folder = there / "rows"
-    twin = storage.local_twin(folder)
-    twin.mkdir(parents=True)
-    for name in ("a", "last", "z"):
-        (twin / name).write_text(name)
-    storage.publish(twin, folder, last="last")
-    (folder / "a").write_text("of another machine")
-    assert (storage.fetch(folder, last="last") / "a").read_text() == "a"
-    (twin / "last").write_text("another")
-    contents = {p.name: p.read_text() for p in storage.fetch(folder, last="last").iterdir()}
-    assert contents == {"a": "of another machine", "last": "last", "z": "z"}
-
-
-def test_caches_of_two_settings_are_built_listed_and_removed(
-    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "SCRATCH", tmp_path / "scratch")
-    (tmp_path / "text.txt").write_text("".join(f"the row number {i}\n" for i in range(200)))
-    source = TextFiles(train=str(tmp_path / "text.txt"))
-    tasks = [
-        Task(name="mine", source=source, vocab=SentencePiece(size=280), length=length)
-        for length in (12, 24)
-    ]
-    folders = [prepare(task, there).folder for task in tasks]
-    assert [prepare(task, there).folder for task in tasks] == folders
-    assert folders[0] == there / "mine" and folders[1].name.startswith("mine@")
-    for task, kept, removed in ((tasks[0], *folders), (tasks[1], *folders[::-1])):
-        listed = {entry.folder: entry for entry in entries(there, TaskCaches(task, there))}
-        assert not listed[kept].reasons and listed[removed].written_s > 0
-    assert listed[removed].is_prunable and prune(listed[removed])
-    assert [entry.folder for entry in entries(there)] == [kept]
-
-
-def test_a_text_of_another_date_is_compared_once_and_no_row_is_copied_again(
-    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
-) -> None:
-    monkeypatch.setattr(storage, "SCRATCH", tmp_path / "scratch")
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"the row number {i}\n" for i in range(200)))
-    source = TextFiles(train=str(text))
-    task = Task(name="mine", source=source, vocab=SentencePiece(size=280), length=12)
-    rows = storage.local_twin(prepare(task, there).folder) / "train.targets.npy"
-    copied = rows.stat()
-    os.utime(text, (1, 1))
-    for comparisons in (1, 0):
-        log_lines.clear()
-        prepare(task, there)
-        assert sum("comparing the text" in line for line in log_lines) == comparisons
-    assert rows.stat() == copied
 
 
 def test_texts_are_matched_and_read(there: Path) -> None:
@@ -154,9 +83,9 @@ def test_texts_are_matched_and_read(there: Path) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_named(cloud: Cloud) -> None:
-    storage.check_output(f"gs://{BUCKET}/file")
+    check_output(f"gs://{BUCKET}/file")
     with pytest.raises(UserError, match="there is no such bucket"):
-        storage.check_output("gs://another-bucket/file")
+        check_output("gs://another-bucket/file")
 
 
 def test_a_request_that_fails_is_no_damaged_data() -> None:
@@ -190,20 +119,9 @@ def test_a_storage_that_does_not_answer_is_no_mistake_of_the_users(
     for call in calls:
         with pytest.raises(aiohttp.ClientOSError):
             call()
-    for context in (read_errors("a.txt"), storage.write_errors(tmp_path)):
+    for context in (read_errors("a.txt"), write_errors(tmp_path)):
         with pytest.raises(requests.ConnectionError), context:
             raise requests.ConnectionError("refused")
-
-
-def test_a_build_that_the_storage_ends_goes_on_where_it_was(tmp_path: Path) -> None:
-    with (
-        pytest.raises(requests.ConnectionError),
-        storage.resumable_folder(tmp_path / "rows") as folder,
-    ):
-        (folder / "part").touch()
-        raise requests.ConnectionError("refused")
-    with storage.resumable_folder(tmp_path / "rows") as folder:
-        assert (folder / "part").exists()
 
 
 def test_a_compressed_object_is_closed_behind_its_text(there: Path) -> None:

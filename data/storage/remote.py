@@ -1,7 +1,7 @@
 """Reads and writes objects of Google Cloud Storage, and explains its errors.
 
-An object appears whole and is replaced whole; it cannot grow, be renamed, locked or mapped.
-`data.storage` knows what is done in place of these.
+An object appears whole and is replaced whole; it cannot grow, be renamed, locked or mapped.  The
+other modules of this folder know what is done in place of these.
 """
 
 import contextlib

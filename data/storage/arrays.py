@@ -1,0 +1,162 @@
+"""Writes and reads .npy files of rows, which grow, and whose chunks have checksums."""
+
+import array
+import contextlib
+import mmap
+import os
+import zlib
+from pathlib import Path
+from typing import IO, Any, Literal, Self
+
+import numpy as np
+
+from configs.errors import UserError
+from data.storage.files import sync
+from data.storage.locks import SharedLock
+
+_CHUNK_BYTES = 1 << 16
+"""Rows that share a checksum take at most as much: part of the format of a cache."""
+_CHUNKS_IN_MEMORY = 1 << 9
+"""Chunks that `verify_all` reads before it gives their memory back."""
+
+
+class GrowingArray:
+    """Writes a .npy file of rows in parts; its header is completed at the end."""
+
+    def __init__(self, path: Path, columns: int, dtype: Any):
+        """Opens a new file, or one that a kill left, of which `next_rows` reads what is there."""
+        self._dtype = np.dtype(dtype)
+        self._columns = columns
+        self._rows = 0
+        self._sums_path = checksums_path(path)
+        self._sums = array.array("I")
+        self._rows_a_chunk = _rows_a_chunk(columns, self._dtype)
+        self._file = path.open("r+b" if path.exists() else "x+b")
+        _write_header(self._file, (0, columns), self._dtype)
+        self._start = self._file.tell()
+
+    def next_rows(self, count: int) -> np.ndarray | None:
+        """Returns rows that an earlier process wrote behind the last one; None without so many."""
+        start = self._file.tell()
+        content = self._file.read(count * self._columns * self._dtype.itemsize)
+        self._file.seek(start)
+        if len(content) < count * self._columns * self._dtype.itemsize:
+            return None
+        return np.frombuffer(content, self._dtype).reshape(count, self._columns)
+
+    def flush(self) -> None:
+        """Gives the rows to the system, which keeps them after a kill."""
+        self._file.flush()
+
+    def append(self, rows: np.ndarray) -> None:
+        assert rows.shape[1:] == (self._columns,) and rows.dtype == self._dtype
+        self._file.write(rows.tobytes())
+        while len(rows):
+            in_chunk = self._rows % self._rows_a_chunk
+            if not in_chunk:
+                self._sums.append(0)
+            part, rows = np.split(rows, [self._rows_a_chunk - in_chunk])
+            self._sums[-1] = zlib.crc32(part.tobytes(), self._sums[-1])
+            self._rows += len(part)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error:
+            with contextlib.suppress(OSError):  # a full disk refuses the last bytes again
+                self._file.close()
+            return
+        with self._file:
+            self._file.truncate()
+            self._file.seek(0)
+            _write_header(self._file, (self._rows, self._columns), self._dtype)
+            assert self._file.tell() == self._start, "numpy leaves room in the header for the rows"
+        with self._sums_path.open("wb") as file:
+            np.save(file, np.array(self._sums, np.uint32))
+
+
+class CheckedArray:
+    """Reads rows of a .npy file; each chunk is compared with its checksum when first read."""
+
+    def __init__(self, path: Path, remedy: str):
+        """Opens a file that `GrowingArray` wrote; those of older versions have no checksums."""
+        self._path, self._remedy, self._reading = path, remedy, SharedLock(path.parent)
+        self._rows = self._load(path, dimensions=2, mmap_mode="r")
+        self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
+        self._rows_a_chunk = _rows_a_chunk(self.shape[1], self.dtype)
+        sums_path = checksums_path(path)
+        self._sums = self._load(sums_path, dimensions=1) if sums_path.exists() else None
+        chunks = -(-len(self) // self._rows_a_chunk)
+        if self._sums is not None and len(self._sums) != chunks:
+            raise UserError(f"{path}: its number of rows is damaged.  {remedy}")
+        self._is_verified = np.full(chunks, self._sums is None)
+
+    def _load(self, path: Path, dimensions: int, mmap_mode: Literal["r"] | None = None) -> Any:
+        """Opens a .npy file of integers, as this module writes them.
+
+        A damaged header makes NumPy raise almost anything, or read other numbers from the file.
+        """
+        try:
+            array = np.load(path, mmap_mode=mmap_mode)
+            is_whole = array.dtype.kind in "iu" and array.dtype.isnative
+            if is_whole and array.ndim == dimensions and 0 not in array.shape[1:]:
+                return array
+            error = None
+        except OSError:
+            raise
+        except Exception as problem:
+            error = problem
+        raise UserError(f"{path}: its header is damaged.  {self._remedy}") from error
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, row_ids: np.ndarray | int) -> np.ndarray:
+        self.verify(np.unique(np.asarray(row_ids) // self._rows_a_chunk))
+        return np.asarray(self._rows[row_ids])
+
+    def verify_all(self) -> None:
+        """Reads every chunk and raises `UserError` where one is damaged."""
+        count = len(self._is_verified)
+        for start in range(0, count, _CHUNKS_IN_MEMORY):
+            self.verify(np.arange(start, min(start + _CHUNKS_IN_MEMORY, count)))
+            if isinstance(self._rows.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                self._rows.base.madvise(mmap.MADV_DONTNEED)
+
+    def verify(self, chunks: np.ndarray) -> None:
+        """Reads chunks that were not read yet; raises `UserError` where one is damaged."""
+        for chunk in chunks[~self._is_verified[chunks]]:
+            start = int(chunk) * self._rows_a_chunk
+            rows = self._rows[start : start + self._rows_a_chunk]
+            assert self._sums is not None
+            if zlib.crc32(rows.data) != self._sums[chunk]:
+                raise UserError(
+                    f"{self._path}: rows {start:,} to {start + len(rows) - 1:,} are damaged.  "
+                    f"{self._remedy}"
+                )
+            self._is_verified[chunk] = True
+
+
+def verify_written(path: Path) -> None:
+    """Reads back the rows of a file, from the disk where the system allows it."""
+    sync(checksums_path(path))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    CheckedArray(path, "The disk or the memory is faulty.  Build it again elsewhere.").verify_all()
+
+
+def checksums_path(path: Path) -> Path:
+    """Names the file that holds a CRC-32 for each chunk of an array's rows."""
+    return path.with_suffix(".crc32.npy")
+
+
+def _rows_a_chunk(columns: int, dtype: np.dtype) -> int:
+    return max(1, _CHUNK_BYTES // (columns * dtype.itemsize))
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: np.dtype) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)

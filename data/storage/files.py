@@ -1,0 +1,141 @@
+"""Writes files that appear whole or not at all."""
+
+import contextlib
+import os
+import re
+import stat
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TextIO
+
+from configs.errors import UserError
+from configs.paths import is_remote, path_of
+from data.storage import remote
+from data.storage.working_folder import WorkingFolder
+
+_STREAMS = {"/dev/stdin": "/dev/fd/0", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Gives an unused path beside the target; the file written there replaces the target.
+
+    Until then a reader sees the old file, and so it stays after an error.  A device, a FIFO or an
+    open file of this process such as /dev/stdout is written directly.  For a remote target the
+    path is one of this machine, which is uploaded.
+    """
+    if is_stream(path):
+        yield path
+        return
+    if is_remote(path):
+        with WorkingFolder(path.parent) as folder:
+            yield folder.path / path.name
+        return
+    check_output(path)
+    path = path.resolve()  # a link stays, and what it names is replaced
+    # The name cannot be guessed: every process writes its own, and nobody can lay a link there.
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        if path.exists():
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def atomic_open(path: Path) -> Iterator[TextIO]:
+    """Opens a text file that replaces the target when it is closed without an error."""
+    descriptor = _open_descriptor(path)
+    if descriptor is not None:
+        sys.stdout.flush()
+        with open(os.dup(descriptor), "w", encoding="utf-8") as file:
+            yield file
+        return
+    with atomic_path(path) as target, open(target, _mode(target, path), encoding="utf-8") as file:
+        yield file
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Replaces the content of a file: a reader sees the old one or the new one."""
+    with atomic_path(path) as target, target.open(_mode(target, path) + "b") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _mode(temporary: Path, path: Path) -> Literal["w", "x"]:
+    return "w" if temporary == path else "x"
+
+
+def is_stream(path: Path) -> bool:
+    """Returns whether a path is a device, a FIFO or a file that this process has open."""
+    if _open_descriptor(path) is not None:
+        return True
+    if is_remote(path):
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+def _open_descriptor(path: Path) -> int | None:
+    """Returns the descriptor that /dev/stdout, /dev/fd/3 and the like name."""
+    name = _STREAMS.get(str(path), str(path))
+    match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name)
+    return int(match[1]) if match else None
+
+
+def check_output(name: str | Path) -> None:
+    """Raises where no file can be written under a name, before work is done for it."""
+    if name == "":
+        raise UserError("the name of a file to write is empty.")
+    path = path_of(name)
+    if is_remote(path):
+        problem = None if remote.bucket_exists(path) else "there is no such bucket"
+    else:
+        problem = None if is_stream(path) else _output_problem(path)
+        if problem is None and os.fspath(name).endswith("/"):
+            problem = "a name that ends in / is a folder's"
+    if problem:
+        raise UserError(f"{path}: cannot be written: {problem}.  Give another file.")
+
+
+def _output_problem(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # raises where links form a circle; from Python 3.13 on, resolve does not
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            return f"there is no folder {folder}"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return f"the folder {folder} is read-only"
+        if path.exists() and not os.access(path, os.W_OK):
+            return "it is read-only"
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a null byte, a circle
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def sync_below(folder: Path) -> None:
+    """Waits until a folder and all below it are on the disk; remote objects are when written."""
+    if not is_remote(folder):
+        for parent, _, names in os.walk(folder, topdown=False):
+            for name in names:
+                sync(Path(parent, name))
+            sync(Path(parent))
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or a folder's list of names is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

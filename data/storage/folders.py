@@ -1,0 +1,99 @@
+"""Makes folders that appear whole or not at all, and removes them."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.paths import is_remote
+from data.storage import remote
+from data.storage.errors import Unfinished, write_errors
+from data.storage.files import sync
+from data.storage.locks import is_used, lock
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Gives a temporary folder beside the target, which takes the target's place at the end.
+
+    After an error nothing is left.  After a kill, the temporary folder is left under a name that
+    nothing reads, and the next call removes it.  The caller holds the lock of the target.
+    """
+    with write_errors(target):
+        for stale in target.parent.glob(f".{target.name}.building-*"):
+            shutil.rmtree(stale)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.building-"))
+        try:
+            yield folder
+            for path in folder.iterdir():
+                sync(path)
+            _replace(folder, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def resumable_folder(target: Path) -> Iterator[Path]:
+    """Gives a folder beside the target, which takes the target's place at the end.
+
+    After an error nothing is left.  After a kill, Ctrl-C, `Unfinished` or a request that the
+    storage failed to answer, the next call gives the same folder again, with what is in it.  The
+    caller holds the lock of the target.
+    """
+    folder = unfinished(target)
+    with write_errors(target):
+        for stale in target.parent.glob(f"{folder.name}-*"):  # what a kill left of an old one
+            shutil.rmtree(stale)
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+            for path in folder.iterdir():
+                sync(path)
+            _replace(folder, target)
+        except Unfinished:
+            raise
+        except Exception as error:
+            if remote.failure(error) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def unfinished(target: Path) -> Path:
+    """Names the folder in which `resumable_folder` builds."""
+    return target.parent / f".{target.name}.building"
+
+
+def targets_unfinished(parent: Path) -> list[Path]:
+    """Returns the folders that `resumable_folder` builds, or that a kill left."""
+    return [p.with_name(p.stem.removeprefix(".")) for p in sorted(parent.glob(".*.building"))]
+
+
+def remove_unfinished(target: Path) -> bool:
+    """Removes what a kill left of a folder, unless a process builds it; returns whether it did."""
+    if is_used(target):
+        return False
+    with lock(target), write_errors(target):
+        shutil.rmtree(unfinished(target))
+    return True
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, if there is one, with all that is in it."""
+    if is_remote(folder):
+        for name, _ in remote.sizes_below(folder):
+            (folder / name).unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    old = None
+    if target.exists():
+        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.building-old-"))
+        target.rename(old)
+    sync(folder)
+    folder.rename(target)
+    sync(target.parent)
+    if old:
+        shutil.rmtree(old)

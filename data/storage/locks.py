@@ -1,0 +1,92 @@
+"""Locks files and folders among the processes of a file system."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TextIO
+
+from configs.errors import UserError
+from data.storage.errors import write_errors
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def lock(target: Path) -> Iterator[None]:
+    """Waits until no other process on this file system builds the same folder."""
+    with write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(target.parent / f".{target.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # A file system without locks still gets whole folders, built twice at worst.
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("%s: another process writes it; this one waits for that", target)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+class SharedLock:
+    """Keeps a folder of this machine from `remove_unused`, for as long as this object lives."""
+
+    def __init__(self, folder: Path):
+        handle = os.open(folder, os.O_RDONLY)
+        weakref.finalize(self, os.close, handle)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_used(folder: Path) -> bool:
+    """Tells whether a process on this machine's file systems reads or builds a folder."""
+    lock_file = folder.parent / f".{folder.name}.lock"
+    return any(_is_locked(path) for path in (folder, lock_file) if path.exists())
+
+
+def _is_locked(path: Path) -> bool:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def open_alone(path: Path) -> TextIO:
+    """Opens a file to append to; refuses it while another process has it open so."""
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(
+            f"{path}: another process is writing it.  Wait for that, or give another --output."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return file
+
+
+def try_flock(file: IO[str]) -> bool | None:
+    """Locks a file until it is closed or this process ends.
+
+    Returns False where another process has locked it, and None where there are no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
