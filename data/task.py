@@ -14,39 +14,34 @@ import numpy as np
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.spec import Count, Fraction, abstract_spec, spec
-from data.packing.pack import Packed, joined
-from data.packing.pair_rows import LONG, PairRows, packed_pairs
+from configs.spec import spec
 from data.packing.rows import (
     Counts,
     Rows,
-    RowsOfPart,
     StoredSplit,
     hashed_bytes,
-    hashed_pair,
+    joined_rows,
     packed_lines,
     read_word_list,
+    rows_of_parts,
 )
 from data.sources import json_lines as json_lines  # task files name what these define
 from data.sources import lm1b as lm1b
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet
 from data.sources import text_mixture as text_mixture
-from data.sources.clean import Clean
-from data.sources.pairs import Pair, Pairs, chosen_tag, tag_word, tagged
+from data.sources.pairs import Pair, Pairs
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
 from data.storage.arrays import CheckedArray
 from data.tokenizers import sentence_piece as sentence_piece
 from data.tokenizers import tokenizer_json as tokenizer_json
 from data.vocab import UNK_WORD, Tokenizer, Vocab, keeps_newlines, make
-from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
+from data.vocabs import TARGET_FILE, Vocabs
 
 logger = logging.getLogger(__name__)
 
 Length = Annotated[int, Field(ge=2, le=65_536)]
-
-
 T = TypeVar("T")
 Example = str | Pair
 PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[dict[str, np.ndarray], Counts]]
@@ -223,7 +218,9 @@ class Task:
         def pack(
             lines: Sequence[str], tag: str | None, training: bool
         ) -> tuple[dict[str, np.ndarray], Counts]:
-            return _joined(packed_lines(lines, vocabs.target, self.length, words, packs=self.packs))
+            return joined_rows(
+                packed_lines(lines, vocabs.target, self.length, words, packs=self.packs)
+            )
 
         return pack
 
@@ -273,225 +270,6 @@ class Task:
         )
 
 
-@abstract_spec
-class PairTask(Task):
-    """Defines a task of pairs."""
-
-    source: Pairs
-    """Where the text comes from."""
-    clean: Clean = Clean()
-    """Which training pairs are dropped, beside those that are longer than a row."""
-    word_list: None = None
-    """A model of pairs reads every word."""
-
-    takes_pairs = True
-    left_out = (LONG,)
-
-    def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
-        """Yields the pairs of one part of a split, as they are packed."""
-        return part.untagged(split, self.clean.errors)
-
-    def vocab_text(self, name: str) -> Iterator[str]:
-        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
-        for part in self.source.parts_of("train").values():
-            pairs = self.pairs_of(part, "train")
-            for source, target in self.clean.kept(pairs, "train", Counter()):
-                if name != "target vocab":
-                    yield self.prompt(source)
-                if name != "source vocab":
-                    yield target
-
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, part in hashed_parts(self.source.parts_of(split), digest):
-            dropped = Counter[str]()
-            pairs = hashed_pairs(self.pairs_of(part, split), digest)
-            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
-
-    def part_entries(
-        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split."""
-        return {"dropped": dict(dropped), "parts": list(parts)}
-
-
-@spec
-class Translation(PairTask):
-    """Defines a task of pairs, for a model that translates the source into the target."""
-
-    vocab: Tokenizer
-    """How the target is tokenized; if source_vocab is None, both sides, and it is trained on
-    both."""
-    source_vocab: Tokenizer | None = None
-    """A vocabulary only for the source. None: both sides share one."""
-    length: Length
-    """Target tokens per row."""
-    source_length: Length
-    """Source tokens per row. A pair that is longer than a row on either side is dropped."""
-    bpe_dropout: Fraction = 0.0
-    """Share of the merges of sub-words that are skipped at random in the training pairs, which
-    SentencePiece's vocabularies by BPE allow (Provilkov et al., 2020)."""
-    segmentations: Count = 1
-    """Times that each training pair is in the rows, with other merges skipped each time."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.segmentations > 1 and not self.bpe_dropout:
-            raise UserError(
-                f"Translation.segmentations = {self.segmentations}: all would be equal.  Set "
-                "Translation.bpe_dropout, such as to 0.1, or remove the line."
-            )
-        for tokenizer in self.vocab_settings.values():
-            if self.bpe_dropout and not tokenizer.may_drop_merges:
-                raise UserError(
-                    f"Translation.bpe_dropout = {self.bpe_dropout}: @{type(tokenizer).__name__}() "
-                    'has no merges to skip.  Set SentencePiece.model_type = "bpe", or remove the '
-                    "line."
-                )
-
-    @property
-    def row_lengths(self) -> dict[str, int]:
-        """Returns the tokens of a row on each side, by the parameter that sets them."""
-        return {**super().row_lengths, "source_length": self.source_length}
-
-    @property
-    def array_lengths(self) -> dict[str, int]:
-        """Names the arrays of a batch, each with its length in a row."""
-        names = ("inputs_BM", "segments_BM", "positions_BM")
-        return {**dict.fromkeys(names, self.source_length), **super().array_lengths}
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Names the tags that a source line may have."""
-        return self.source.tags
-
-    def test_pairs(self, split: str) -> list[PairsOfPart]:
-        """Returns the pairs of a split, part by part."""
-        return [
-            PairsOfPart(name, part.tag, list(self.pairs_of(part, split)))
-            for name, part in self.source.parts_of(split).items()
-        ]
-
-    # Vocabs
-
-    @property
-    def source_vocab_file(self) -> str:
-        """Names the file of the source's vocab, the target's where one vocab serves both sides."""
-        return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
-
-    @property
-    def vocab_settings(self) -> dict[str, Tokenizer]:
-        """Returns the settings of each vocab by the name of its file."""
-        source_settings = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
-        return {**super().vocab_settings, **source_settings}
-
-    def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
-        """Trains the vocabs, or loads them, but for those that are given."""
-        tags = list(dict.fromkeys(map(tag_word, self.tags)))
-        if self.source_vocab is None:
-            source = target = vocab or self._make_vocab(self.vocab, "vocab", tags)
-        else:
-            source = source_vocab or self._make_vocab(self.source_vocab, "source vocab", tags)
-            target = vocab or self._make_vocab(self.vocab, "target vocab", [])
-        self._check_tags(source)
-        vocabs = Vocabs(target, source)
-        if self.bpe_dropout:
-            vocabs.with_dropout(self.bpe_dropout, seed=0)  # raises where a vocab cannot do it
-        return vocabs
-
-    def _check_tags(self, vocab: Vocab) -> None:
-        for tag in self.tags:
-            [ids] = vocab.encode([tag_word(tag)])
-            if len(ids) != 1:
-                raise UserError(
-                    f"{self.name}: its source vocab splits {tag_word(tag)} into {len(ids)} "
-                    "sub-words, but a tag must be one.  Use a vocab that was trained with it, or "
-                    "let the task train one."
-                )
-
-    # Rows
-
-    def pack_lines(
-        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-    ) -> tuple[Rows, Sequence[str]]:
-        """Packs lines in memory, each a source, a tab and its target, which a model predicts."""
-        tag = chosen_tag(tag, self.tags)
-        pairs = [pair_of_line(number, line, tag) for number, line in enumerate(lines, 1)]
-        rows = PairRows.from_pairs(
-            pairs, vocabs.of_source, vocabs.target, self.source_length, self.length,
-            packs=self.packs,
-        )  # fmt: skip
-        return rows, [pair.target for pair in pairs]
-
-    def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
-        return {
-            **super().columns(vocabs),
-            "sources": (self.source_length, vocabs.of_source.dtype),
-            "source_segments": (self.source_length, np.uint16),
-        }
-
-    def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of a chunk, each chunk by itself."""
-        sampled = [vocabs]
-        if self.bpe_dropout:
-            seeds = range(self.segmentations)
-            sampled = [vocabs.with_dropout(self.bpe_dropout, seed) for seed in seeds]
-
-        def pack(
-            pairs: Sequence[Pair], tag: str | None, training: bool
-        ) -> tuple[dict[str, np.ndarray], Counts]:
-            return _joined(
-                (packed, counts.as_repeats() if number else counts)
-                for number, of_both in enumerate(sampled if training else [vocabs])
-                for packed, counts in packed_pairs(
-                    pairs, of_both.of_source, of_both.target, self.source_length, self.length,
-                    packs=self.packs, tag=tag,
-                )
-            )  # fmt: skip
-
-        return pack
-
-    def rows(self, split: StoredSplit, vocabs: Vocabs) -> PairRows:
-        """Returns the rows of a split."""
-        targets_BL, segments_BL, sources_BM, source_segments_BM = split.arrays
-        return PairRows(
-            targets_BL, segments_BL, sources_BM, source_segments_BM, split.counts, mix=split.mix,
-            parts=split.parts, begin_id=vocabs.target.begin_id,
-        )  # fmt: skip
-
-    def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of places in the rows that hold a token, on each side."""
-        source_fill = counts.source_tokens / (counts.rows * self.source_length)
-        return {**super().fills(counts), "source_fill": source_fill}
-
-    def summary(self, counts: Counts) -> str:
-        """Describes the rows of a split in a line."""
-        fills = self.fills(counts)
-        return (
-            f"{counts.lines:,} pairs, {counts.source_words:,} and {counts.words:,} words, "
-            f"{counts.source_tokens:,} and {counts.tokens:,} tokens in {counts.rows:,} rows of "
-            f"{self.source_length} and {self.length}, {fills['source_fill']:.1%} and "
-            f"{fills['fill']:.1%} full"
-        )
-
-
-def pair_of_line(number: int, line: str, tag: str | None) -> Pair:
-    halves = line.split("\t")
-    if len(halves) != 2:
-        raise UserError(
-            f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its target."
-        )
-    return Pair(tagged(halves[0], tag), halves[1])
-
-
-def _joined(
-    packed: Iterable[tuple[Packed, Counts]],
-) -> tuple[dict[str, np.ndarray], Counts]:
-    parts, counts = zip(*packed, strict=True)
-    return joined(parts).arrays(), sum(counts, Counts())
-
-
 def hashed_parts(parts: Mapping[str, T], digest: "hashlib._Hash") -> Iterator[tuple[str, T]]:
     """Yields the parts of a split by name; digest is fed the borders between them."""
     for number, part in enumerate(parts.items()):
@@ -504,19 +282,3 @@ def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str
     for line in lines:
         digest.update(hashed_bytes(line))
         yield line
-
-
-def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
-    for pair in pairs:
-        digest.update(hashed_pair(*pair))
-        yield pair
-
-
-def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:
-    """Yields the rows of each part; left_out names the reason for which some are in no row."""
-    first = 0
-    for entry in entries:
-        counts = Counts.read(entry)
-        dropped = entry["dropped"] | dict.fromkeys(left_out, counts.left_out)
-        rows = range(first, first := first + counts.rows)
-        yield RowsOfPart(entry["name"], rows, counts, dropped)

@@ -15,7 +15,8 @@ from configs.spec import is_spec
 from configs.write import dump
 from data.sources.pair_kinds import Phrases
 from data.sources.text import Docstrings
-from data.task import Task, Translation
+from data.task import Task
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from layouts.axes import AXES, SYNONYMS
 from layouts.layout import Layout, pairs

@@ -8,6 +8,7 @@ from configs.spec import Count, CountOrZero, Fraction, NotNegative, Positive, Se
 from data.task import Task
 from data.tasks import images as images  # task files name what these define
 from data.tasks import prompts as prompts
+from data.tasks import translation as translation
 from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
 from models.loss import Criterion
@@ -46,13 +47,13 @@ class Run:
     z_loss: NotNegative = 0.0
     """Weight of the squared log of the softmax denominator in the objective."""
     r_drop: NotNegative = 0.0
-    """Weight of R-drop (alpha in Liang et al. 2021): each step reads its batch twice with other
-    dropout, and the divergence of both predictions is minimised as well.  A step takes a little
-    more than twice as long."""
+    """Weight of R-drop (alpha in Liang et al. 2021): each step runs its batch twice with different
+    dropout, and also minimizes the divergence of the two predictions.  A step takes a little more
+    than twice as long."""
     log_every: Count = 1
     """Steps between lines of metrics.jsonl."""
     trackers: tuple[TrackerSpec, ...] = (TensorBoard(),)
-    """What the same numbers are sent to: TensorBoard, Weights & Biases, MLflow."""
+    """Services that receive the same numbers: TensorBoard, Weights & Biases, MLflow."""
     checkpoint_every: Count = 1000
     """Steps between checkpoints."""
     keep_last: Count = 3
@@ -74,7 +75,7 @@ class Run:
     """Sentences of the validation split that each evaluation translates for BLEU."""
     compiler_options: tuple[str, ...] = ()
     """Options of XLA for the training step, "tpu:xla_enable_async_all_gather=true".  Those for
-    other platforms are ignored.  configs/compilers/ has a set for TPU v5e and one for GPUs."""
+    other platforms are ignored.  configs/compilers/ has sets for TPU v5e, TPU v5p and GPUs."""
 
     def __post_init__(self) -> None:
         for option in self.compiler_options:

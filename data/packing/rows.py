@@ -219,6 +219,24 @@ def packed_lines(
     yield packed, Counts(rows=len(packed))
 
 
+def joined_rows(
+    packed: Iterable[tuple[pack.Packed, Counts]],
+) -> tuple[dict[str, np.ndarray], Counts]:
+    """Joins what a packer gave out to the arrays of the cache, and adds up its counts."""
+    parts, counts = zip(*packed, strict=True)
+    return pack.joined(parts).arrays(), sum(counts, Counts())
+
+
+def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:
+    """Yields the rows of each part; left_out names the reason for which some are in no row."""
+    first = 0
+    for entry in entries:
+        counts = Counts.read(entry)
+        dropped = entry["dropped"] | dict.fromkeys(left_out, counts.left_out)
+        rows = range(first, first := first + counts.rows)
+        yield RowsOfPart(entry["name"], rows, counts, dropped)
+
+
 def hashed_bytes(*examples: str) -> bytes:
     """Returns what examples add to a content hash; bytes that are not UTF-8 count as they are.
 

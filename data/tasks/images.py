@@ -13,7 +13,8 @@ from data.packing.image_rows import ImageRows, Shape, packed_images
 from data.packing.rows import Counts, Rows, StoredSplit
 from data.sources.pairs import Pairs
 from data.sources.text_files import without_carriage_return
-from data.task import PackChunk, PartOfText, Task, hashed_pairs, hashed_parts, pair_of_line
+from data.task import PackChunk, PartOfText, Task, hashed_parts
+from data.tasks.pairs import hashed_pairs, pair_of_line
 from data.tokenizers.labels import Labels
 from data.vocabs import Vocabs
 

@@ -9,7 +9,8 @@ from configs.spec import spec
 from data.packing.prompt_rows import PromptRows, packed_prompts
 from data.packing.rows import Counts, Rows, StoredSplit
 from data.sources.pairs import Pair, Pairs
-from data.task import PackChunk, PairTask, pair_of_line
+from data.task import PackChunk
+from data.tasks.pairs import PairTask, pair_of_line
 from data.vocab import Tokenizer
 from data.vocabs import Vocabs
 

@@ -25,7 +25,8 @@ from data.sources.pair_kinds import Mixture, Tsv
 from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
 from data.sources.text_mixture import TextMixture
-from data.task import Task, Translation
+from data.task import Task
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 
 LINES = 900

@@ -19,7 +19,8 @@ from data.order import batches, rows_of_step
 from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, ParallelFiles, Tsv
 from data.sources.text import TextFiles
-from data.task import Task, Translation
+from data.task import Task
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 

@@ -19,7 +19,8 @@ from data.sources.pair_kinds import Tsv
 from data.storage import copies
 from data.storage.errors import Unfinished
 from data.storage.folders import unfinished
-from data.task import Example, Task, Translation
+from data.task import Example, Task
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from tests.data.test_build import CHUNK, contents, task_of, text  # noqa: F401
 

@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from data.sources.clean import Clean
 from data.sources.pair_kinds import Mixture, Tsv
-from data.task import Translation
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 from data.vocabs import Vocabs

@@ -14,7 +14,7 @@ from configs.errors import UserError
 from configs.paths import absolute, local_path
 from data.sources.pair_kinds import Phrases
 from data.storage.files import atomic_path, atomic_write
-from data.task import Translation
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece, SentencePieceVocab
 from data.vocab import EOS, PAD, Vocab, make
 from data.vocabs import TARGET_FILE, Vocabs

@@ -13,7 +13,7 @@ from data.corpora import phrases
 from data.sources.json_lines import Jsonl
 from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
 from data.sources.text import Source
-from data.task import Translation
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 
 PAIRS = [("eins", "one"), ("zwei\u2028\u0085", "two"), ("", "three"), (" ", ""), ("fünf", "five")]

@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from configs.errors import UserError
 from data.cache import prepare
 from data.sources.pair_kinds import TfdsPairs
-from data.task import Translation
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 
 STATMT = "http://www.statmt.org"

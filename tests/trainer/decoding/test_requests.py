@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import UserError
 from data.sources.pair_kinds import ParallelFiles, Tsv
-from data.task import Translation
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
 from data.vocabs import Vocabs

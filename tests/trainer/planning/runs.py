@@ -6,7 +6,8 @@ import functools
 from configs.load import load
 from data.sources.pair_kinds import ParallelFiles
 from data.sources.text import TextFiles
-from data.task import Task, Translation
+from data.task import Task
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from layouts.layout import Layout
 from layouts.mesh import make_mesh

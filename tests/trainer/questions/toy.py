@@ -9,7 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from data.sources.pair_kinds import ParallelFiles
 from data.sources.text import TextFiles
-from data.task import Task, Translation
+from data.task import Task
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
 from data.vocabs import Vocabs

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from data.sources.pair_kinds import ParallelFiles
-from data.task import Translation
+from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 from data.vocabs import Vocabs

@@ -1,0 +1,71 @@
+"""Defines tasks of pairs: what they have in common."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from configs.errors import UserError
+from configs.spec import abstract_spec
+from data.packing.pair_rows import LONG
+from data.packing.rows import hashed_pair
+from data.sources.clean import Clean
+from data.sources.pairs import Pair, Pairs, tagged
+from data.task import PartOfText, Task, hashed_parts
+
+
+@abstract_spec
+class PairTask(Task):
+    """Defines a task of pairs."""
+
+    source: Pairs
+    """Where the text comes from."""
+    clean: Clean = Clean()
+    """Which training pairs are dropped, beside those that are longer than a row."""
+    word_list: None = None
+    """A model of pairs reads every word."""
+
+    takes_pairs = True
+    left_out = (LONG,)
+
+    def pairs_of(self, part: Pairs, split: str) -> Iterator[Pair]:
+        """Yields the pairs of one part of a split, as they are packed."""
+        return part.untagged(split, self.clean.errors)
+
+    def vocab_text(self, name: str) -> Iterator[str]:
+        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
+        for part in self.source.parts_of("train").values():
+            pairs = self.pairs_of(part, "train")
+            for source, target in self.clean.kept(pairs, "train", Counter()):
+                if name != "target vocab":
+                    yield self.prompt(source)
+                if name != "source vocab":
+                    yield target
+
+    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
+        """Yields the parts of a split, one after another; digest is fed the raw text."""
+        for name, part in hashed_parts(self.source.parts_of(split), digest):
+            dropped = Counter[str]()
+            pairs = hashed_pairs(self.pairs_of(part, split), digest)
+            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
+
+    def part_entries(
+        self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Returns what a manifest keeps of the parts of a split."""
+        return {"dropped": dict(dropped), "parts": list(parts)}
+
+
+def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
+    for pair in pairs:
+        digest.update(hashed_pair(*pair))
+        yield pair
+
+
+def pair_of_line(number: int, line: str, tag: str | None) -> Pair:
+    halves = line.split("\t")
+    if len(halves) != 2:
+        raise UserError(
+            f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its target."
+        )
+    return Pair(tagged(halves[0], tag), halves[1])
