@@ -4,7 +4,7 @@
 # make test                   lint, types and all tests
 # make test-sweep             a search for layouts that change a result, until stopped
 # make test-faults            many kills, signals, stalls and interrupts; much mutated input
-# make bench                  speed beside other libraries, where these are installed
+# make bench                  speed, and that of other libraries where they are installed
 # make bench-gpu              the same on a GPU: 1.3B dense, long rows, experts, decoding
 # make audit                  known vulnerabilities of the installed packages
 PYTHON ?= python3
@@ -61,7 +61,7 @@ bench: install
 	@for name in train translate decode moe generate input start; do \
 	  echo "$$name:"; $(BIN)/meshloom bench $$name --json=bench/$$name.json || exit 1; done
 
-bench-gpu: cuda  # beside PyTorch where it is installed: .venv/bin/pip install torch
+bench-gpu: cuda  # compares with PyTorch where it is installed: .venv/bin/pip install torch
 	$(BIN)/meshloom bench gpu
 
 audit: install  # looks the locked packages up among the known vulnerabilities

@@ -1,8 +1,8 @@
-"""Orders devices: which axes of the torus each mesh axis lies along.
+"""Orders devices: places each mesh axis along axes of the TPU torus.
 
-"data:y;model:x;model:core" puts the mesh axis model along x, and on both cores of each chip.  A
-number takes a part: in "data:x4;model:x8" a row of 32 chips is 4 runs of 8 neighbours, since what
-is named later lies nearer.
+"data:y;model:x;model:core" places the mesh axis model along x and over both cores of each chip.  A
+number takes a part of an axis: in "data:x4;model:x8" a row of 32 chips is divided into 4 groups of
+8 neighbors, because later names vary faster.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Torus = Mapping[str, int]  # chips along each axis, then cores of a chip
 
 
 class Piece(NamedTuple):
-    """Names a factor of an axis of the torus that a mesh axis lies along."""
+    """Names a factor of an axis of the torus along which a mesh axis is placed."""
 
     mesh_axis: str
     torus_axis: str

@@ -128,16 +128,16 @@ class Layout:
     rules: str = "batch:data"
     """Rules that hold for every tensor, "batch:data;heads:model;d_ff:model;vocab:model"."""
     param_rules: str = ""
-    """Rules that replace those of the same axis for stored weights and their slots."""
+    """Rules that replace those of the same axis for stored weights and their optimizer state."""
     order: str | None = None
-    """Which axes of the torus each mesh axis lies along, "data:y;model:x;model:core"; None: JAX's
-    choice.  Devices without coordinates have no torus, and this says nothing of them."""
+    """Axes of the TPU torus along which each mesh axis is placed, "data:y;model:x;model:core".
+    None: JAX's choice.  Without effect on CPUs and GPUs, which have no torus."""
     slices: str | None = None
-    """Slices side by side along mesh axes, "data:2" or "data:-1" for all of them; the other mesh
-    axes stay inside a slice.  One slice alone has its devices in order, whatever this says."""
+    """Mesh axes that span several slices, "data:2", or "data:-1" for all slices; the other mesh
+    axes stay inside a slice.  Without effect on a single slice."""
     pipeline_repeats: Count = 1
-    """Times that each microbatch goes around the stages of layers, through another group of each
-    stage's layers each time.  1: GPipe's schedule; more: the circular one, which idles less."""
+    """Number of times that each microbatch goes through all stages, each time through another group
+    of a stage's layers.  1: GPipe's schedule; more: the circular schedule, which idles less."""
 
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Returns the placement of a tensor with these axes; a lowercase axis is replicated.

@@ -1,4 +1,4 @@
-"""Computes cross entropy over a vocabulary, in slices with gradients made on the way forward."""
+"""Computes cross entropy in slices, with gradients computed in the forward pass."""
 
 import dataclasses
 import functools
@@ -17,13 +17,13 @@ Array = jax.Array
 class LossSums(NamedTuple):
     """Holds sums over tokens, divided once all microbatches and devices are added."""
 
-    objective: Array  # what is minimised: smoothed cross entropy and z-loss
+    objective: Array  # what is minimized: smoothed cross entropy and z-loss
     loss: Array  # plain cross entropy, natural logarithm
     correct: Array  # tokens whose target had the largest logit
     tokens: Array
     loads: Any = ()  # of the experts, by stack; sums as well
     source_objective: Array | None = (
-        None  # what is minimised as well, but summed over source tokens
+        None  # what is minimized as well, but summed over source tokens
     )
 
     def __add__(self, other: object) -> "LossSums":
@@ -31,7 +31,7 @@ class LossSums(NamedTuple):
         return jax.tree.map(jnp.add, self, other)
 
     def total_objective(self, source_weight: Array) -> Array:
-        """Returns what is minimised, where a source token weighs as much as so many targets."""
+        """Returns what is minimized, if each source token counts as this many targets."""
         if self.source_objective is None:
             return self.objective
         return self.objective + source_weight * self.source_objective
@@ -113,7 +113,7 @@ def divergence(
     softmax_VD: Array,
     counted_BL: Array,
 ) -> Array:
-    """Sums, over the counted tokens, how far two predictions of the same target are apart.
+    """Sums the divergence of two predictions of the same target over the counted tokens.
 
     It is the mean of both Kullback-Leibler divergences (R-drop, Liang et al. 2021, equation 2).
     """
@@ -206,7 +206,7 @@ def _in_slices(
 ) -> tuple[LossSums, Gradients | None]:
     """Adds up the sums and, on request, both gradients over slices of the rows.
 
-    The slices run one after the other, so that the logits of one slice are all that exists.
+    The slices run one after another, so only the logits of one slice exist at a time.
     """
     count, axes, take = _slices(layout, chunks, x_BLD, targets_BL, counted_BL)
 
@@ -234,7 +234,7 @@ def _in_slices(
 def _slices(
     layout: Layout, chunks: int, *arrays: Array
 ) -> tuple[int, str, Callable[[Array | int], list[Array]]]:
-    """Returns how many slices of the rows there are, their axes, and what takes one of each array.
+    """Returns the number of slices of the rows, their axes, and a function that takes a slice.
 
     The first array has the axes BLD, the others as many of them as they have.
     """

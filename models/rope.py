@@ -1,4 +1,4 @@
-"""Sets the rates of rotary positions, and slows them for rows longer than those of training.
+"""Computes the frequencies of rotary positions, and scales them for rows longer than in training.
 
 Rates are the angles per position, the fastest first: theta to the power of 0, -2/d, -4/d, ...
 """
@@ -21,7 +21,7 @@ def plain_rates(theta: float, d_kv: int) -> Rates:
 
 @abstract_spec
 class RopeScaling:
-    """Slows rotary positions down."""
+    """Scales the rates of rotary positions down, for longer rows."""
 
     @property
     def magnitude(self) -> float:
@@ -35,10 +35,10 @@ class RopeScaling:
 
 @spec
 class LinearScaling(RopeScaling):
-    """Slows all rates alike: positions lie closer.  Chen et al. 2023."""
+    """Divides all rates by one factor (position interpolation).  Chen et al. 2023."""
 
     factor: Positive
-    """Divides the rates: how many times longer rows become."""
+    """Divides the rates: how many times as long rows may become."""
 
     def scaled(self, rates_k: Rates, theta: float) -> Rates:
         return rates_k / self.factor
@@ -46,16 +46,17 @@ class LinearScaling(RopeScaling):
 
 @spec
 class Llama3Scaling(RopeScaling):
-    """Slows the slow rates alone.  Grattafiori et al. 2024 (Llama 3.1)."""
+    """Divides only the low rates by a factor.  Grattafiori et al. 2024 (Llama 3.1)."""
 
     factor: Positive
-    """Divides the slow rates."""
+    """Divides the low rates."""
     original_length: Count
-    """Tokens in the rows of the first training."""
+    """Tokens in the rows of the original training."""
     low_freq_factor: Positive = 1.0
-    """Rotations in such a row up to which a rate is slowed in full."""
+    """Rates with at most this many rotations in such a row are divided by the whole factor."""
     high_freq_factor: Positive = 4.0
-    """Rotations in such a row from which a rate stays; between the two, a mean of both."""
+    """Rates with at least this many rotations in such a row are unchanged; between the two bounds,
+    a rate is a weighted mean of both."""
 
     def __post_init__(self) -> None:
         if self.high_freq_factor <= self.low_freq_factor:
@@ -74,18 +75,18 @@ class Llama3Scaling(RopeScaling):
 
 @spec
 class YarnScaling(RopeScaling):
-    """Slows the slow rates alone, by a ramp over their numbers.  Peng et al. 2023 (YaRN)."""
+    """Divides only the low rates, by a ramp over their indices.  Peng et al. 2023 (YaRN)."""
 
     factor: Positive
-    """Divides the slow rates."""
+    """Divides the low rates."""
     original_length: Count
-    """Tokens in the rows of the first training."""
+    """Tokens in the rows of the original training."""
     beta_fast: Positive = 32.0
-    """Rotations in such a row from which a rate stays."""
+    """Rates with at least this many rotations in such a row are unchanged."""
     beta_slow: Positive = 1.0
-    """Rotations in such a row up to which a rate is slowed in full."""
+    """Rates with at most this many rotations in such a row are divided by the whole factor."""
     truncate: bool = True
-    """Begins and ends the ramp at whole numbers of a rate."""
+    """Begins and ends the ramp at whole indices of rates."""
     attention_factor: Positive | None = None
     """Multiplies rotated queries and keys. None: 0.1 ln(factor) + 1."""
 

@@ -33,9 +33,9 @@ class Moe:
     router: Router = Top2()
     """Chooses the experts of each token."""
     dispatch: Dispatch = "gather"
-    """How tokens reach their experts: "einsum" by products with masks (best on TPUs), "gather" by
-    index, "dropless" by index into as many blocks as each expert needs. The results are equal,
-    except that "dropless" drops no token."""
+    """How tokens reach their experts: "einsum" by products with masks, as GShard does on TPUs (not
+    measured there), "gather" by index, which is faster on CPUs, "dropless" by index into as many
+    blocks as each expert needs. The results are equal, except that "dropless" drops no token."""
     group_tokens: Count | None = None
     """Tokens that are routed together and share the experts' slots. None: a row. Groups are smaller
     if the batch of an evaluation does not divide into groups of this size."""
@@ -91,7 +91,7 @@ class TransformerSpec(ModelSpec):
     rope_theta: Positive = 10_000.0
     """Base of the wavelengths of rotary positions."""
     rope_scaling: RopeScaling | None = None
-    """Stretches rotary positions to longer rows than a model was trained on. None: it does not."""
+    """Scales rotary positions to longer rows than a model was trained on. None: no scaling."""
     length: Count = 256
     """Size of the learned position table; the model trains and decodes no longer rows."""
     buckets: Count = 32
@@ -111,9 +111,9 @@ class TransformerSpec(ModelSpec):
     norm_epsilon: Positive = 1e-6
     """Added to the mean square in all norms."""
     norm_offset: bool = False
-    """Norms multiply by 1 + their scale, as in Gemma, so that weight decay draws them to 1."""
+    """Multiplies by 1 + scale in norms, as in Gemma, so that weight decay pulls the factor to 1."""
     qk_norm: bool = False
-    """Norms each head of queries and keys, before they are rotated."""
+    """Normalizes each head of queries and keys before the rotation."""
     attention_biases: AttentionBiases = "none"
     """Adds biases to queries, keys and values ("qkv"), or to attention's output as well ("all")."""
     sliding_window: Count | None = None
@@ -122,8 +122,8 @@ class TransformerSpec(ModelSpec):
     combined_qkv: bool = False
     """Computes queries, keys and values in one product; the stored weights stay separate."""
     dropout: Fraction = 0.0
-    """Rate of dropout on the embeddings, on the residual branches and, unless hidden_dropout says
-    otherwise, inside feed-forward layers."""
+    """Rate of dropout on the embeddings, on the residual branches and, without hidden_dropout,
+    inside feed-forward layers."""
     hidden_dropout: Fraction | None = None
     """Rate of dropout inside feed-forward layers, on their activations. None: that of dropout."""
     attention_dropout: Fraction = 0.0
@@ -138,11 +138,11 @@ class TransformerSpec(ModelSpec):
     attention: AttentionKind = "auto"
     """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
     logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
-    Where no kernel can, all are plain (docs/attention.md).  On CPUs "flash" interprets a kernel,
-    which is slow and meant for tests."""
+    Without a kernel for the case, attention is plain (docs/attention.md).  On CPUs "flash"
+    interprets a kernel, which is slow and meant for tests."""
     attention_chunks: Count = 1
-    """Slices of queries in plain attention; each leaves out the memory that lies ahead of it.  Same
-    results.  All queries at once where the layout splits the length."""
+    """Slices of queries in plain attention; each skips the keys after its last query.  Same
+    results.  Without effect where the layout splits the length."""
     loss_chunks: Count = 1
     """Slices along the row in which logits are computed, so that they never all exist at once."""
     pattern: tuple[BlockKind, ...] = ("dense",)

@@ -32,13 +32,14 @@ Bits per byte: {result["bits_per_byte"]:.3f}
 Three prompts, continued:
 """ + "".join(f"  {text}\n" for text in texts)
     print(summary)
-    print(f"""The curves:      {MODEL_DIR}/loss.png, or tensorboard --logdir={MODEL_DIR}/events
+    print(f"""The curves:      {MODEL_DIR}/loss.png
 To continue:
   . .venv/bin/activate
   meshloom train --model_dir={MODEL_DIR} --gin_param=Run.steps=2000
   meshloom evaluate --model_dir={MODEL_DIR} --split=test
   echo "Return the" | meshloom decode --model_dir={MODEL_DIR} --input=- --temperature=0.7
-  pip install -e '.[serve]' && meshloom serve --model_dir={MODEL_DIR}
+  meshloom serve --model_dir={MODEL_DIR}
+  pip install tensorboard && tensorboard --logdir={MODEL_DIR}/events
   meshloom train --model_dir=runs/split --gin_file={GIN_FILE} \\
     --gin_file=layouts/data_and_model_parallel.gin --simulate_devices=8""")
 

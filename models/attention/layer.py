@@ -1,4 +1,4 @@
-"""Attends for every head arrangement: packed, cached, grouped or multi-query."""
+"""Computes attention: packed or cached, with all, grouped or single key/value heads."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ Array = jax.Array
 
 
 class Attention(nnx.Module):
-    """Attends with J key/value heads of Q queries each.
+    """Computes attention with J key/value heads, each shared by Q query heads.
 
     Vaswani et al. 2017, section 3.2; grouped heads after Ainslie et al. 2023.
     """
@@ -100,7 +100,7 @@ class Attention(nnx.Module):
         return q_BJQLK, k_BJMK, v_BJMK
 
     def to_queries(self, q_BLJQK: Array) -> Array:
-        """Adds the bias of queries, norms and scales them, and puts heads before positions."""
+        """Adds the bias of queries, normalizes and scales them, and puts heads before positions."""
         q_BLJQK = checkpoint_name(q_BLJQK, "query_proj")
         if self.spec.attention_biases != "none":
             q_BLJQK += self.layout.broadcast_like(self.bq_JQK[...], "JQK", "BLJQK")
@@ -110,7 +110,7 @@ class Attention(nnx.Module):
         return q_BJQLK * self.spec.scales[1]
 
     def to_keys_and_values(self, k_BMJK: Array, v_BMJK: Array) -> tuple[Array, Array]:
-        """Adds the biases of keys and values, norms keys, and puts heads before positions."""
+        """Adds the biases of keys and values, normalizes keys, and puts heads before positions."""
         k_BMJK = checkpoint_name(k_BMJK, "key_proj")
         v_BMJK = checkpoint_name(v_BMJK, "value_proj")
         if self.spec.attention_biases != "none":
@@ -175,7 +175,7 @@ class Attention(nnx.Module):
         )
 
     def chunks(self, context: AttentionContext) -> int:
-        """Returns the number of slices of queries: one where a slice would leave out nothing.
+        """Returns the number of slices of queries: one where a slice would skip no keys.
 
         Each of the devices that share the length has few queries, of which the last see all keys.
         """
@@ -197,7 +197,7 @@ class CrossAttention(Attention):
         cache: Cache | None = None,
         key: Array | None = None,
     ) -> tuple[Array, Cache | None]:
-        """Attends to the source, whose keys and values are in the cache where there is one."""
+        """Attends to the source, whose keys and values are in the cache if there is one."""
         q_BLJQK = self.layout.einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
         q_BJQLK = self.to_queries(q_BLJQK)
         if cache is None:
@@ -222,7 +222,7 @@ class CrossAttention(Attention):
 
 
 def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None) -> Array:
-    """Writes a row's keys (or values) to the cache, whose slots are never split over devices."""
+    """Writes a row's keys (or values) to the cache, whose positions are never sharded."""
     assert cache_index is not None
 
     def write_row(cache_BJMK: Array) -> Array:

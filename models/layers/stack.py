@@ -1,4 +1,4 @@
-"""Stacks equal blocks, whose weights are stored stacked; a scan or a loop runs them."""
+"""Stacks equal blocks: stores their weights stacked and runs them by a scan or a loop."""
 
 import dataclasses
 import functools
@@ -71,7 +71,7 @@ class Stack(nnx.Module):
         source_context: AttentionContext | None = None,
         key: Array | None = None,
     ) -> tuple[Array, Loads]:
-        """Runs whole rows through all layers; returns them normed, and the loads of the experts."""
+        """Runs whole rows through all layers and the norm; also returns the experts' loads."""
         context = self.with_shared_positions(context)
         _, weights = nnx.split(self.layers_N)
         run = in_stages(self.layout, self.run_layers, self.remat)
@@ -81,7 +81,7 @@ class Stack(nnx.Module):
     def run_layers(
         self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
     ) -> tuple[Array, Loads]:
-        """Runs whole rows through the layers with these weights, numbered from `first` on."""
+        """Runs whole rows through the layers with these weights; `first` is the first index."""
         context, source_context, key = inputs
         graph, _ = nnx.split(self.layers_N)
 
@@ -106,13 +106,13 @@ class Stack(nnx.Module):
         return x_BLD, jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
 
     def remat(self, run: Callable) -> Callable:
-        """Returns the same function, which saves for its backward pass what the settings say."""
+        """Returns the function with the rematerialization of the settings."""
         if self.spec.remat == "none":
             return run
         return jax.checkpoint(run, policy=remat_policy(self.spec))
 
     def with_shared_positions(self, context: AttentionContext) -> AttentionContext:
-        """Adds what all layers share of positions: the angles of rotary ones, a shared bias."""
+        """Adds what all layers share about positions: rotary angles, a shared relative bias."""
         if self.spec.positions == "rotary":
             assert context.positions_BL is not None
             rotation = rotation_of(context.positions_BL, self.spec)
@@ -127,7 +127,7 @@ class Stack(nnx.Module):
     ) -> tuple[Stepper, Caches]:
         """Returns a function that runs rows through all layers with caches, and the caches.
 
-        Work on the weights and the source alone is done here, once.
+        Work that depends only on the weights and the source is done here, once.
         """
         graph, stored = nnx.split(self.layers_N)
         block = functools.partial(nnx.merge, graph)

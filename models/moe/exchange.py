@@ -1,4 +1,4 @@
-"""Exchanges rows between the devices of a mesh axis, of which each gets as many as it needs."""
+"""Exchanges any number of rows between the devices of a mesh axis."""
 
 import functools
 from typing import NamedTuple
@@ -12,8 +12,8 @@ Array = jax.Array
 class Exchange(NamedTuple):
     """Sends a device's rows, sorted by destination, to other devices and brings results back.
 
-    It runs inside `Layout.shard_map`.  Any device may send all its rows to a single one, so what a
-    device receives has places for all rows of each.
+    It runs inside `Layout.shard_map`.  Each device may send all its rows to a single one, so every
+    device has a receive buffer for all rows of all devices.
     """
 
     axes: tuple[str, ...]
@@ -24,19 +24,19 @@ class Exchange(NamedTuple):
 
     @classmethod
     def of(cls, axes: tuple[str, ...], destination_c: Array) -> "Exchange":
-        """Prepares to send rows to these devices; those beyond the last go nowhere."""
+        """Prepares to send rows to these devices; an index beyond the last one sends nowhere."""
         size_n = jnp.bincount(destination_c, length=jax.lax.axis_size(axes))
         return cls(axes, destination_c.size, jax.lax.all_gather(size_n, axes))
 
     @property
     def starts_nn(self) -> Array:
-        """Returns where the rows for each device begin among those of each."""
+        """Returns the index of the first row that each device sends to each."""
         return jnp.cumsum(self.sizes_nn, axis=1) - self.sizes_nn
 
     def send(self, x_cd: Array, empty: int) -> Array:
-        """Returns the rows for this device, those of each device at places of their own.
+        """Returns the rows that this device receives, with a separate range for each sender.
 
-        Places without a row hold `empty`.
+        Unused rows of the buffer hold `empty`.
         """
         device, devices = jax.lax.axis_index(self.axes), len(self.sizes_nn)
         return self.exchange(
@@ -64,7 +64,7 @@ class Exchange(NamedTuple):
         self, x_cd: Array, out_rd: Array, start_n: Array, size_n: Array, place_n: Array,
         received_n: Array,
     ) -> Array:  # fmt: skip
-        """Sends the rows from start to start + size to each device, to `place` in its out_rd."""
+        """Sends rows start to start + size to each device, where they begin at place in out_rd."""
         ragged = functools.partial(jax.lax.ragged_all_to_all, axis_name=self.axes)
         padded = functools.partial(padded_all_to_all, axes=self.axes, max_rows=self.rows)
         operands = (x_cd, out_rd, start_n, size_n, place_n, received_n)
@@ -82,7 +82,7 @@ def padded_all_to_all(
     axes: tuple[str, ...],
     max_rows: int,
 ) -> Array:
-    """Does what `jax.lax.ragged_all_to_all` does, of which XLA has no version for CPUs."""
+    """Does what `jax.lax.ragged_all_to_all` does, which XLA does not have on CPUs."""
     row_1c = jnp.arange(max_rows)[None]
     x_ncd = x_cd.at[start_n[:, None] + row_1c].get(mode="fill", fill_value=0)
     all_to_all = functools.partial(jax.lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0)

@@ -119,7 +119,7 @@ def collective(kind: str, count: int) -> Callable[[Any], Any]:
 
 
 def neighbours(places: np.ndarray) -> np.ndarray:
-    """Numbers the places of devices on a torus so that each is beside the one before.
+    """Numbers the places of devices on a torus so that each is next to the one before.
 
     A permutation sends along this order: with pairs that are close, its cost is constant (GShard,
     section 5.3).
@@ -215,7 +215,7 @@ def print_predicted(rows: Sequence[PredictedTime]) -> None:
 
 
 def print_growths(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints how many times as long collectives take on more devices, beside the paper's."""
+    """Prints how the times of collectives grow with the devices, compared with the paper."""
     from scripts.terminal import print_table
 
     print_table(
@@ -238,7 +238,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def draw(result: dict[str, Any], pyplot: Any) -> Any:
-    """Draws the predicted times over the number of devices, and the measured ones beside them."""
+    """Draws the predicted times over the number of devices, next to the measured ones."""
     parts = [part for part in ("predicted", "measured") if result[part]]
     size = (1 + 5 * len(parts), 5)
     figure, panels = pyplot.subplots(

@@ -1,4 +1,4 @@
-"""Measures translation speed beside Hugging Face and CTranslate2, interleaved in one run.
+"""Compares translation speed with Hugging Face and CTranslate2, interleaved in one run.
 
     pip install torch transformers ctranslate2
     meshloom bench decode --json=bench.json

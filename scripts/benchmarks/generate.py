@@ -124,7 +124,7 @@ def measure(shape: Shape, batch_sizes: list[int], prompt: int, new_tokens: int) 
 def main(
     shape: str, batch_sizes: list[int], prompt: int, new_tokens: int, json_file: str | None
 ) -> None:
-    """Measures greedy decoding beside the memory's bandwidth."""
+    """Compares greedy decoding with the bandwidth of the memory."""
     show({"shape": shape, **measure(SHAPES[shape], batch_sizes, prompt, new_tokens)}, json_file)
 
 

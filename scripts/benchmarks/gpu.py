@@ -1,10 +1,10 @@
-"""Measures all that is to be measured on a GPU, in about 8 minutes.
+"""Measures training and decoding on a GPU, in about 8 minutes.
 
     make bench-gpu
 
 Compares losses, gradients and texts with those of a CPU (tests/test_accelerator.py).  Trains the
-1.3B model in bfloat16 at 2,048 and at 8,192 tokens beside PyTorch with torch.compile and flash
-attention, and one with experts of equal active size.  Decodes with it at batch 1 and 32.  Each part
+1.3B model in bfloat16 at 2,048 and at 8,192 tokens, compared with PyTorch with torch.compile and
+flash attention, and one with experts of equal active size.  Decodes with it at batch 1 and 32.  Each part
 runs in processes of its own and writes its JSON as soon as it ends, so that one that fails costs
 only itself; the exit code is 1 then.
 """
@@ -88,7 +88,7 @@ def shares_of(file: Path) -> dict[str, float]:
     help="Parts to run, in this order, separated by commas.",
 )
 def main(folder: Path, parts: str) -> None:
-    """Measures training and decoding on one GPU, beside PyTorch where it is installed."""
+    """Measures training and decoding on one GPU, and PyTorch where it is installed."""
     names = parts.split(",")
     if unknown := [name for name in names if name not in (TESTS, *PARTS)]:
         legal = ", ".join([TESTS, *PARTS])

@@ -1,4 +1,4 @@
-"""Measures preparing text and reading batches, beside what a training step needs.
+"""Measures preparing text and reading batches, compared with what a training step needs.
 
     meshloom bench input --json=bench.json
 

@@ -1,4 +1,4 @@
-"""Measures a layer of experts beside a dense one, interleaved in one run.
+"""Compares a layer of experts with a dense one, interleaved in one run.
 
     pip install torch
     meshloom bench moe --json=bench.json

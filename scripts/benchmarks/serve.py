@@ -1,4 +1,4 @@
-"""Measures the throughput and the latency of `meshloom serve`, beside `meshloom decode`.
+"""Measures throughput and latency of `meshloom serve`, compared with `meshloom decode`.
 
     meshloom bench serve --model_dir=runs/quickstart --json=bench.json
 

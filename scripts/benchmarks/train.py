@@ -1,4 +1,4 @@
-"""Measures training speed beside an equal model in PyTorch, interleaved in one run.
+"""Compares training speed with an equal model in PyTorch, interleaved in one run.
 
     pip install torch
     meshloom bench train --json=bench.json

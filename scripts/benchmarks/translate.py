@@ -1,4 +1,4 @@
-"""Measures training of a translation model beside Hugging Face's Marian, interleaved in one run.
+"""Compares training of a translation model with Hugging Face's Marian, interleaved in one run.
 
     pip install torch transformers
     meshloom bench translate --json=bench.json

@@ -261,7 +261,7 @@ def exact(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def about_here() -> dict[str, str]:
-    """Describes what recorded numbers depend on, beside the checkout."""
+    """Describes what recorded numbers depend on, in addition to the checkout."""
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "sentencepiece")
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "processor": processor(),

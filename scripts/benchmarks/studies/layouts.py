@@ -1,4 +1,4 @@
-"""Measures every legal layout of a small model on eight devices, beside a search's predictions.
+"""Measures every legal layout of a small model, compared with a search's predictions.
 
     python -m scripts.benchmarks.studies.layouts --json=layouts.json   (15 minutes)
 

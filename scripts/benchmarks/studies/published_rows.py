@@ -1,4 +1,4 @@
-"""Plans the published runs and prints what is predicted beside what was published.
+"""Plans the published runs and compares the predictions with the published figures.
 
     python -m scripts.benchmarks.studies.published_rows                   (5 minutes)
     python -m scripts.benchmarks.studies.published_rows --folder=plans --compile   (2 hours)

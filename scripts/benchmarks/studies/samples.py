@@ -1,11 +1,11 @@
-"""Measures samples in one flat buffer beside separate ones, with a suffix that ranks them.
+"""Compares samples in one flat buffer with separate ones; a suffix ranks them.
 
     python -m scripts.benchmarks.studies.samples --samples=16 --prompt=512
 
-The Efficient Giant Models guide (section 3.2) reads a prompt once, draws all samples of it in one
-buffer and reads a suffix behind each at once.  Beside it run one cache for each sample, filled from
-the same prefill, and samples that share nothing: each reads the prompt itself.  All three make the
-same number of tokens, in alternating rounds of one process.
+The Efficient Giant Models guide (section 3.2) prefills a prompt once, draws all its samples in one
+buffer and ranks them by a suffix in one pass.  The others are a cache for each sample, filled from
+the same prefill, and samples that share nothing: each prefills the prompt itself.  All three make
+the same number of tokens, in alternating rounds of one process.
 """
 
 import statistics
@@ -84,7 +84,7 @@ def main(
     count: int,
     json_file: str | None,
 ) -> None:
-    """Measures samples in one flat buffer beside separate ones."""
+    """Compares samples in one flat buffer with separate ones."""
     runs = runs_of(SHAPES[shape], samples, prompt, new_tokens, suffix)
     warm_s = {name: seconds(run) for name, run in runs.items()}
     times = [{name: seconds(run) for name, run in runs.items()} for _ in range(count)]

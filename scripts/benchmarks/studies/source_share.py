@@ -1,4 +1,4 @@
-"""Measures what translation models gain from the source, beside their knowledge of the target.
+"""Measures what translation models gain from the source, and what they know of the target.
 
     python -m scripts.benchmarks.studies.source_share --model_dir=runs/dense --model_dir=runs/moe
 

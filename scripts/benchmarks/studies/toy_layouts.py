@@ -1,10 +1,10 @@
-"""Measures the two-layer example of Mesh-TensorFlow under its five layouts, beside Table 1.
+"""Compares Mesh-TensorFlow's two-layer example under its five layouts with Table 1.
 
     python -m scripts.benchmarks.studies.toy_layouts
 
 Shazeer et al. 2018, algorithm 1 and section 8: y = relu(x w + bias) v, with all gradients.  Each
 layout is compiled for eight virtual devices; what the compiled program sums up over the network,
-multiplies and holds is printed beside the paper's formulas.  The last layout is the illegal one of
+multiplies and holds is printed next to the paper's formulas.  The last layout is the illegal one of
 section 8.5.  The axes io and hidden are called d_model and d_ff here.
 """
 
