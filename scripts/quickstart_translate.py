@@ -36,13 +36,14 @@ def main() -> None:
 BLEU on the test split: {result["bleu"]:.1f}  ({result["sentences"]:,} sentences, beam 4)
 {result["bleu_signature"]}
 
-The curves:      {MODEL_DIR}/loss.png, or tensorboard --logdir={MODEL_DIR}/events
+The curves:      {MODEL_DIR}/loss.png
 To continue:
   . .venv/bin/activate
   meshloom train --model_dir={MODEL_DIR} --gin_param=Run.steps=2000
   meshloom evaluate --model_dir={MODEL_DIR} --split=test
   echo "{shown.sources[0]}" | meshloom decode --model_dir={MODEL_DIR} --input=-
-  pip install -e '.[serve]' && meshloom serve --model_dir={MODEL_DIR}
+  meshloom serve --model_dir={MODEL_DIR}
+  pip install tensorboard && tensorboard --logdir={MODEL_DIR}/events
   meshloom train --model_dir=runs/french --gin_file={GIN_FILE} \\
     --gin_param="Phrases.language='fr'" --gin_param="Translation.name='phrases_fr_en'\"""")
 

@@ -4,9 +4,9 @@
 
 Compares losses, gradients and texts with those of a CPU (tests/test_accelerator.py).  Trains the
 1.3B model in bfloat16 at 2,048 and at 8,192 tokens, compared with PyTorch with torch.compile and
-flash attention, and one with experts of equal active size.  Decodes with it at batch 1 and 32.  Each part
-runs in processes of its own and writes its JSON as soon as it ends, so that one that fails costs
-only itself; the exit code is 1 then.
+flash attention, and one with experts of equal active size.  Decodes with it at batch 1 and 32.
+Each part runs in processes of its own and writes its JSON as soon as it ends, so a part that fails
+ends only itself; the exit code is then 1.
 """
 
 import json
