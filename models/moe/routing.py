@@ -98,7 +98,7 @@ class Router:
 class Top2(Router):
     """Takes the two best experts of each token.  Lepikhin et al. 2020 (GShard), algorithm 1.
 
-    Gates are normalised over the two; the second is used with probability min(1, 2 x its gate).
+    Gates are normalized over the two; the second is used with probability min(1, 2 x its gate).
     """
 
     random_second: bool = True

@@ -32,8 +32,8 @@ TITLES = {
 INTRODUCTION = """# Settings
 
 Every name that a gin file or `--gin_param` can bind, with its legal values, its default and its
-meaning. A value `@Name()` is another group of settings; a binding `place/Name.setting` sets it for
-`@place/Name()` alone, as in `source/SentencePiece.size`. `meshloom inspect settings NAME` prints a
+meaning. A value `@Name()` is another group of settings; a binding `place/Name.setting` sets it only
+for `@place/Name()`, as in `source/SentencePiece.size`. `meshloom inspect settings NAME` prints a
 part of this page; `meshloom inspect config` prints the values of a run and the line that sets each.
 
 `python -m scripts.commands.inspect.settings --write` generates this page from the code.
