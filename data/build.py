@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 # Of a chunk, whichever comes first: rows of 256 are filled as well as by one chunk, to 0.5 %.
 _CHUNK_CHARACTERS = 1 << 24
 _CHUNK_EXAMPLES = 1 << 18
-_LINES_A_RECORD = 500_000
+_LINES_PER_RECORD = 500_000
 
 OnProgress = Callable[[str, Counts, float | None], None]
-"""Hears of a split what is packed of it so far, and which share of its files; None if unknown."""
+"""Takes a split, the counts of its rows so far, and the share of its files read, if known."""
 PackedChunk = tuple[dict[str, np.ndarray], Counts]
 
 
@@ -226,7 +226,7 @@ class SplitBuilder:
         """Logs now and then how many lines of the split are done, and which share of its files."""
         if self._on_progress is not None:
             self._on_progress(split, now, share)
-        elif now.lines // _LINES_A_RECORD > before.lines // _LINES_A_RECORD:
+        elif now.lines // _LINES_PER_RECORD > before.lines // _LINES_PER_RECORD:
             done = "" if share is None else f", {share:.0%} of its files"
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
@@ -302,7 +302,7 @@ def _losses(counts: Counts, dropped: Counter[str]) -> str:
 
 
 def _no_lines(task: Task, split: str, name: str, counts: Counts, dropped: Counter[str]) -> str:
-    """Describes a split, or the part of one that a name tells, that has no example in a row."""
+    """Describes a split, or a part of one, named by `name`, that has no example in a row."""
     lost = _losses(counts, +dropped)  # without the rules that drop no pair
     if lost:
         kind = type(task).__name__

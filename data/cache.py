@@ -167,8 +167,8 @@ class TaskCaches:
             place, problem = damaged[0]
             if name := foreign_name(place):
                 raise UserError(
-                    f"{place}: is no cache, because it holds {name}.  Give another --data_dir or "
-                    f"{type(self.task).__name__}.name."
+                    f"{place}: is not a cache, because it holds {name}.  Give another --data_dir "
+                    f"or {type(self.task).__name__}.name."
                 )
             if not allow_damaged:
                 raise problem

@@ -1,4 +1,4 @@
-"""Lists the caches of a folder, and removes those of a task that its settings do without."""
+"""Lists the caches of a folder, and removes those of a task that it no longer uses."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class CacheEntry:
 
     @property
     def is_prunable(self) -> bool:
-        """Tells whether the settings and the text of now do without it, and no process uses it."""
+        """Returns whether neither the current settings and text nor a process use it."""
         return self.is_compared and bool(self.reasons) and not self.is_used
 
 

@@ -26,7 +26,7 @@ def row_ids(seed: int, step: int, batch_sequences: int, rows: int) -> np.ndarray
 
 
 def has_order_of(version: int, rows: Rows) -> bool:
-    """Tells whether an earlier version has the same order of these rows."""
+    """Returns whether an earlier version has the same order of these rows."""
     largest = max([len(part.rows) for part in rows.parts], default=0) if rows.mix else len(rows)
     return version == VERSION or largest <= TABLE_ROWS
 

@@ -115,7 +115,7 @@ class _Workers:
         process = self._processes[connection]
         process.join()
         raise Unfinished(
-            f"a worker ended by itself (exit code {process.exitcode}), perhaps for want of memory."
+            f"a worker ended by itself (exit code {process.exitcode}), perhaps for lack of memory."
             "  Run the command again, with fewer --workers: it goes on where it was."
         )
 

@@ -288,7 +288,7 @@ def in_words(value: int, form: str, language: str) -> str:
 
 @functools.cache
 def has_words(form: str, language: str) -> bool:
-    """Tells whether num2words has the language and the form."""
+    """Returns whether num2words has the language and the form."""
     try:
         return bool(in_words(3, form, language))
     except NotImplementedError:
@@ -297,5 +297,5 @@ def has_words(form: str, language: str) -> bool:
 
 @functools.cache
 def has_price(unit: str, language: str) -> bool:
-    """Tells whether Babel has the language's word for one such unit; else it says the code."""
+    """Returns whether Babel has the language's word for one such unit; else it says the code."""
     return unit not in price(3.5, "EUR", unit, language)

@@ -9,7 +9,7 @@ from data.packing.best_fit import BestFit
 from data.vocab import EOS, PAD
 
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
-_EXAMPLES_A_CHUNK = 16_384
+_EXAMPLES_PER_CHUNK = 16_384
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def pack(
 ) -> Packed:
     """Packs all examples at once; each gets an EOS, and of a pair both halves."""
     packer = Packer(length, source_length, packs=packs)
-    chunks = [slice(i, i + _EXAMPLES_A_CHUNK) for i in range(0, len(targets), _EXAMPLES_A_CHUNK)]
+    chunks = [
+        slice(i, i + _EXAMPLES_PER_CHUNK) for i in range(0, len(targets), _EXAMPLES_PER_CHUNK)
+    ]
     parts = [packer.add(targets[s], None if sources is None else sources[s]) for s in chunks]
     return joined([*parts, packer.finish()])
 

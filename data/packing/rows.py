@@ -15,7 +15,7 @@ from data.storage.arrays import CheckedArray
 from data.vocab import PAD, UNK_WORD, Vocab
 
 NO_ROW = -1  # the row number of an empty row, which fills up the last batch of an evaluation
-_LINES_A_CHUNK = 16_384
+_LINES_PER_CHUNK = 16_384
 _NOT_SPACE = re.compile(r"\S+")
 
 T = TypeVar("T")
@@ -272,5 +272,5 @@ def read_word_list(path: str | None) -> frozenset[str] | None:
 def chunks(examples: Iterable[T]) -> Iterator[list[T]]:
     """Yields examples some thousands at a time."""
     rest = iter(examples)
-    while chunk := list(itertools.islice(rest, _LINES_A_CHUNK)):
+    while chunk := list(itertools.islice(rest, _LINES_PER_CHUNK)):
         yield chunk

@@ -18,7 +18,7 @@ from data.storage import lookup, remote
 
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 """What compressed files end in, by their first bytes."""
-_BYTES_A_READ = 1 << 17
+_BYTES_PER_READ = 1 << 17
 _MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
 
 
@@ -32,11 +32,11 @@ def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
                 return _Unzipped(_opened(name, file))
             case ".xz":
                 frames = _Frames(_opened(name, file), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
-                return io.BufferedReader(frames, _BYTES_A_READ)
+                return io.BufferedReader(frames, _BYTES_PER_READ)
             case ".zst":
                 library = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
                 frames = _Frames(_opened(name, file), library.decompressobj)
-                return io.BufferedReader(frames, _BYTES_A_READ)
+                return io.BufferedReader(frames, _BYTES_PER_READ)
             case _:
                 return _opened(name, file)
     except OSError as error:
@@ -167,7 +167,7 @@ class _Frames(io.RawIOBase):
 
     def _next(self, size: int) -> bytes:
         while not self._rest:
-            raw = self._file.read(_BYTES_A_READ)
+            raw = self._file.read(_BYTES_PER_READ)
             if not raw:
                 if self._in_frame:
                     raise EOFError("compressed file ended before the end of its stream")

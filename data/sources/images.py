@@ -35,7 +35,7 @@ def image_of(text: str) -> np.ndarray:
         pixels_YXZ = values[3:].reshape(height, width, FORMATS[name])
     except (ValueError, KeyError, OverflowError):
         raise UserError(
-            f"image {brief(text, 60)!r}: is no image.  Legal: plain PGM or PPM, such as "
+            f"image {brief(text, 60)!r}: is not an image.  Legal: plain PGM or PPM, such as "
             '"P2 2 1 255 0 128": P2 (grey) or P3 (RGB), width, height, 255 and a number a pixel '
             "and colour."
         ) from None

@@ -16,8 +16,8 @@ from data.storage import lookup, remote
 if TYPE_CHECKING:
     import pyarrow
 
-_ROWS_A_READ = 1024
-_BYTES_A_READ = 1 << 20  # without it a whole column of a row group is read at once
+_ROWS_PER_READ = 1024
+_BYTES_PER_READ = 1 << 20  # without it a whole column of a row group is read at once
 
 
 @spec
@@ -88,11 +88,11 @@ def _rows_of_file(
     file, number = path_of(path).expanduser(), 0
     with (
         file.open("rb") as opened,
-        parquet.ParquetFile(opened, buffer_size=_BYTES_A_READ, pre_buffer=False) as table,
+        parquet.ParquetFile(opened, buffer_size=_BYTES_PER_READ, pre_buffer=False) as table,
     ):
         fields = [_field(table.schema_arrow, column, path, setting) for column in columns]
         row_bytes = lookup.size_of(file) / max(table.metadata.num_rows, 1)
-        for batch in table.iter_batches(_ROWS_A_READ, columns=list(columns)):
+        for batch in table.iter_batches(_ROWS_PER_READ, columns=list(columns)):
             bytes_read().add(round(row_bytes * batch.num_rows))
             arrays = [_raw_texts(batch, field) for field in fields]
             for row in zip(*arrays, strict=True):

@@ -170,7 +170,7 @@ def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> 
         return f"{path}: is a Parquet file.  @ParquetText() and @Parquet() read such files."
     for magic, ending in ENDINGS.items():
         if number == 1 and raw.startswith(magic):
-            return f"{path}: is no text but compressed.  Rename it so that it ends in {ending}."
+            return f"{path}: is not text but compressed.  Rename it so that it ends in {ending}."
     if number == 1 and raw.startswith(b"BZh"):
         return f"{path}: is compressed as .bz2.  Legal: plain text, {', '.join(ENDINGS.values())}."
     encoding = "utf-16" if number == 1 and raw[:2] in _UTF16_MARKS else "latin1"

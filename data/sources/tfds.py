@@ -13,7 +13,7 @@ from typing import Any
 from configs.errors import UserError, did_you_mean
 from configs.paths import local_path
 
-_RECORDS_A_READ = 1024
+_RECORDS_PER_READ = 1024
 
 
 def lines(
@@ -49,8 +49,8 @@ def texts(
         raise UserError(
             f"{kind}: split {split!r} of {name}: {error}  Its splits: {legal}."
         ) from None
-    for start in range(0, len(records), _RECORDS_A_READ):
-        stop = min(start + _RECORDS_A_READ, len(records))
+    for start in range(0, len(records), _RECORDS_PER_READ):
+        stop = min(start + _RECORDS_PER_READ, len(records))
         for number, record in enumerate(records.__getitems__(range(start, stop)), start + 1):
             place = f"{name}, split {split!r}, record {number:,}"
             yield [

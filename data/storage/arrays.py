@@ -30,7 +30,7 @@ class GrowingArray:
         self._rows = 0
         self._sums_path = checksums_path(path)
         self._sums = array.array("I")
-        self._rows_a_chunk = _rows_a_chunk(columns, self._dtype)
+        self._rows_per_chunk = _rows_per_chunk(columns, self._dtype)
         self._file = path.open("r+b" if path.exists() else "x+b")
         _write_header(self._file, (0, columns), self._dtype)
         self._start = self._file.tell()
@@ -52,10 +52,10 @@ class GrowingArray:
         assert rows.shape[1:] == (self._columns,) and rows.dtype == self._dtype
         self._file.write(rows.tobytes())
         while len(rows):
-            in_chunk = self._rows % self._rows_a_chunk
+            in_chunk = self._rows % self._rows_per_chunk
             if not in_chunk:
                 self._sums.append(0)
-            part, rows = np.split(rows, [self._rows_a_chunk - in_chunk])
+            part, rows = np.split(rows, [self._rows_per_chunk - in_chunk])
             self._sums[-1] = zlib.crc32(part.tobytes(), self._sums[-1])
             self._rows += len(part)
 
@@ -84,10 +84,10 @@ class CheckedArray:
         self._path, self._remedy, self._reading = path, remedy, SharedLock(path.parent)
         self._rows = self._load(path, dimensions=2, mmap_mode="r")
         self.shape, self.dtype, self.size = self._rows.shape, self._rows.dtype, self._rows.size
-        self._rows_a_chunk = _rows_a_chunk(self.shape[1], self.dtype)
+        self._rows_per_chunk = _rows_per_chunk(self.shape[1], self.dtype)
         sums_path = checksums_path(path)
         self._sums = self._load(sums_path, dimensions=1) if sums_path.exists() else None
-        chunks = -(-len(self) // self._rows_a_chunk)
+        chunks = -(-len(self) // self._rows_per_chunk)
         if self._sums is not None and len(self._sums) != chunks:
             raise UserError(f"{path}: its number of rows is damaged.  {remedy}")
         self._is_verified = np.full(chunks, self._sums is None)
@@ -113,7 +113,7 @@ class CheckedArray:
         return int(self.shape[0])
 
     def __getitem__(self, row_ids: np.ndarray | int) -> np.ndarray:
-        self.verify(np.unique(np.asarray(row_ids) // self._rows_a_chunk))
+        self.verify(np.unique(np.asarray(row_ids) // self._rows_per_chunk))
         return np.asarray(self._rows[row_ids])
 
     def verify_all(self) -> None:
@@ -127,8 +127,8 @@ class CheckedArray:
     def verify(self, chunks: np.ndarray) -> None:
         """Reads chunks that were not read yet; raises `UserError` where one is damaged."""
         for chunk in chunks[~self._is_verified[chunks]]:
-            start = int(chunk) * self._rows_a_chunk
-            rows = self._rows[start : start + self._rows_a_chunk]
+            start = int(chunk) * self._rows_per_chunk
+            rows = self._rows[start : start + self._rows_per_chunk]
             assert self._sums is not None
             if zlib.crc32(rows.data) != self._sums[chunk]:
                 raise UserError(
@@ -153,7 +153,7 @@ def checksums_path(path: Path) -> Path:
     return path.with_suffix(".crc32.npy")
 
 
-def _rows_a_chunk(columns: int, dtype: np.dtype) -> int:
+def _rows_per_chunk(columns: int, dtype: np.dtype) -> int:
     return max(1, _CHUNK_BYTES // (columns * dtype.itemsize))
 
 

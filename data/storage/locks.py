@@ -45,7 +45,7 @@ class SharedLock:
 
 
 def is_used(folder: Path) -> bool:
-    """Tells whether a process on this machine's file systems reads or builds a folder."""
+    """Returns whether a process on this machine's file systems reads or builds a folder."""
     lock_file = folder.parent / f".{folder.name}.lock"
     return any(_is_locked(path) for path in (folder, lock_file) if path.exists())
 

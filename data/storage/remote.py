@@ -83,7 +83,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def bucket_exists(path: Path) -> bool:
-    """Tells whether the bucket of a path is there."""
+    """Returns whether the bucket of a path is there."""
     return bool(_file_system().exists(str(path).removeprefix(REMOTE).partition("/")[0]))
 
 

@@ -175,7 +175,7 @@ def check_kind(file: Path) -> None:
         model = read_model(other)
         if not is_bundle(model.lstrip()) and is_sentence_piece(model):
             raise UserError(
-                f"TokenizerJson.path: {other} is a SentencePiece model, no {TOKENIZER}.  "
+                f"TokenizerJson.path: {other} is a SentencePiece model, not a {TOKENIZER}.  "
                 f"@SentencePiece() reads it: SentencePiece.model_file = {str(other)!r}."
             )
 
@@ -192,7 +192,7 @@ def _parts(content: dict[str, Any], name: str) -> tuple[Files, dict[str, str]]:
     if is_ours and isinstance(files, dict) and isinstance(special, dict) and TOKENIZER in files:
         return files, special
     raise UserError(
-        f"vocab {name}: is JSON, but no vocab of this version.  Name a {TOKENIZER} by "
+        f"vocab {name}: is JSON, but not a vocab of this version.  Name a {TOKENIZER} by "
         "TokenizerJson.path instead."
     )
 

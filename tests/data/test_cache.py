@@ -155,7 +155,7 @@ def test_what_is_no_cache_is_not_replaced(text, data_dir):
     for name in ("letters", manifest.NAME):
         (data_dir / "mine" / name).write_text("dear")
     for rebuild in (False, True):
-        with pytest.raises(UserError, match=r"mine: is no cache, because it holds letters\."):
+        with pytest.raises(UserError, match=r"mine: is not a cache, because it holds letters\."):
             prepare(task_of(text), data_dir, rebuild=rebuild)
     assert entries(data_dir, TaskCaches(task_of(text), data_dir)) == []
     assert (data_dir / "mine" / "letters").exists()

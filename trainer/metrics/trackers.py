@@ -21,7 +21,7 @@ from data.storage.files import atomic_write
 WANDB_ID, MLFLOW_ID = "wandb.id", "mlflow.id"
 ID_FILES = (WANDB_ID, MLFLOW_ID)
 CLOSE_S = 60.0
-"""Seconds that a service has at the end of a run to take what it was not sent yet."""
+"""Seconds that a run waits at its end for a service to receive the remaining numbers."""
 MAX_PARAM_CHARACTERS = 6000  # of MLflow
 
 logger = logging.getLogger(__name__)

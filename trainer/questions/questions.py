@@ -128,7 +128,7 @@ def _text(value: object, entry: Mapping[str, Any], name: str) -> str:
     if not value.strip():
         raise ValueError(f'"{name}" holds a blank text.')
     if LONE_SURROGATE.search(value):
-        raise ValueError(f'"{name}" holds half of a surrogate pair, which is no character.')
+        raise ValueError(f'"{name}" holds half of a surrogate pair, which is not a character.')
     return value.strip()
 
 

@@ -135,7 +135,7 @@ def with_chosen_tokens(tokenizer: Tokenizer, chosen: Tokenizer) -> Tokenizer:
 
 
 def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder: Path) -> None:
-    """Refuses a softmax in place of which the embedding would be read, and which is another."""
+    """Refuses a tied model whose softmax is not its embedding, which alone would be read."""
     if SOFTMAX not in unread or EMBEDDING not in stored:
         return
     if not np.array_equal(stored[SOFTMAX].read(), stored[EMBEDDING].read()):

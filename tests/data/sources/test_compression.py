@@ -47,7 +47,7 @@ def test_an_empty_file_holds_nothing(tmp_path):
 def test_a_compressed_file_with_another_ending_is_recognized(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(zstandard.compress(b"some text"))
-    with pytest.raises(UserError, match=r"a\.txt: is no text but compressed.*ends in \.zst"):
+    with pytest.raises(UserError, match=r"a\.txt: is not text but compressed.*ends in \.zst"):
         list(read_lines(str(path)))
 
 

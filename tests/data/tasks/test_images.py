@@ -61,12 +61,12 @@ def test_colours_are_written_and_read_alike() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("cat.png", "is no image.  Legal: plain PGM or PPM"),
-        ("P5 2 1 255 0 0", "is no image"),
-        ("P2 2 1 255 0", "is no image"),
-        ("P2 2 1 255 0 0 0", "is no image"),
-        ("P2 -1 -2 255 0 0", "is no image"),
-        ("P2 2 1 255 0 x", "is no image"),
+        ("cat.png", "is not an image.  Legal: plain PGM or PPM"),
+        ("P5 2 1 255 0 0", "is not an image"),
+        ("P2 2 1 255 0", "is not an image"),
+        ("P2 2 1 255 0 0 0", "is not an image"),
+        ("P2 -1 -2 255 0 0", "is not an image"),
+        ("P2 2 1 255 0 x", "is not an image"),
         ("P2 2 1 255 0 256", "numbers from 0 to 255"),
         ("P2 2 1 15 0 1", "numbers from 0 to 255"),
         ("P2 3 1 255 0 0 0", "found height 1, width 3, channels 1.  Legal: height 2, width 3"),

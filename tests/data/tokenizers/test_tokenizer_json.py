@@ -189,7 +189,7 @@ def test_a_model_of_sentencepiece_is_recognised(tmp_path, monkeypatch):
     for path in ("tokenizer.model", str(tmp_path)):
         with pytest.raises(UserError) as error:
             TokenizerJson(path=path).given()
-        assert "tokenizer.model is a SentencePiece model, no tokenizer.json" in str(error.value)
+        assert "tokenizer.model is a SentencePiece model, not a tokenizer.json" in str(error.value)
         assert "@SentencePiece() reads it: SentencePiece.model_file = '" in str(error.value)
 
 
@@ -204,7 +204,9 @@ def test_a_damaged_vocab_is_refused(folder, tmp_path, change):
     vocab = tmp_path / "vocab.model"
     vocab.write_bytes(given(folder).model.replace(*map(str.encode, change)))
     for load in (load_vocab, lambda path: given(path, end="</s>")):
-        with pytest.raises(UserError, match=r"vocab\.model: is JSON, but no vocab of this version"):
+        with pytest.raises(
+            UserError, match=r"vocab\.model: is JSON, but not a vocab of this version"
+        ):
             load(vocab)
 
 

@@ -82,7 +82,7 @@ def legal_values(family: Family) -> Mapping[str, tuple[Any, ...]]:
 
 
 def check_settings(settings: Settings, source: object) -> None:
-    """Refuses the settings that the Transformer here has not, and those that nobody knows."""
+    """Refuses settings that the Transformer here lacks, and unknown settings."""
     family = family_of(settings, source)
     full = completed(settings, family)
     problems = [*_wrong_settings(full, family), *_unknown_settings(full, family)]
@@ -330,11 +330,11 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
         same = spec_of(settings_of(model, kind), model.precision.store, kind)
     except UserError as error:
         return [str(error)]
-    rows = changes(spelt_out(model), spelt_out(same))
+    rows = changes(spelled_out(model), spelled_out(same))
     return [f"{name} = {value!r}, legal: {legal!r}." for name, value, legal in rows]
 
 
-def spelt_out(spec: Transformer) -> Transformer:
+def spelled_out(spec: Transformer) -> Transformer:
     """Returns the same model with all its widths given."""
     moe = spec.moe and dataclasses.replace(spec.moe, d_ff=spec.moe.d_ff or spec.d_ff)
     return dataclasses.replace(spec, kv_heads=spec.kv_heads or spec.heads, moe=moe)

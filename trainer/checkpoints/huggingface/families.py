@@ -10,7 +10,7 @@ from models.spec import Activation, AttentionBiases
 
 Settings = dict[str, Any]
 Names = Mapping[str, tuple[str, str]]
-"""By the path of a weight here, the name of its tensor and the tensor's axes: each is spelt with
+"""By the path of a weight here, the name of its tensor and the tensor's axes: each is spelled with
 the letters here that it merges."""
 
 SIZES = {

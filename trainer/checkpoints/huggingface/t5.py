@@ -71,7 +71,7 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", SOFTMAX)
 UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 BIAS = "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
-# Per weight here T5's name for it, and T5's axes: each is spelt with the letters that it merges.
+# Per weight here T5's name for it, and T5's axes: each is spelled with the letters that it merges.
 ATTENTION = {
     "wq_DJQK": ("q", "JQK D"),
     "wk_DJK": ("k", "JK D"),

@@ -32,7 +32,7 @@ class ConvertedWeight(NamedTuple):
     path: str
     names: tuple[str, ...]
     axes: str
-    """Of each tensor: each is spelt with the letters here that it merges, "JQK D"."""
+    """Of each tensor: each is spelled with the letters here that it merges, "JQK D"."""
     sizes: Mapping[str, int]
     """Of the axes, by letter."""
 
