@@ -14,8 +14,9 @@ class ServeFlags:
 
     A language model continues prompts at POST /v1/completions, and an imported one with a chat
     template chats at POST /v1/chat/completions; prompts join the running batch between calls of up
-    to 4 steps.  A translation model translates at POST /v1/translate, by beam search.  GET /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all
-    answers are complete.
+    to 4 steps.  A translation model translates at POST /v1/translate, by beam search.  GET
+    /v1/models, /health and /metrics describe the server.  SIGTERM stops it when all answers are
+    complete.
     """
 
     EXAMPLES = (
