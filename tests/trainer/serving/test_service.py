@@ -40,8 +40,8 @@ def test_every_job_without_an_answer_hears_of_a_failure() -> None:
     service.notify = heard.extend
     jobs = [Job(Request([4], 9)) for _ in range(5)]
     jobs[1].is_cancelled = True
-    service.submit(jobs)
     service.start()
+    service.submit(jobs)
     service.stop()
     assert {job for job in jobs if isinstance(job.failure, RuntimeError)} == {*heard}
     assert {*heard} == {*jobs} - {jobs[1]}
