@@ -125,6 +125,9 @@ class Network(nnx.Module):
         """Embeds tokens and positions, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
         take, spec = self.layout.take, self.spec
         x_BLD = take(table_VD, tokens_BL, "BLD")
+        # Weights that are stored in bfloat16 are not scaled in it where the rest is computed in
+        # float32.
+        x_BLD = x_BLD.astype(jnp.promote_types(x_BLD.dtype, spec.precision.compute))
         if spec.positions == "learned":
             x_BLD += take(self.positions_LD[...], positions_BL, "BLD")
         x_BLD *= spec.scales[0]

@@ -239,6 +239,26 @@ def test_recorded_logits_come_out(imported: Path, name: str) -> None:
     np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize("name", ["gemma", "qwen3"])
+def test_weights_in_bfloat16_have_the_same_logits(
+    imported: Path, tmp_path: Path, name: str
+) -> None:
+    """The recorded weights have few enough bits: the files hold the same numbers."""
+    folder = tmp_path / name
+    shutil.copytree(imported / name, folder)
+    tensors = load_file(folder / "model.safetensors")
+    halved = {key: x.astype(jnp.bfloat16) for key, x in tensors.items()}
+    for key, x in tensors.items():
+        np.testing.assert_array_equal(halved[key].astype(np.float32), x)
+    save_file(halved, folder / "model.safetensors")
+    import_hf(folder, tmp_path / "run")
+    case, trained = golden()[name], trained_of(tmp_path / "run", WHOLE)
+    assert {x.dtype for x in jax.tree.leaves(trained.params)} == {jnp.dtype("bfloat16")}
+    logits = logits_of(trained, WHOLE, prompts(case["seed"]))
+    expected = np.array(case["logits"])
+    np.testing.assert_allclose(logits[..., ::EVERY], expected, rtol=0, atol=CLOSE)
+
+
 @pytest.mark.parametrize("name", DECODED)
 def test_recorded_greedy_texts_come_out(imported: Path, name: str) -> None:
     case = golden()[name]
