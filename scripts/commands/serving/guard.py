@@ -13,6 +13,7 @@ from scripts.commands.serving.metrics import RequestMetrics
 
 OPEN = frozenset({"/health", "/"})
 """What needs no token: neither tells anything of the model."""
+STOPPING = ApiError(503, "The server is stopping.")
 
 
 class Guard:
@@ -50,6 +51,10 @@ class Guard:
         self._active += is_admitted
         try:
             await app(scope, receive, noting_status)
+        except asyncio.CancelledError:  # the server ends before the answer is there
+            if status or not self.is_stopping:
+                raise
+            await STOPPING.response()(scope, receive, noting_status)
         finally:
             self._active -= is_admitted
             if not self._active:
@@ -72,7 +77,7 @@ class Guard:
             if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
                 return ApiError(401, "Send the token of the server: Authorization: Bearer TOKEN.")
         if self.is_stopping and scope["path"] != "/metrics":
-            return ApiError(503, "The server is stopping.")
+            return STOPPING
         return None
 
     async def drain(self, time_s: float) -> None:

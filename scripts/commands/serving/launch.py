@@ -76,9 +76,8 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         watcher = CheckpointWatcher(served.service, latest, restore, reload_s)
         watcher.start()
         yield server, listener
-        if not server.force_exit:
-            watcher.stop()
-            served.service.stop()
+        watcher.stop()
+        served.service.stop()
 
 
 def check_address(host: str, token: str | None) -> None:

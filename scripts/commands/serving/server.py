@@ -14,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from configs.errors import UserError
 from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.guard import Guard
+from trainer.processes.ending import end_process
 from trainer.serving.service import Job, Service, call_each
 
 PASSES, LAST_S = 10, 1.0
@@ -107,8 +108,6 @@ class Server(uvicorn.Server):
             await loop.connect_accepted_socket(self._protocol, connection)
         passes, until = 0, time.monotonic() + LAST_S
         while passes < PASSES or (self._has_unanswered() and time.monotonic() < until):
-            if self.force_exit:
-                break
             await asyncio.sleep(0.01)
             passes += 1
         await super().shutdown(sockets)
@@ -126,8 +125,7 @@ class Server(uvicorn.Server):
         """Takes no more requests; ends when those that run are answered."""
         assert self._loop is not None
         if self._draining is not None or self.guard.is_stopping:
-            self.should_exit = self.force_exit = True
-            return
+            end_process(128 + sig)
         self.guard.is_stopping = True
         self._loop.call_soon_threadsafe(self._start_draining)
 

@@ -1,6 +1,7 @@
 """`meshloom serve` as a process of its own: it starts, answers, and stops on SIGTERM."""
 
 import asyncio
+import http.client
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -22,14 +24,37 @@ from tests.scripts.conftest import Place
 from tests.toys import ROOT
 
 
-def test_sigterm_ends_the_server_after_the_requests_that_run(trained: Place) -> None:
-    with subprocess.Popen(
+def started(trained: Place) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         [sys.executable, "-m", "scripts.meshloom", "serve", trained.model_dir, "--port=0",
          "--slots=1", "--max_length=7", "--simulate_devices=1"],
         cwd=ROOT, env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache"),
              "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         text=True, stderr=subprocess.PIPE,
-    ) as process, ThreadPoolExecutor(1) as pool:  # fmt: skip
+    )  # fmt: skip
+
+
+def test_a_second_sigterm_ends_the_server_at_once(trained: Place) -> None:
+    with started(trained) as process, ThreadPoolExecutor(1) as pool:
+        try:
+            client = Client(announced_port(process))
+            running = pool.submit(client.post, prompt="lo", n=128, max_tokens=4, min_tokens=4)
+            until = time.monotonic() + WAIT_S
+            while not client.metric("meshloom_new_tokens_total"):
+                assert time.monotonic() < until
+            process.send_signal(signal.SIGTERM)
+            while client.get("/health").status == 200:
+                assert time.monotonic() < until
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+            assert isinstance(running.exception(), ConnectionError | http.client.HTTPException)
+            assert process.stderr is not None and "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_sigterm_ends_the_server_after_the_requests_that_run(trained: Place) -> None:
+    with started(trained) as process, ThreadPoolExecutor(1) as pool:
         try:
             client = Client(announced_port(process))
             assert client.get("/health").json == {"status": "ok"}
@@ -89,3 +114,27 @@ def test_refused_requests_do_not_delay_the_end() -> None:
         return time.monotonic() - start
 
     assert asyncio.run(drained_s()) < WAIT_S / 2
+
+
+def test_a_request_that_the_end_cuts_off_gets_an_error_like_others() -> None:
+    async def answer() -> list[Any]:
+        async def hang(*_: object) -> None:
+            await asyncio.sleep(WAIT_S)
+
+        sent = list[Any]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        metrics = RequestMetrics(CollectorRegistry())
+        guard = Guard(hang, paths=(), token=None, hosts=None, metrics=metrics)
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        running = asyncio.create_task(guard(scope, hang, send))
+        await asyncio.sleep(0.01)
+        await guard.drain(time_s=0.01)
+        running.cancel()
+        await running
+        return sent
+
+    start, body = asyncio.run(answer())
+    assert start["status"] == 503 and b"The server is stopping" in body["body"]
