@@ -132,6 +132,7 @@ class _Workers:
 
 def _work(connection: Connection, start: Callable[[], Compute]) -> None:
     """Computes jobs until the other end is closed, as it is by the end of its process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; one handles it
     vocab.limit_threads(1)
     compute: Compute | None = None
     while True:

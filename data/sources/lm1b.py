@@ -78,6 +78,11 @@ class Lm1b(Source):
                             name,
                             file if is_next else stack.enter_context(copy(file)),
                         )
+                    elif arrived in shards:
+                        raise UserError(
+                            f"Lm1b.archive = {self.archive!r}: shard {_name(*arrived)} is in it "
+                            f"twice.  Legal: {TOP}.tar.gz, or the folder that it unpacks to."
+                        )
                 yield waiting.pop(key)
 
     def _error_of(self, missing: Sequence[Key], count: int) -> UserError:

@@ -1,6 +1,7 @@
 """Makes folders that appear whole or not at all, and removes them."""
 
 import contextlib
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from data.storage import remote
 from data.storage.errors import Unfinished, write_errors
 from data.storage.files import sync
 from data.storage.locks import is_used, lock
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -52,6 +55,9 @@ def resumable_folder(target: Path) -> Iterator[Path]:
                 sync(path)
             _replace(folder, target)
         except Unfinished:
+            raise
+        except KeyboardInterrupt:
+            logger.info("%s: the same command continues where this one was.", target)
             raise
         except Exception as error:
             if remote.failure(error) is None:

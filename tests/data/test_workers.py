@@ -21,6 +21,8 @@ def start(power: int) -> Callable[[int], tuple[int, int]]:
             raise UserError("ninety is not legal")
         if number == 91:
             os.kill(os.getpid(), signal.SIGKILL)
+        if number == 92:  # Ctrl-C in a terminal reaches each of its processes
+            os.kill(os.getpid(), signal.SIGINT)
         return number**power, os.getpid()
 
     return compute
@@ -55,3 +57,7 @@ def test_errors_and_lost_processes_end_the_work() -> None:
         computed([1, 91, 2, 3, 4, 5], 2)
     with pytest.raises(UserError, match="a power below zero"):
         computed([1, 2, 3], 2, power=-1)
+
+
+def test_workers_leave_an_interrupt_to_the_process_that_they_work_for() -> None:
+    assert [power for power, _ in computed([1, 92, 3], 2)] == [1, 92**3, 27]
