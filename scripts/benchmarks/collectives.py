@@ -71,10 +71,11 @@ GROWTHS = (
 
 
 def measured(kind: str, megabytes: int) -> list[MeasuredTime]:
-    """Measures a collective on 2, 4, 8 .. of the devices at hand."""
+    """Measures a collective on 2, 4, 8 .. and all of the devices at hand."""
     import jax
 
-    counts = [2**i for i in range(1, len(jax.devices()).bit_length())]
+    devices = len(jax.devices())
+    counts = sorted({*(2**i for i in range(1, devices.bit_length())), devices} - {1})
     return [measure_call(kind, megabytes, count) for count in counts]
 
 

@@ -61,6 +61,17 @@ def check_text(flags: TextFlags, task: Task) -> None:
         )
 
 
+def check_translates(flags: EvaluateFlags, task: Task) -> None:
+    """Refuses settings of translations where there are none."""
+    names = [*given_flags(flags.search), *given_flags(flags.metrics)]
+    names += [name for name in ("--sentences", "--hypotheses") if getattr(flags, name[2:])]
+    if names and not task.has_source:
+        raise UserError(
+            f"{', '.join(names)}: {task.name} is not a translation task.  Remove it, or measure "
+            "answers with --questions=FILE."
+        )
+
+
 def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
     """Returns sources and references that are not the task's own."""
     if flags.test_set is not None and flags.languages is not None:
@@ -108,6 +119,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             )
         task, drops_tokens = models.run.task, models.run.model.drops_tokens
         check_text(flags.text, task)
+        check_translates(flags, task)
         given = given_text(flags.text, task) if task.has_source else None
         data_dir = data_dir_of(flags.data_dir, flags.model.model_dir)
         rows, train_pairs = evaluation_rows(models, data_dir, flags.text, given)

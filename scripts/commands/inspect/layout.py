@@ -124,5 +124,11 @@ def shortened(names: Sequence[str]) -> str:
 def legend(kinds: Iterable[str]) -> list[tuple[str, str, str]]:
     """Explains the letters of some axes, in the order of the table of axes."""
     letters = set("".join(kinds))
-    rows = [(axis.letter, axis.name, axis.meaning) for axis in AXES if axis.letter in letters]
+    rows = [
+        (axis.letter, axis.name, axis.meaning)
+        for axis in AXES
+        if {axis.letter, axis.letter.lower()} & letters
+    ]
+    if any(letter.islower() for letter in letters):
+        rows.append(("lower case", "", "that axis, replicated under every layout"))
     return rows + ([("_", "", "whole under every layout")] if "_" in letters else [])

@@ -45,6 +45,9 @@ def test_the_legend_explains_the_letters_of_the_table() -> None:
     rows = legend(["DF", "B_F"])
     assert [row[:2] for row in rows] == [("B", "batch"), ("D", "d_model"), ("F", "d_ff"), ("_", "")]
     assert all(meaning for *_, meaning in rows)
+    rows = legend(["BlD"])
+    assert [name for _, name, _ in rows] == ["batch", "length", "d_model", ""]
+    assert rows[-1][0] == "lower case"
 
 
 def test_a_kind_shows_its_first_tensors() -> None:
