@@ -180,6 +180,10 @@ def test_numbers_that_no_search_takes(run: Meshloom, trained: Place, flag: str) 
             ["evaluate", "--references=x", "--tag=de"],
             "--references, --tag: toy is not a translation task",
         ),
+        (
+            ["evaluate", "--max_tokens=9", "--sentences=5"],
+            "--max_tokens, --sentences: toy is not a translation task",
+        ),
         (["evaluate", "--test_set=wmt14"], "--test_set: toy is not a translation task"),
         (["evaluate", "--input=/dev/null"], "--input=/dev/null: the file is empty"),
         (["evaluate", "--input=x", "--split=test"], "--input=x with --split=test.  Remove one"),

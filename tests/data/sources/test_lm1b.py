@@ -135,3 +135,12 @@ def test_text_that_is_not_utf8_is_placed(tmp_path):
     path = written(tmp_path / "a.tar", HELD_OUT[:1], lambda _: b"fine\n\xff\n")
     with pytest.raises(UserError, match=r"a\.tar, .*heldout-00000-of-00050, line 2: byte 1 is 0xf"):
         list(Lm1b(archive=str(path)).lines("test"))
+
+
+def test_a_shard_that_is_there_twice_is_refused(tmp_path):
+    for place in ("one", "two"):
+        shard = tmp_path / place / TRAIN[0]
+        shard.parent.mkdir(parents=True)
+        shard.write_bytes(text_of(place))
+    with pytest.raises(UserError, match=f"shard {TRAIN[0]} is in it twice"):
+        list(Lm1b(archive=str(tmp_path)).lines("train"))
