@@ -39,7 +39,7 @@ def image_of(text: str) -> np.ndarray:
             '"P2 2 1 255 0 128": P2 (grey) or P3 (RGB), width, height, 255 and a number a pixel '
             "and colour."
         ) from None
-    if largest != 255 or pixels_YXZ.min(initial=0) < 0 or pixels_YXZ.max(initial=0) > 255:
+    if largest != 255 or np.any((pixels_YXZ < 0) | (pixels_YXZ > 255)):
         raise UserError(f"image {brief(text, 60)!r}: legal are numbers from 0 to 255, and 255.")
     return pixels_YXZ.astype(np.uint8)
 

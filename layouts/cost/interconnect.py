@@ -172,11 +172,11 @@ class Slice:
         if self.count == 1:
             return self.seconds_inside(kind, size_bytes, places)
         boxes, devices = np.unique(places[:, -1], return_counts=True)
-        inside = places[places[:, -1] == boxes[devices.argmax()], :-1]
+        inside = places[places[:, -1] == boxes[np.argmax(devices)], :-1]
         inside_s = self.seconds_inside(kind, size_bytes, inside) if len(inside) > 1 else 0.0
         if len(boxes) == 1:
             return inside_s
-        sent_bytes = RING.get(kind, 1) * size_bytes / (devices.min() if kind in RING else 1)
+        sent_bytes = RING.get(kind, 1) * size_bytes / (np.min(devices) if kind in RING else 1)
         share = 1 if kind == "collective-permute" else 1 - 1 / len(boxes)
         return float(inside_s + share * sent_bytes / self.network_rate)
 
