@@ -7,6 +7,8 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from configs.errors import UserError, brief
@@ -27,7 +29,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Answers]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
@@ -47,6 +49,16 @@ class ChatTemplate:
             )  # fmt: skip
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise BadMessages(brief(str(error))) from None
+
+
+class _Answers(jinja2.ext.Extension):
+    """Reads what is between `generation` and `endgeneration`, where templates mark answers."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:

@@ -23,7 +23,8 @@ TURNS = """{% for message in messages %}
     {% if not message.content %}
         {% break %}
     {% endif %}
-[{{ message.content | tojson }}]
+{%- generation %}[{{ message.content | tojson }}]
+{% endgeneration %}
 {% endfor %}
 """
 CHAT = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "é"}]
