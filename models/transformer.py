@@ -124,12 +124,12 @@ class Network(nnx.Module):
     def embed(self, table_VD: Array, tokens_BL: Array, positions_BL: Array) -> Array:
         """Embeds tokens and positions, scaled to variance 1 (Vaswani et al. 2017, 3.4)."""
         take, spec = self.layout.take, self.spec
-        x_BLD = take(table_VD, tokens_BL, "BLD")
-        # Weights that are stored in bfloat16 are not scaled in it where the rest is computed in
-        # float32.
-        x_BLD = x_BLD.astype(jnp.promote_types(x_BLD.dtype, spec.precision.compute))
+        # In the wider type: weights stored in bfloat16 are not scaled in it for float32 products.
+        types = table_VD.dtype, jnp.dtype(spec.precision.compute)
+        dtype = max(types, key=lambda each: each.itemsize)
+        x_BLD = take(table_VD, tokens_BL, "BLD").astype(dtype)
         if spec.positions == "learned":
-            x_BLD += take(self.positions_LD[...], positions_BL, "BLD")
+            x_BLD += take(self.positions_LD[...], positions_BL, "BLD").astype(dtype)
         x_BLD *= spec.scales[0]
         if spec.positions == "sinusoidal":
             x_BLD += sinusoids(self.layout, positions_BL, spec.d_model)
