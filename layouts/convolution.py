@@ -133,9 +133,9 @@ class Shards:
     def halo(self) -> tuple[int, int]:
         """Returns the rows before and after its shard that some device reads."""
         busy = range(-(-self.window.places(self.size) // self.result_rows))
-        before = (i * self.image_rows - max(self.first(i), 0) for i in busy)
-        ends = (min(self.first(i) + self.window_rows, self.size) for i in busy)
-        after = (end - (i + 1) * self.image_rows for i, end in zip(busy, ends, strict=True))
+        rows = self.image_rows
+        before = (i * rows - max(self.first(i), 0) for i in busy)
+        after = (min(self.first(i) + self.window_rows, self.size) - (i + 1) * rows for i in busy)
         return max(0, *before), max(0, *after)
 
     def offset(self, device: int) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from trainer.serving.service import ServedWeights, Service
@@ -24,20 +25,20 @@ class CheckpointWatcher:
         every_s: float,
     ):
         self.service, self.latest, self.restore, self.every_s = service, latest, restore, every_s
-        self._last, self._tries = service.checkpoint, 0
+        self._last = service.checkpoint
+        self._tries = Counter[int]()  # by checkpoint, since the last that could be read
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
 
     def look(self) -> None:
         """Restores the newest checkpoint if it is another one than last time."""
         step = self.latest()
-        if step is None or step == self._last:
+        if step is None or step == self._last or self._tries[step] == TRIES:
             return
-        self._tries += 1
-        if self._tries == TRIES:
-            self._last, self._tries = step, 0
+        self._tries[step] += 1
         weights = self.restore(step)
-        self._last, self._tries = step, 0
+        self._last = step
+        self._tries.clear()
         self.service.replace(weights)
 
     def start(self) -> None:

@@ -64,9 +64,8 @@ async def http_error_response(request: Request, error: Exception) -> Response:
     """Answers with the error of a route."""
     assert isinstance(error, HTTPException)
     path = brief(f"{request.method} {request.scope['path']}")
-    routes = ((route.path.replace("{name:path}", "NAME"), methods(route)) for route in ROUTES)
-    legal = ", ".join(f"{method} {path}" for path, methods in routes for method in methods)
-    problem = f"{path}: {error.detail}.  Legal: {legal}."
+    legal = ", ".join(f"{method} {route.path}" for route in ROUTES for method in methods(route))
+    problem = f"{path}: {error.detail}.  Legal: {legal.replace('{name:path}', 'NAME')}."
     return ApiError(error.status_code, problem).response(error.headers)
 
 
