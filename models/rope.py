@@ -90,6 +90,13 @@ class YarnScaling(RopeScaling):
     attention_factor: Positive | None = None
     """Multiplies rotated queries and keys. None: 0.1 ln(factor) + 1."""
 
+    def __post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise UserError(
+                f"YarnScaling.beta_fast = {self.beta_fast}: found beta_slow = {self.beta_slow}.  "
+                "Legal: above it."
+            )
+
     @property
     def magnitude(self) -> float:
         """Returns what multiplies rotated queries and keys (equation 22)."""

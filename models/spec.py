@@ -95,9 +95,9 @@ class TransformerSpec(ModelSpec):
     length: Count = 256
     """Size of the learned position table; the model trains and decodes no longer rows."""
     buckets: Count = 32
-    """Buckets of distance of the relative biases."""
+    """Buckets of distance of the relative biases: at least 2, at least 4 with an encoder."""
     max_distance: Count = 128
-    """Distance from which all relative positions share a bucket."""
+    """Distance from which all relative positions share a bucket; more than half of buckets."""
     shares_bias: bool = False
     """One relative bias for all layers of a stack, as in T5; otherwise each layer has its own."""
     tied: bool = True
@@ -173,6 +173,11 @@ class TransformerSpec(ModelSpec):
                 f"Transformer.rope_scaling = @{type(self.rope_scaling).__name__}(): found "
                 f"positions = {self.positions!r}.  Legal: positions = 'rotary', or no scaling."
             )
+        if self.rope_scaling is not None and self.rope_theta <= 1:
+            raise UserError(
+                f"Transformer.rope_theta = {self.rope_theta}: found @"
+                f"{type(self.rope_scaling).__name__}() as rope_scaling.  Legal: above 1."
+            )
         if self.sliding_window is not None and self.encoder_layers:
             raise UserError(
                 f"Transformer.sliding_window = {self.sliding_window}: found encoder_layers = "
@@ -181,6 +186,7 @@ class TransformerSpec(ModelSpec):
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"Transformer.d_model = {self.d_model}: sinusoids need an even width.")
 
+        self._check_relative_positions()
         if self.remat_saves and self.remat != "full":
             raise UserError(
                 f"Transformer.remat_saves = {self.remat_saves}: found remat = {self.remat!r}.  "
@@ -188,6 +194,23 @@ class TransformerSpec(ModelSpec):
             )
 
         self._check_patterns()
+
+    def _check_relative_positions(self) -> None:
+        """Refuses buckets of which none is exact, or none covers a range of distances."""
+        if self.positions != "relative":
+            return
+        least = 4 if self.has_encoder else 2  # an encoder has half of them for each direction
+        if self.buckets < least:
+            raise UserError(
+                f"Transformer.buckets = {self.buckets}: relative positions need at least {least} "
+                f"{'with an encoder' if self.has_encoder else 'in a decoder'}."
+            )
+        if self.max_distance <= self.buckets // 2:
+            raise UserError(
+                f"Transformer.max_distance = {self.max_distance}: {self.buckets} buckets hold the "
+                f"distances below {self.buckets // 2} exactly.  Legal: max_distance of at least "
+                f"{self.buckets // 2 + 1}, or fewer buckets."
+            )
 
     def _check_patterns(self) -> None:
         patterns = {"layers": self.pattern, "encoder_layers": self.pattern_of_encoder}

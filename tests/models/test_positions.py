@@ -1,6 +1,8 @@
 """Relative buckets as T5 has them, and the gradient of the bias, summed before it is sent."""
 
+import contextlib
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from configs.errors import UserError
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
@@ -41,6 +44,21 @@ def test_buckets_are_exact_while_near_and_logarithmic_beyond() -> None:
     np.testing.assert_array_equal(causal, [0, 0, 1, 3, 4, 4, 5, 6, 6, 7, 7, 7])
     both = relative_buckets(jnp.array([-99, -2, -1, 0, 1, 2, 99]), 8, 16, causal=False)
     np.testing.assert_array_equal(both, [7, 6, 5, 0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("has_encoder", [False, True])
+def test_every_legal_number_of_buckets_is_filled_in_order(has_encoder: bool) -> None:
+    """Each distance has a bucket of the table, the next one the same bucket or the next one."""
+    for buckets, max_distance in itertools.product(range(1, 14), range(1, 16)):
+        with contextlib.suppress(UserError):
+            toy(positions="relative", buckets=buckets, max_distance=max_distance,
+                encoder_layers=2 * has_encoder)  # fmt: skip
+            distances = np.arange(20)
+            for causal in (True, not has_encoder):
+                computed = np.asarray(relative_buckets(distances, buckets, max_distance, causal))
+                last = buckets - 1 if causal else buckets // 2 - 1
+                assert computed[0] == 0 and computed[max_distance] == computed[-1] == last
+                assert (np.diff(computed) >= 0).all()
 
 
 def test_rotation_multiplies_pairs_by_complex_numbers_and_its_gradient_divides() -> None:

@@ -47,3 +47,5 @@ def test_fast_rates_turn_more_than_slow_ones() -> None:
         UserError, match=r"high_freq_factor = 1.0: found low_freq_factor = 1.0.  Legal: above"
     ):
         Llama3Scaling(factor=8.0, original_length=64, high_freq_factor=1.0)
+    with pytest.raises(UserError, match=r"beta_fast = 1.0: found beta_slow = 1.0.  Legal: above"):
+        YarnScaling(factor=8.0, original_length=64, beta_fast=1.0)

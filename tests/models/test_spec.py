@@ -23,6 +23,23 @@ ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_scaling": LinearScaling(factor=2.0)},
         "rope_scaling = @LinearScaling(): found positions = 'learned'.  Legal: positions = ",
     ),
+    "wavelengths": (
+        {"positions": "rotary", "rope_theta": 1.0, "rope_scaling": LinearScaling(factor=2.0)},
+        "rope_theta = 1.0: found @LinearScaling() as rope_scaling.  Legal: above 1.",
+    ),
+    "one bucket": (
+        {"positions": "relative", "buckets": 1},
+        "buckets = 1: relative positions need at least 2 in a decoder",
+    ),
+    "one bucket for each direction": (
+        {"positions": "relative", "buckets": 3, "encoder_layers": 2},
+        "buckets = 3: relative positions need at least 4 with an encoder",
+    ),
+    "no distance beyond the exact ones": (
+        {"positions": "relative", "buckets": 32, "max_distance": 16},
+        "max_distance = 16: 32 buckets hold the distances below 16 exactly.  Legal: max_distance "
+        "of at least 17, or fewer buckets",
+    ),
     "window": (
         {"sliding_window": 4, "encoder_layers": 2},
         "sliding_window = 4: found encoder_layers = 2.  Legal: windows in models without",
