@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import graphlib
+import importlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -172,6 +173,8 @@ def derived(kind: type) -> Iterator[type]:
 
 def kinds_asked_for(source: str) -> set[str]:
     """The kinds of tasks and of rows that some code tells apart by isinstance."""
+    for path in python_files("data/tasks"):  # a kind is known once its module is imported
+        importlib.import_module(f"data.tasks.{path.stem}")
     kinds = {kind.__name__ for kind in derived(Task)} | {"PairRows"}
     calls = [node for node in ast.walk(ast.parse(source)) if called(node) == "isinstance"]
     return {
