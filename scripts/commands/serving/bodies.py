@@ -9,9 +9,21 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_K = 2**31 - 1
 LARGEST_TEMPERATURE = 1_000_000  # every token is as likely as another long before it
 MAX_CHOICES, MAX_MESSAGES = 128, 1024
-MAX_STOPS, LONGEST_STOP = 4, 1000
-NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "suffix": ""}
-"""Fields of OpenAI's API that are not supported, with the value that changes nothing."""
+MAX_STOPS, LONGEST_STOP = 32, 1000
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,),
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "function_call": ("none", "auto"), "service_tier": ("auto", "default"),
+}  # fmt: skip
+"""Fields of OpenAI's API that are not supported, with the values that change nothing."""
+UNUSED = {
+    "metadata", "store", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention",
+}  # fmt: skip
+"""Fields of OpenAI's API that change no answer, whatever their value."""
+EMPTY_LISTS = {"tool_calls", "annotations"}
+"""Fields of an answer that may be an empty list, where clients send it back."""
 
 Tokens = Annotated[list[int], Field(min_length=1, max_length=2**20)]
 Text = Annotated[str, Field(max_length=2**20)]
@@ -31,11 +43,11 @@ class Body(BaseModel):
         """Drops fields that change nothing."""
         if not isinstance(fields, Mapping):
             return fields
-        neutral = NEUTRAL | {"best_of": fields.get("n") or 1}
+        neutral = NEUTRAL | {"best_of": (fields.get("n") or 1,)}
         return {
             name: value
             for name, value in fields.items()
-            if value is not None and (name not in neutral or value != neutral[name])
+            if value is not None and name not in UNUSED and value not in neutral.get(name, ())
         }
 
 
@@ -95,27 +107,57 @@ class CompletionBody(SamplingBody):
         return [tokens] if tokens else [p for p in self.prompt if not isinstance(p, int)]
 
 
-class TextPart(BaseModel):
+class MessagePart(BaseModel):
+    """Checks the fields of a message or of a part of it; drops those that hold nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_empty(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None and (value != [] or name not in EMPTY_LISTS)
+        }
+
+
+class TextPart(MessagePart):
     """Describes a part of a message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: Text
+    cache_control: Any = None
+    """Has no effect: what clients of Anthropic's API add."""
 
 
-class Message(BaseModel):
+class Message(MessagePart):
     """Describes a message of a chat."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     role: Annotated[str, Field(min_length=1, max_length=100)]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+    @model_validator(mode="after")
+    def needs_content(self) -> Self:
+        """Refuses a message without a content, unless it is an answer: that has an empty text."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError
+        return self
 
     @property
     def text(self) -> str:
         """Returns the whole text."""
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "".join(part.text for part in self.content)
+
+    def for_template(self) -> dict[str, str]:
+        """Returns what a chat template reads."""
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": self.text, **named}
 
 
 class ChatBody(SamplingBody):

@@ -63,7 +63,7 @@ async def chat(request: Request) -> Response:
 
 def chat_prompt(body: ChatBody, template: ChatTemplate, served: ServedModel) -> ServedPrompt:
     """Returns the tokens of a chat, up to where its next message begins."""
-    messages = [{"role": message.role, "content": message.text} for message in body.messages]
+    messages = [message.for_template() for message in body.messages]
     try:
         text = template.render(messages)
     except BadMessages as error:

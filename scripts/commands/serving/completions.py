@@ -114,6 +114,8 @@ async def complete(request: Request) -> Response:
     served = served_decoder(request)
     body = await read_body(request, CompletionBody, served.limits)
     served.check_name(body.model)
+    if body.echo and body.logprobs is not None:
+        raise bad_field("echo", True, "false with logprobs: only new tokens have them")
 
     def choices() -> list[AnswerChoice]:
         named = [("prompt", prompt, prompt_ids(prompt, served)) for prompt in body.prompts]

@@ -56,7 +56,8 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
     name = str(path[0])
     if kind == "extra_forbidden" and len(path) == 1:
         if name in NEUTRAL:
-            return bad_field(name, first["input"], f"{NEUTRAL[name]!r}, which changes nothing")
+            neutral = " or ".join(map(repr, NEUTRAL[name]))
+            return bad_field(name, first["input"], f"{neutral}, which changes nothing")
         if name == "best_of":
             return bad_field(name, first["input"], "as many as n")
         hint = did_you_mean(name, body.model_fields)
@@ -64,6 +65,9 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
     legal = body.model_fields[name].description or first["msg"]
     if kind == "missing" and len(path) == 1:
         return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)
+    if name == "messages":  # behind the field of a message, the path names types of a union
+        legal = "null, which changes nothing" if kind == "extra_forbidden" else legal
+        return bad_field(".".join(map(str, path[:3])), first["input"], legal)
     annotation = body.model_fields[name].annotation
     is_nested = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return bad_field(".".join(map(str, path)) if is_nested else name, first["input"], legal)

@@ -14,7 +14,7 @@ from tests.scripts.conftest import call
 from tests.trainer.checkpoints.huggingface.test_decoder import golden, write_model
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
-{%- if message.role not in ['user', 'assistant'] %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}
     {{- raise_exception('Unknown role ' + message.role) }}
 {%- endif %}
 {{- message.content }}</s>
@@ -73,6 +73,38 @@ def test_the_openai_client_gets_what_decode_makes_of_the_rendered_chat(
     assert all(first == "assistant" and not any(rest) for first, *rest in roles)
 
 
+def test_the_openai_client_sends_an_answer_back(client: Client) -> None:
+    api = openai.OpenAI(base_url=f"http://127.0.0.1:{client.port}/v1", api_key="none")
+    first = api.chat.completions.create(model="llama", messages=CHAT, max_tokens=3, seed=1)
+    answer = first.choices[0].message
+
+    def usage(*messages: Any) -> Any:
+        made = api.chat.completions.create(
+            model="llama", messages=[*messages], max_tokens=1, temperature=0
+        )
+        return made.usage.prompt_tokens
+
+    plain = {"role": "assistant", "content": answer.content}
+    user: dict[str, Any] = {"role": "user", "content": "e"}
+    sent = usage(CHAT[0], plain, user)
+    assert usage(CHAT[0], answer, {**user, "name": "Ada"}) == sent
+    assert usage(CHAT[0], answer.model_dump(), user) == sent
+    nothing = {**answer.model_dump(), "content": None}
+    assert usage(CHAT[0], nothing, user) == usage(CHAT[0], {**plain, "content": ""}, user)
+
+
+RECORDED = json.loads((Path(__file__).parents[3] / "golden" / "client_requests.json").read_text())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_requests_of_other_clients_are_answered(client: Client, name: str) -> None:
+    """As recorded from openai 3.54, LiteLLM 1.110 and langchain-openai 1.7, or read in the others' code."""
+    for request in RECORDED[name]:
+        fields = request["body"]
+        answer = client.post(request["path"], **{"max_tokens": 3, **fields})
+        assert answer.status == 200, (fields, answer.text)
+
+
 def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
     answer = client.post("/v1/chat/completions", messages=CHAT, temperature=1, seed=1)
     used = answer.json["usage"]
@@ -88,7 +120,21 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
         ({"messages": []}, ["messages = []", "1 to 1024"]),
         ({"messages": [{"role": "user"}]}, ["messages", '"content": a text']),
         ({"messages": [{"role": "user", "content": "a " * 40}]}, ["messages = ", "at most 31"]),
-        ({"messages": CHAT, "tools": [{}]}, ["tools: no such field"]),
+        ({"messages": [{"role": "user", "content": None}]}, ["messages.0", '"content": a text']),
+        (
+            {"messages": [{**CHAT[1], "tool_calls": [{"id": "a"}]}]},
+            ["messages.0.tool_calls = [{'id': 'a'}]", "null, which changes nothing"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            ["messages.0.content = [{'type': 'image_url'}]"],
+        ),
+        ({"messages": CHAT, "tools": [{}]}, ["tools = [{}]", "[], which changes nothing"]),
+        (
+            {"messages": CHAT, "response_format": {"type": "json_object"}},
+            ["response_format = {'type': 'json_object'}", "{'type': 'text'}, which changes"],
+        ),
+        ({"messages": CHAT, "tool_choice": "required"}, ["tool_choice = 'required'", "'none' or"]),
         ({"messages": CHAT, "logprobs": True}, ["logprobs = True", "false"]),
         ({"prompt": "a"}, ["messages is missing"]),
     ],

@@ -177,6 +177,7 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": [3, -1]}, 422, ["prompt = [3, -1]", "tokens from 0 to"]),
         ({"prompt": [[3], [10**6]]}, 422, ["prompt = [1000000]", "tokens from 0 to"]),
         ({"prompt": "a", "stop": ["b", "ab" * 501]}, 422, ["stop = ", "1 to 1,000 characters"]),
+        ({"prompt": "a", "echo": True, "logprobs": 0}, 422, ["echo = True", "false with logprobs"]),
         ({"prompt": "a", "best_of": 3, "n": 2}, 422, ["best_of = 3", "as many as n"]),
         ({"prompt": "a", "frequency_penalty": 0.5}, 422, ["frequency_penalty = 0.5", "Legal: 0,"]),
         (
@@ -223,7 +224,17 @@ def test_a_full_queue_refuses_more(running: Client) -> None:
 
 
 def test_fields_that_change_nothing_are_taken(running: Client) -> None:
-    fields = {"presence_penalty": 0, "best_of": 2, "logit_bias": {}, "suffix": None, "user": "me"}
+    fields = {
+        "presence_penalty": 0,
+        "best_of": 2,
+        "logit_bias": {},
+        "suffix": None,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "response_format": {"type": "text"},
+        "stop": ["1", "2", "3", "4", "5"],
+    }
     options = {"include_obfuscation": False}
     answer = running.post(prompt="a", max_tokens=1, n=2, stream_options=options, **fields)
     assert answer.status == 200
