@@ -130,6 +130,16 @@ class Checkpoints:
         scores = ((self._score(step), step) for step in steps)
         return max(((s, step) for s, step in scores if s is not None), default=(0, None))[1]
 
+    def files(self, step: int) -> list[tuple[str, int, int]]:
+        """Lists those files of a checkpoint that are there: name, size, time of the last change."""
+        listed = list[tuple[str, int, int]]()
+        with contextlib.suppress(DamagedCheckpoint):
+            for name in read_manifest(self._path(step)).files:
+                with contextlib.suppress(OSError, ValueError):
+                    stat = (self._path(step) / name).stat()
+                    listed.append((name, stat.length, stat.mtime))
+        return listed
+
     def describe(self, step: int) -> dict[str, Saved]:
         """Describes every array of a checkpoint by its path; none is loaded."""
         try:

@@ -2,43 +2,86 @@
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
+
+from configs.errors import UserError, brief
+from trainer.checkpoints.restore import TrainedModel
+from trainer.multihost import fetched
 from trainer.serving.service import ServedWeights, Service
 
 logger = logging.getLogger(__name__)
 
 
 TRIES = 3
-"""How often a checkpoint that cannot be read is tried."""
+"""How often a checkpoint that cannot be read is tried, while its files stay as they are."""
+
+
+class FiniteCheck:
+    """Refuses weights that are NaN or infinite.  Compiles for the first, which all are like."""
+
+    def __init__(self) -> None:
+        self._all_finite: jax.stages.Compiled | None = None
+
+    def __call__(self, trained: TrainedModel) -> None:
+        paths, arrays = zip(*jax.tree.leaves_with_path(trained.params), strict=True)
+        with jax.set_mesh(trained.mesh):
+            if self._all_finite is None:
+                self._all_finite = jax.jit(all_finite).lower(arrays).compile()
+            finite = fetched(self._all_finite(arrays))
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+        bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+        if bad:
+            raise UserError(
+                f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
+                "earlier one: --checkpoint=STEP."
+            )
+
+
+def all_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns of each array whether all its numbers are finite."""
+    return [jnp.all(jnp.isfinite(array)) for array in arrays]
 
 
 class CheckpointWatcher:
-    """Looks for a newer checkpoint every so many seconds, in a thread."""
+    """Looks for a newer checkpoint every so many seconds, in a thread.
+
+    `files` describes the files of a checkpoint: one that is being copied is tried when it is whole.
+    """
 
     def __init__(
         self,
         service: Service,
         latest: Callable[[], int | None],
+        files: Callable[[int], object],
         restore: Callable[[int], ServedWeights],
         every_s: float,
     ):
-        self.service, self.latest, self.restore, self.every_s = service, latest, restore, every_s
+        self.service, self.latest, self.files = service, latest, files
+        self.restore, self.every_s = restore, every_s
         self._last = service.checkpoint
-        self._tries = Counter[int]()  # by checkpoint, since the last that could be read
+        self._seen: tuple[int, object] | None = None
+        self._tries = 0  # of what was seen last
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshloom-reload", daemon=True)
 
     def look(self) -> None:
         """Restores the newest checkpoint if it is another one than last time."""
         step = self.latest()
-        if step is None or step == self._last or self._tries[step] == TRIES:
+        if step is None or step == self._last:
             return
-        self._tries[step] += 1
+        seen, before = (step, self.files(step)), self._seen
+        if seen != before:
+            self._seen, self._tries = seen, 0
+            if before is not None and before[0] == step:
+                return  # its files still change
+        if self._tries == TRIES:
+            return
+        self._tries += 1
         weights = self.restore(step)
         self._last = step
-        self._tries.clear()
         self.service.replace(weights)
 
     def start(self) -> None:

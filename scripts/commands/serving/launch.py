@@ -34,7 +34,7 @@ from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_lengths
 from trainer.serving.compilations import Compilations
 from trainer.serving.continuous import ContinuousService
-from trainer.serving.reload import CheckpointWatcher
+from trainer.serving.reload import CheckpointWatcher, FiniteCheck
 from trainer.serving.service import ServedWeights, Service
 from trainer.serving.slot_engine import SlotEngine
 
@@ -57,11 +57,18 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         trained_models(flags.model, lambda run: programs_of(flags.search, run)) as models,
     ):
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
-        # No variable here refers to the weights, so that a newer checkpoint frees them.
-        served = served_model([models.restore(s, flags.model.average) for s in steps], flags)
+        check_finite = FiniteCheck()
 
-        def restore(step: int) -> ServedWeights:
+        def restore(step: int | None) -> TrainedModel:
             trained = models.restore(step, flags.model.average)
+            check_finite(trained)
+            return trained
+
+        # No variable here refers to the weights, so that a newer checkpoint frees them.
+        served = served_model([restore(step) for step in steps], flags)
+
+        def newer(step: int) -> ServedWeights:
+            trained = restore(step)
             return ServedWeights(trained.params, trained.step)
 
         def latest() -> int | None:
@@ -73,7 +80,8 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         server = make_server(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
         reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
-        watcher = CheckpointWatcher(served.service, latest, restore, reload_s)
+        files = models.checkpoints.files
+        watcher = CheckpointWatcher(served.service, latest, files, newer, reload_s)
         watcher.start()
         yield server, listener
         watcher.stop()
