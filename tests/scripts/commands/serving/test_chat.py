@@ -98,7 +98,7 @@ RECORDED = json.loads((Path(__file__).parents[3] / "golden" / "client_requests.j
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_requests_of_other_clients_are_answered(client: Client, name: str) -> None:
-    """As openai 3.54, LiteLLM 1.110 and langchain-openai 1.7 send them, and as others' code says."""
+    """As openai 3.54, LiteLLM 1.110 and langchain-openai 1.7 send them, or as others' code does."""
     for request in RECORDED[name]:
         fields = request["body"]
         answer = client.post(request["path"], **{"max_tokens": 3, **fields})
