@@ -23,7 +23,6 @@ from data.tokenizers.tokenizer_json import (
     GENERATION,
     TOKENIZER,
     TokenizerJson,
-    TokenizerJsonVocab,
     eos_token_ids,
 )
 from data.vocab import Tokenizer, Vocab, make
@@ -50,6 +49,7 @@ from trainer.checkpoints.huggingface.folder import (
     stored_tensors,
     tensor_writer,
 )
+from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, check_tensors
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import averaged_steps, chosen_steps
@@ -58,7 +58,6 @@ from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.run import Run
 
-SENTENCE_PIECE = "tokenizer.model"
 MODEL_FILE = "model.gin"
 """Settings of the model and of its vocabulary alone, for the runs that start from it."""
 FILES = (
@@ -236,23 +235,23 @@ def export_hf(flags: ExportHfFlags) -> None:
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
     run = config.make(Run)
     vocab = ModelDir(model_dir).vocabs(run.task).target
-    files = kept_files(model_dir, vocab)
-    original = json.loads(files[SETTINGS]) if SETTINGS in files else None
+    files, original = kept_files(model_dir), None
+    if SETTINGS in files:
+        original = json.loads(files[SETTINGS])
     settings = decoder.exported_settings(run.model, original)
-    if original is None:  # Hugging Face's defaults are the ids of Llama's tokenizer
-        settings |= {
-            "bos_token_id": vocab.begin_id, "eos_token_id": vocab.end_id,
-            "pad_token_id": vocab.pad_id,
-        }  # fmt: skip
-    if original is None or settings != original:
+    if original is None:
+        files, ids = tokenizer_files(vocab)
+        settings |= {**ids, "max_position_embeddings": run.task.length}
+    if settings != original:
         files[SETTINGS] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
     assert isinstance(run.model, Transformer)
     weights = list(decoder.weights_of(run.model, FAMILIES[settings["model_type"]]))
+    factors = decoder.factors(run.model, settings)
     with Checkpoints(model_dir) as checkpoints:
         steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
         try:
             output.mkdir(parents=True, exist_ok=True)
-            write_weights(output, weights, checkpoints, steps, run.model.precision.store)
+            write_weights(output, weights, factors, checkpoints, steps, run.model.precision.store)
             for name in sorted(files, key=lambda name: name == SETTINGS):  # the settings last
                 atomic_write(output / name, files[name])
         except OSError as error:
@@ -261,15 +260,10 @@ def export_hf(flags: ExportHfFlags) -> None:
     print_note(f"Exported {count:,} weights of step {steps[-1]} to {output}.")
 
 
-def kept_files(model_dir: Path, vocab: Vocab) -> dict[str, bytes]:
-    """Returns the files that an import kept, or those of the vocabulary alone."""
+def kept_files(model_dir: Path) -> dict[str, bytes]:
+    """Returns the files that an import kept."""
     folder = model_dir / HUGGINGFACE
-    kept = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    if kept:
-        return kept
-    if isinstance(vocab, TokenizerJsonVocab):
-        return {name: text.encode() for name, text in vocab.files.items()}
-    return {SENTENCE_PIECE: vocab.model}
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
 
 
 def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:
@@ -288,11 +282,12 @@ def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) ->
 def write_weights(
     folder: Path,
     weights: Sequence[ConvertedWeight],
+    factors: Mapping[str, float],
     checkpoints: Checkpoints,
     steps: Sequence[int],
     dtype: str,
 ) -> None:
-    """Writes the mean of checkpoints, one weight after another, to files of a moderate size."""
+    """Writes the mean of checkpoints, each weight times its factor, to files of a moderate size."""
     by_path = {f"params/{weight.path}": weight for weight in weights}
     shapes = {path: weight.shape for path, weight in by_path.items()}
     infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
@@ -301,5 +296,7 @@ def write_weights(
             path, array = arrays[0]
             if len(arrays) > 1:
                 array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
+            if (factor := factors.get(by_path[path].path)) is not None:
+                array = array.astype(np.float32) * np.float32(factor)
             for name, tensor in by_path[path].to_tensors_by_name(array):
                 write(name, tensor.astype(dtype))

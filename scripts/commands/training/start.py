@@ -8,11 +8,13 @@ from configs.load import Config, load
 from configs.paths import absolute
 from data.cache import Prepared
 from layouts.layout import Layout
+from models.architectures import Transformer
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.prepare import mixture_lines
 from scripts.commands.training.progress import BuildBar
 from scripts.terminal import print_note
+from trainer.checkpoints.huggingface.decoder import closest_family
 from trainer.checks import check_vocabs
 from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.multihost import is_first_process
@@ -47,6 +49,19 @@ def changes_since(
     saved = directory.load().make(Run)
     title = f"{directory.model_dir} holds a run with other settings"
     return check_changes(title, saved, run, override=override)
+
+
+def note_no_export(run: Run) -> None:
+    """Says before a decoder is trained that other libraries will not read it."""
+    if not isinstance(run.model, Transformer) or run.model.has_encoder:
+        return
+    kind, problems = closest_family(run.model)
+    if problems:
+        names = ", ".join(problem.split(" = ")[0] for problem in problems)
+        print_note(
+            f"`meshloom export hf` cannot write this model: Hugging Face's {kind} has another "
+            f"{names} (docs/importing.md)."
+        )
 
 
 def print_changes(changes: Sequence[Change], step: int) -> None:

@@ -19,6 +19,7 @@ from scripts.commands.training.progress import ProgressBar
 from scripts.commands.training.start import (
     changes_since,
     continue_command,
+    note_no_export,
     prepared_data,
     remedy,
     save_start,
@@ -73,6 +74,8 @@ def train(flags: TrainFlags) -> None:
         *check_bubble(run, layout, dict(mesh.shape)),
     ):
         print_note(warning)
+    if step is None:
+        note_no_export(run)
     programs = training_programs(run, layout, dict(mesh.shape))
     with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
         check_memory(run, layout, mesh)

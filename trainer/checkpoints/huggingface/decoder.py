@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from configs.errors import UserError, brief, did_you_mean, listed
@@ -42,6 +42,8 @@ FREE = (
     "TopK.capacity_factor", "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter",
     "TopK.aux_loss", "TopK.z_loss",
 )  # fmt: skip
+# An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
+SCALES = ("Transformer.embed_scale", "Transformer.query_scale", "Transformer.logit_scale")
 NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
 FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
 COUNTS = (
@@ -296,6 +298,22 @@ def activation_name(spec: Transformer) -> str:
     return "gelu_pytorch_tanh" if spec.activation == "gelu" else spec.activation
 
 
+def factors(model: Transformer, settings: Settings) -> dict[str, float]:
+    """Returns by its path what each weight is multiplied by, so that the exported model, which
+    scales embeddings, queries and hidden states otherwise, predicts the same."""
+    exported = spec_of(settings, model.precision.store, "config.json")
+    embed, query = (here / there for here, there in zip(model.scales, exported.scales, strict=True))
+    attention = "decoder/layers_N/attention"
+    by_path = {
+        "embed_VD": embed,
+        "decoder/norm/scale_D": model.logit_scale / (embed if model.tied else 1.0),
+        **({f"{attention}/q_norm/scale_K": query} if model.qk_norm else {
+            f"{attention}/wq_DJQK": query, f"{attention}/bq_JQK": query,
+        }),
+    }  # fmt: skip
+    return {path: factor for path, factor in by_path.items() if factor != 1.0}
+
+
 def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
     """Makes config.json of a model; refuses one that no family can express.
 
@@ -309,10 +327,9 @@ def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
             "none.  Use `meshloom export t5`."
         )
     kinds = FAMILIES if original is None else [original["model_type"]]
-    problems = {kind: inexpressible(model, kind) for kind in kinds}
-    kind = min(problems, key=lambda kind: len(problems[kind]))
-    if problems[kind]:
-        rows = "".join(f"\n  {row}" for row in problems[kind])
+    kind, problems = closest_family(model, kinds)
+    if problems:
+        rows = "".join(f"\n  {row}" for row in problems)
         raise UserError(f"Hugging Face's {kind} cannot express this model:{rows}")
     settings = settings_of(model, kind)
     if original is None:
@@ -324,6 +341,14 @@ def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
     return settings | dict.fromkeys(named_types, model.precision.store)
 
 
+def closest_family(
+    model: Transformer, kinds: Iterable[str] = FAMILIES
+) -> tuple[str, Sequence[str]]:
+    """Returns the family that differs least from a model, and the settings that it has not."""
+    problems = {kind: inexpressible(model, kind) for kind in kinds}
+    return min(problems.items(), key=lambda item: len(item[1]))
+
+
 def inexpressible(model: Transformer, kind: str) -> list[str]:
     """Lists the settings that a family has not."""
     try:
@@ -331,7 +356,8 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
     except UserError as error:
         return [str(error)]
     rows = changes(spelled_out(model), spelled_out(same))
-    return [f"{name} = {value!r}, legal: {legal!r}." for name, value, legal in rows]
+    free = () if model.norm_offset else SCALES
+    return [f"{n} = {value!r}, legal: {legal!r}." for n, value, legal in rows if n not in free]
 
 
 def spelled_out(spec: Transformer) -> Transformer:

@@ -1,11 +1,15 @@
 """`meshloom train`: what it says of mistakes in its own flags."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from configs.load import load
+from scripts.commands.inspect.params import model_of
 from scripts.commands.training.flags import TrainFlags
+from scripts.commands.training.start import note_no_export
 from scripts.commands.training.train import profile_observers
 from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
@@ -33,6 +37,18 @@ def test_a_run_that_was_started_again_profiles_steps_to_come_alone(
     assert not capsys.readouterr().err
     assert profile_observers(flags, RUN, first_step=3) == []
     assert "no profile: the run resumes after step 3" in capsys.readouterr().err
+
+
+def test_training_says_at_its_start_that_a_model_has_no_export(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    note_no_export(RUN)
+    words = "`meshloom export hf` cannot write this model: Hugging Face's llama has another"
+    assert f"{words} Transformer.gated, Transformer.positions (" in capsys.readouterr().err
+    for file in ("models/tiny_llama.gin", "models/small.gin", "runs/news_tuned.gin"):
+        model = model_of(load([f"configs/{file}"]))
+        note_no_export(dataclasses.replace(RUN, model=model))
+    assert not capsys.readouterr().err
 
 
 def test_a_run_continues_with_layers_in_stages_and_without(

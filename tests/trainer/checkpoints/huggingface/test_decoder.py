@@ -541,6 +541,58 @@ def test_a_model_without_files_of_hugging_face_is_exported_with_its_tokens(
     )
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_export_multiplies_weights_by_the_scales_that_a_family_lacks(
+    imported: Path, tmp_path: Path, tied: bool
+) -> None:
+    original = imported / ("llama, tied run" if tied else "qwen3 run")
+    run = shutil.copytree(original, tmp_path / "run")
+    shutil.rmtree(run / "huggingface")
+    scales = ("embed_scale = 3.0", "query_scale = 0.4", "logit_scale = 0.7")
+    config = ModelDir(run).load((), tuple(f"Transformer.{scale}" for scale in scales))
+    ModelDir(run).save(config, config.make(Run), ModelDir(run).vocabs(config.make(Run).task))
+    export_hf(run, tmp_path / "out")
+    tokens = prompts(5)
+    before, unscaled = (
+        logits_of(trained_of(folder, WHOLE), WHOLE, tokens) for folder in (run, original)
+    )
+    assert np.abs(before - unscaled).max() > 0.5
+    import_hf(tmp_path / "out", tmp_path / "again")
+    after = logits_of(trained_of(tmp_path / "again", WHOLE), WHOLE, tokens)
+    np.testing.assert_allclose(after, before, rtol=0, atol=CLOSE)
+    vocabs = ModelDir(tmp_path / "again").vocabs(config.make(Run).task)
+    assert vocabs.target.reads_begin and vocabs.target.begin_id == BEGIN
+
+
+def test_a_model_that_is_trained_here_scores_the_same_in_hugging_faces_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    lines = ["the layout is  one file,", "and it never changes </s> the result", ""]
+    text.write_text("".join(f"{line} {i}\n" for i in range(40) for line in lines))
+    settings = (
+        "Transformer.layers = 2", "Transformer.vocab = 300", "SentencePiece.size = 300",
+        f"TextFiles.train = '{text}'", "Run.steps = 3", "Task.name = 'scored'",
+    )  # fmt: skip
+    files = ("models/tiny_llama.gin", "tasks/text.gin", "runs/laptop.gin")
+    flags = [f"--gin_file=configs/{file}" for file in files]
+    flags += [f"--gin_param={setting}" for setting in settings]
+    assert call("train", f"--model_dir={run}", f"--data_dir={tmp_path / 'data'}", *flags) == 0
+    export_hf(run, tmp_path / "out")
+    capsys.readouterr()
+    assert call("score", f"--model_dir={run}", f"--input={text}") == 0
+    rows = capsys.readouterr().out.splitlines()[1 : 1 + len(lines)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for line, row in zip(text.read_text().splitlines(), rows, strict=False):
+        ids = torch.tensor([[*tokenizer(line).input_ids, tokenizer.eos_token_id]])
+        with torch.no_grad():
+            log_p = torch.log_softmax(model(ids).logits[0, :-1], -1)
+        score = log_p.gather(1, ids[0, 1:, None]).sum().item()
+        assert score == pytest.approx(float(row.split("\t")[0]), abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

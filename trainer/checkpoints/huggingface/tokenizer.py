@@ -1,0 +1,146 @@
+"""Writes the files with which Hugging Face's library tokenizes as a vocab does."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2 as proto
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from data.tokenizers.tokenizer_json import CONFIG, GENERATION, TOKENIZER, TokenizerJsonVocab
+from data.vocab import Vocab
+
+SENTENCE_PIECE = "tokenizer.model"
+_SPACE = "▁"
+_Piece = proto.ModelProto.SentencePiece
+_PRIVATE = 0xE000  # characters for private use, which no normalization changes
+_NEVER_READ = -100.0
+"""Added to the lowest score of unigram's pieces: the score of those that match no text."""
+
+
+def special_ids(vocab: Vocab, unknown_id: int | None = None) -> dict[str, int]:
+    """Returns the ids of special tokens by their names in Hugging Face's settings.
+
+    The library masks padding and trains no embedding of it, so padding is not the token that
+    begins a text, also where a decoder here reads padding first.
+    """
+    pads = (vocab.pad_id, unknown_id, vocab.end_id)
+    pad = next((i for i in pads if i is not None and i != vocab.begin_id), vocab.end_id)
+    return {"bos_token_id": vocab.begin_id, "eos_token_id": vocab.end_id, "pad_token_id": pad}
+
+
+def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Returns the files of a model with this vocab, and its ids of special tokens.
+
+    The tokenizer puts the beginning before each text, as a decoder here reads it.
+    """
+    kept: Mapping[str, str] = vocab.files
+    if isinstance(vocab, TokenizerJsonVocab):
+        tokenizer, ids = tokenizers.Tokenizer.from_str(kept[TOKENIZER]), special_ids(vocab)
+        files = {name: text.encode() for name, text in kept.items()}
+        names: dict[str, Any] = {}
+    else:
+        model = proto.ModelProto.FromString(vocab.model)
+        tokenizer = sentence_piece_tokenizer(model)
+        ids = special_ids(vocab, model.trainer_spec.unk_id)
+        files = {SENTENCE_PIECE: vocab.model}
+        names = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "unk_token": model.pieces[model.trainer_spec.unk_id].piece,
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # "</s>" in a text is text
+        }
+    [begin] = vocab.pieces([vocab.begin_id])
+    if vocab.begin_id not in tokenizer.encode("a").ids[:1]:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[begin, "$A"],
+            pair=[begin, "$A", "$B:1"],
+            special_tokens=[(begin, vocab.begin_id)],
+        )
+        files[TOKENIZER] = tokenizer.to_str(pretty=True).encode()
+    for name, i in ids.items():
+        [names[name.removesuffix("_id")]] = vocab.pieces([i])
+    files[CONFIG] = _json({**json.loads(kept.get(CONFIG, "{}")), **names})
+    ends = vocab.stop_ids if len(vocab.stop_ids) > 1 else vocab.end_id
+    generation = json.loads(kept.get(GENERATION, "{}"))
+    files[GENERATION] = _json({**generation, **ids, "eos_token_id": ends})
+    return files, ids
+
+
+def sentence_piece_tokenizer(model: proto.ModelProto) -> tokenizers.Tokenizer:
+    """Makes a tokenizer of Hugging Face that gives the ids of a model of SentencePiece."""
+    pieces, unknown = list(model.pieces), model.trainer_spec.unk_id
+    tokenizer = tokenizers.Tokenizer(
+        _unigram(pieces, unknown)
+        if model.trainer_spec.model_type == proto.TrainerSpec.UNIGRAM
+        else _bpe(pieces, unknown)
+    )
+    words = [piece.piece for piece in pieces if piece.type == _Piece.USER_DEFINED]
+    tokenizer.normalizer = normalizers.Sequence(_normalizers(model.normalizer_spec, words))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(word, "isolated") for word in words]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if model.normalizer_spec.add_dummy_prefix else []),
+        ]
+    )
+    special = [piece.piece for piece in pieces if piece.type in (_Piece.CONTROL, _Piece.UNKNOWN)]
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    return tokenizer
+
+
+def _normalizers(settings: proto.NormalizerSpec, words: list[str]) -> list[normalizers.Normalizer]:
+    """Returns what changes a text before it is split, in order; it changes no word of one piece."""
+    chain: list[normalizers.Normalizer] = []
+    if settings.precompiled_charsmap:
+        private = [(word, chr(_PRIVATE + i)) for i, word in enumerate(words)]
+        chain += [normalizers.Replace(word, stand_in) for word, stand_in in private]
+        chain.append(normalizers.Precompiled(settings.precompiled_charsmap))
+        chain += [normalizers.Replace(stand_in, word) for word, stand_in in private]
+    if settings.remove_extra_whitespaces:
+        chain += [
+            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+            normalizers.Replace(tokenizers.Regex(r"\A | \z"), ""),
+        ]
+    if settings.add_dummy_prefix:
+        chain.append(normalizers.Prepend(_SPACE))
+    return [*chain, normalizers.Replace(" ", _SPACE)]
+
+
+def _bpe(pieces: list[Any], unknown: int) -> models.BPE:
+    """Joins two pieces wherever that gives a piece, those of the highest score first."""
+    ids = {piece.piece: i for i, piece in enumerate(pieces)}
+    normal = {piece.piece for piece in pieces if piece.type == _Piece.NORMAL}
+    merges = [
+        (-piece.score, ids[left], ids[right], left, right)
+        for piece in pieces
+        if piece.type == _Piece.NORMAL
+        for left, right in ((piece.piece[:i], piece.piece[i:]) for i in range(1, len(piece.piece)))
+        if left in normal and right in normal
+    ]
+    return models.BPE(
+        ids,
+        [(left, right) for *_, left, right in sorted(merges)],
+        unk_token=pieces[unknown].piece,
+        fuse_unk=True,
+        byte_fallback=any(piece.type == _Piece.BYTE for piece in pieces),
+        ignore_merges=any(piece.type == _Piece.USER_DEFINED for piece in pieces),
+    )
+
+
+def _unigram(pieces: list[Any], unknown: int) -> models.Unigram:
+    lowest = min((p.score for p in pieces if p.type == _Piece.NORMAL), default=0.0) + _NEVER_READ
+    read = (_Piece.NORMAL, _Piece.USER_DEFINED)
+    scores = [(piece.piece, piece.score if piece.type in read else lowest) for piece in pieces]
+    return models.Unigram(scores, unknown, any(piece.type == _Piece.BYTE for piece in pieces))
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
