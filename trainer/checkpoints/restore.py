@@ -1,7 +1,9 @@
 """Restores the weights of trained models under any layout."""
 
 import dataclasses
+import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -19,6 +21,8 @@ from trainer.multihost import connect
 from trainer.run import Run
 from trainer.step import train_step_spec
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
@@ -30,6 +34,8 @@ class TrainedModel:
     vocabs: Vocabs
     mesh: Mesh
     step: int
+    averaged_steps: Sequence[int] = ()
+    """The steps whose mean the weights are; one where nothing is averaged."""
 
 
 def chosen_steps(checkpoints: Checkpoints, which: str) -> list[int | None]:
@@ -94,13 +100,14 @@ class ModelRestorer:
         with jax.set_mesh(self.mesh):
             if average is not None:
                 steps = averaged_steps(self.checkpoints, step, average)
+                logger.info("Averaging the checkpoints of steps %s.", ", ".join(map(str, steps)))
                 params, step = self.checkpoints.average(steps, abstract), steps[-1]
             else:
                 state, step = self.checkpoints.restore({"params": abstract}, step)
-                params = state["params"]
+                params, steps = state["params"], [step]
         params = self.padding.pad({"params": params})["params"]
         return TrainedModel(
-            self.padding.program.model, params, self.run, self.vocabs, self.mesh, step
+            self.padding.program.model, params, self.run, self.vocabs, self.mesh, step, steps
         )
 
     def __enter__(self) -> "ModelRestorer":

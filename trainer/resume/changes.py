@@ -44,10 +44,13 @@ def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[C
         return changes
     problems = [f"{change}: no longer the same model, opt_state or data." for change in refused]
     problems += [f"{change}: legal with --override." for change in waiting]
-    raise UserError(
-        f"{listed(title, problems)}\n"
-        "  Leave these settings as they are, or choose another --model_dir."
+    names = ", ".join(change.name for change in refused)
+    remedy = (
+        f"Leave {names} unchanged, or choose another --model_dir."
+        if refused
+        else ("Add --override to continue with the new values.")
     )
+    raise UserError(f"{listed(title, problems)}\n  {remedy}")
 
 
 def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:

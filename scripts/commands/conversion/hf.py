@@ -257,7 +257,8 @@ def export_hf(flags: ExportHfFlags) -> None:
         except OSError as error:
             raise UserError(f"--output={output}: cannot be written: {error}.") from None
     count = sum(int(np.prod(weight.shape)) for weight in weights)
-    print_note(f"Exported {count:,} weights of step {steps[-1]} to {output}.")
+    of = f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+    print_note(f"Exported {count:,} weights of {of} to {output}.")
 
 
 def kept_files(model_dir: Path) -> dict[str, bytes]:

@@ -131,6 +131,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             evaluation, parts = evaluate_loss(trained, rows, flags)
             line: dict[str, Any] = {
                 "step": trained.step,
+                "averaged_steps": trained.averaged_steps,
                 **evaluation.numbers(),
                 "left_out_pairs": rows.counts.left_out if task.takes_pairs else None,
                 "drop_tokens": flags.drop_tokens and drops_tokens,

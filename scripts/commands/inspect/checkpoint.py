@@ -26,11 +26,11 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
         (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()
     ]
     history = starts(flags.model_dir)
-    print_table(["path", "shape", "type", "bytes"], rows)
     for start in history:
         for change in start.changes if start.step <= step else ():
             print(f"after step {start.step}: {change['name']} = {change['new']}, "
                   f"it was {change['old']} ({start.time})")  # fmt: skip
+    print_table(["path", "shape", "type", "bytes"], rows)
     print(f"step {step} of {steps}; {sum(row[3] for row in rows):,} bytes")
     write_json(
         flags.json_file,

@@ -53,13 +53,14 @@ class ProgressBar(Observer):
     def on_step(self, result: StepResult) -> None:
         step, steps, line = result.step, self._steps, result.line
         tokens, step_s, loss = line["tokens"] or 0.0, line["step_s"] or 0.0, line["loss"]
+        shown = f"loss {loss:.3f}  learning rate {line['learning_rate']:.3g}"
         if step == self._first + 1:  # compiling is part of it, so it says nothing of the rest
-            numbers, left = f"loss {loss:.3f}", f"after {step_s:.1f} s"
+            numbers, left = shown, f"after {step_s:.1f} s"
         else:
             self._recent.append((tokens, step_s))
             recent_tokens, recent_s = map(sum, zip(*self._recent, strict=True))
             rate = recent_tokens / max(recent_s, 1e-9)
-            numbers = f"loss {loss:.3f}  {rate:,.0f} {self._unit}/s"
+            numbers = f"{shown}  {rate:,.0f} {self._unit}/s"
             left = f"{(steps - step) * recent_s / len(self._recent):.0f} s left"
         if console.is_terminal:
             self._progress.update(self._task, completed=step, numbers=numbers)

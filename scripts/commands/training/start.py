@@ -4,6 +4,8 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
+import jax.numpy as jnp
+
 from configs.load import Config, load
 from configs.paths import absolute
 from data.cache import Prepared
@@ -64,7 +66,7 @@ def note_no_export(run: Run) -> None:
         )
 
 
-def print_changes(changes: Sequence[Change], step: int) -> None:
+def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
     """Describes what changes, and which rows that concerns."""
     for name, old, new in changes:
         print_note(f"Changed after step {step}: {name} = {new!r}, it was {old!r}.")
@@ -72,6 +74,12 @@ def print_changes(changes: Sequence[Change], step: int) -> None:
             first, end = sorted((step * old, step * new))
             what = "skipped" if new > old else "read again"
             print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
+    if changes:
+        rate = run.optimizer.schedule.rate(run.steps)
+        now, last = (float(rate(jnp.asarray(s))) for s in (step, max(step, run.steps - 1)))
+        print_note(
+            f"Learning rate now {now:.3g}; the schedule ends at step {run.steps:,} with {last:.3g}."
+        )
 
 
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
@@ -109,7 +117,7 @@ def save_start(
     directory = ModelDir(flags.model_dir)
     data_dir = absolute(data_dir_of(flags.data_dir, flags.model_dir).expanduser())
     content_hash = prepared.manifest["content_hash"]
-    print_changes(changes, step)
+    print_changes(changes, run, step)
     if is_first_process():
         record_start(flags.model_dir, step, data_dir, content_hash, changes)
         if is_layout_given(config):

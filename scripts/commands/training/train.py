@@ -76,6 +76,11 @@ def train(flags: TrainFlags) -> None:
         print_note(warning)
     if step is None:
         note_no_export(run)
+    elif run.steps < step:
+        print_note(
+            f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, so "
+            f"nothing is trained.  Set Run.steps above {step} to train on."
+        )
     programs = training_programs(run, layout, dict(mesh.shape))
     with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
         check_memory(run, layout, mesh)

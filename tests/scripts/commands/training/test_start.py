@@ -61,23 +61,40 @@ def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy:
     said = refused(run("train", copy.model_dir, rate, batch))
     assert "Constant.peak: 0.002 there, 0.001 now: legal with --override." in said
     assert "Run.batch_sequences: 8 there, 16 now: legal with --override." in said
+    assert said.endswith("\n  Add --override to continue with the new values.\n")
     said = refused(
         run("train", copy.model_dir, rate, "--override", "--gin_param=Transformer.d_ff=48")
     )
     assert "Transformer.d_ff: 40 there, 48 now" in said and "Constant.peak" not in said
+    assert said.endswith("\n  Leave Transformer.d_ff unchanged, or choose another --model_dir.\n")
     assert {file: file.read_bytes() for file in copy.folder.rglob("*") if file.is_file()} == before
 
     answer = run("train", copy.model_dir, rate, batch, "--override", "--gin_param=Run.steps=6")
     assert answer.code == 0, answer.error
     assert "Rows 32 to 63 of the data order are skipped." in answer.error
+    assert "Learning rate now 0.0005; the schedule ends at step 6 with 0.0006." in answer.error
     rates = [line["learning_rate"] for line in read_lines(copy.folder / "run/metrics.jsonl")]
     assert rates[4:] == pytest.approx([0.0005, 0.0006])  # of a warmup of ten steps
     first, last = history(run, copy)
     assert first["step"] == 0 and first["changes"] == [] and last["step"] == 4
     assert {"name": "Constant.peak", "old": "0.002", "new": "0.001"} in last["changes"]
-    assert "Constant.peak" in run("inspect", "checkpoint", copy.model_dir).out
+    first, *_, last = run("inspect", "checkpoint", copy.model_dir).out.splitlines()
+    assert first.startswith("after step 4: ") and last.startswith("step 6 of ")
     assert run("train", copy.model_dir).code == 0  # the override is saved
     assert history(run, copy)[-1]["changes"] == []
+
+
+def test_fewer_steps_than_the_checkpoint_has_train_nothing(run: Meshloom, copy: Place) -> None:
+    answer = run("train", copy.model_dir, "--gin_param=Run.steps=3")
+    assert answer.code == 0
+    assert "Run.steps = 3 is below step 4 of the newest checkpoint" in answer.error
+
+
+def test_the_steps_of_an_average_are_named(run: Meshloom, trained: Place, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.json"
+    answer = run("evaluate", trained.model_dir, "--average=2", f"--json={file}")
+    assert answer.code == 0 and "Averaging the checkpoints of steps 2, 4." in answer.error
+    assert json.loads(file.read_text())["averaged_steps"] == [2, 4]
 
 
 def test_the_advice_after_a_loss_that_is_no_number_can_be_followed(
