@@ -163,8 +163,10 @@ def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 def _file_hash(name: str, path: str) -> str:
     try:
-        is_tokenizer = name.endswith("TokenizerJson.path")
-        content = read_bundle(path, {}) if is_tokenizer else path_of(path).expanduser().read_bytes()
+        if name.endswith("TokenizerJson.path"):
+            content = read_bundle(path, {})
+        else:
+            content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
         return hashlib.sha256(content).hexdigest()[:16]
     except OSError as error:
         remote.raise_failure(error)

@@ -14,7 +14,7 @@ import numpy as np
 from configs.errors import UserError
 from configs.paths import path_of
 from configs.spec import abstract_spec
-from data.storage import remote
+from data.storage import lookup, remote
 
 # The ids of a vocab that is trained here; vocabs from elsewhere keep their own.
 PAD = 0  # also what a decoder reads before its first target
@@ -141,7 +141,7 @@ class Vocab(abc.ABC):
 def read_model(path: str | os.PathLike[str]) -> bytes:
     """Reads the file of a vocab."""
     try:
-        return path_of(path).expanduser().read_bytes()
+        return lookup.read_bytes(f"vocab {path}", path_of(path).expanduser())
     except OSError as error:
         remote.raise_failure(error)
         raise UserError(f"vocab {path}: cannot be read: {error.strerror or error}.") from None

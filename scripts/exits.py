@@ -8,12 +8,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from configs.errors import RunError, UserError, brief
 from data.storage import remote
+from data.storage.errors import FULL, describe_full
 from trainer.processes import keyboard, peers
 from trainer.processes.ending import FAILED, INTERRUPTED, end_process
 from trainer.processes.join import leave
@@ -80,7 +82,9 @@ def report(error: BaseException) -> tuple[int, str]:
             return BROKEN_PIPE, "the standard output is closed"
         name = f"{error.filename}: " if error.filename else ""
         code = USAGE if error.errno in WRONG_NAME else FAILED
-        return code, printed(f"{name}{error.strerror or error}.")
+        is_full = error.errno in FULL and error.filename
+        reason = describe_full(Path(error.filename), error) if is_full else error.strerror
+        return code, printed(f"{name}{reason or error}.")
     traceback.print_exception(error)
     return FAILED, traceback.format_exception_only(error)[-1].strip()
 

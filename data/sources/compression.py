@@ -22,37 +22,31 @@ _BYTES_PER_READ = 1 << 17
 _MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
 
 
-def open_file(name: str) -> IO[bytes] | gzip.GzipFile:
+ByteFile = IO[bytes] | gzip.GzipFile
+
+
+def open_file(name: str) -> ByteFile:
     """Opens a file, local or remote, to read what it holds when it is decompressed."""
     path = path_of(name).expanduser()
     try:
-        file: Any = path.open("rb") if is_remote(path) else path
+        file = lookup.open_to_read(name, path)
+        _follow(name, file)
         match path.suffix:
             case ".gz":
-                return _Unzipped(_opened(name, file))
+                return _Unzipped(file)
             case ".xz":
-                frames = _Frames(_opened(name, file), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
+                frames = _Frames(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
                 return io.BufferedReader(frames, _BYTES_PER_READ)
             case ".zst":
                 library = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-                frames = _Frames(_opened(name, file), library.decompressobj)
+                frames = _Frames(file, library.decompressobj)
                 return io.BufferedReader(frames, _BYTES_PER_READ)
             case _:
-                return _opened(name, file)
+                return file
     except OSError as error:
         remote.raise_failure(error)
         reason = error.strerror or "there is no such file"
         raise UserError(f"{name}: cannot be opened: {reason}.{nearest(name)}") from None
-
-
-def _raw(file: Any) -> IO[bytes]:
-    return open(file, "rb") if isinstance(file, os.PathLike) else file
-
-
-def _opened(name: str, file: Any) -> IO[bytes]:
-    raw = _raw(file)
-    _follow(name, raw)
-    return raw
 
 
 class BytesRead:

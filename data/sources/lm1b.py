@@ -1,12 +1,11 @@
 """Reads the 1 Billion Word Benchmark from its own archive, without TFDS."""
 
 import contextlib
-import errno
 import io
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +16,10 @@ from configs.errors import RunError, UserError
 from configs.paths import path_of
 from configs.spec import spec
 from data.sources import text_files
-from data.sources.compression import nearest, open_file, read_errors
+from data.sources.compression import ByteFile, nearest, open_file, read_errors
 from data.sources.text import SPLITS, Source
 from data.storage import remote
+from data.storage.errors import FULL, describe_full
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 TRAIN_SHARDS = tuple(range(1, 100))  # of 100: the held-out shards are made of the first
@@ -29,7 +29,7 @@ _SHARD = re.compile(
 )
 Shard = Annotated[int, Field(ge=0, lt=50)]
 Key = tuple[str, int]
-NamedFile = tuple[str, Iterable[bytes]]
+NamedFile = tuple[str, ByteFile]
 
 
 @spec
@@ -68,7 +68,7 @@ class Lm1b(Source):
             waiting: dict[Key, NamedFile] = {}
             for key in shards:
                 while key not in waiting:
-                    arrived, (name, file) = next(stream, (None, ("", ())))
+                    arrived, (name, file) = next(stream, (None, ("", io.BytesIO())))
                     if arrived is None:
                         raise self._error_of(list(missing), len(shards))
                     if arrived in missing:
@@ -136,7 +136,7 @@ def _archive_errors(archive: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def copy(lines: Iterable[bytes]) -> Iterator[Iterable[bytes]]:
+def copy(lines: ByteFile) -> Iterator[ByteFile]:
     """Keeps lines in a compressed temporary file, and yields what reads them."""
     with tempfile.TemporaryFile() as file:
         try:
@@ -145,12 +145,13 @@ def copy(lines: Iterable[bytes]) -> Iterator[Iterable[bytes]]:
                     writer.write(line)
             file.seek(0)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
+            folder = Path(tempfile.gettempdir())
             raise RunError(
-                f"{tempfile.gettempdir()}: the disk is full: shards that come too early in the "
-                "archive wait there.  Free some space, set TMPDIR to another folder, or unpack the "
-                "archive and set Lm1b.archive to the folder."
+                f"{folder}: {describe_full(folder, error)}.  Shards that come too early in the "
+                "archive wait there.  Remove files there, set TMPDIR to another folder, or unpack "
+                "the archive and set Lm1b.archive to the folder."
             ) from error
         with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as reader:
             yield io.BufferedReader(reader)

@@ -87,7 +87,7 @@ def _rows_of_file(
 
     file, number = path_of(path).expanduser(), 0
     with (
-        file.open("rb") as opened,
+        lookup.open_to_read(path, file) as opened,
         parquet.ParquetFile(opened, buffer_size=_BYTES_PER_READ, pre_buffer=False) as table,
     ):
         fields = [_field(table.schema_arrow, column, path, setting) for column in columns]

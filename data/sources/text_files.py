@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from configs.errors import UserError
 from configs.paths import absolute, is_remote, path_of
-from data.sources.compression import ENDINGS, nearest, open_file, read_errors
+from data.sources.compression import ENDINGS, ByteFile, nearest, open_file, read_errors
 from data.storage import lookup
 
 logger = logging.getLogger(__name__)
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
+MAX_LINE_BYTES = 1 << 26
+"""Of one line; longer ones are no text, or would fill the memory."""
 _LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python's open does
 
 
@@ -51,6 +53,11 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."
+                )
+            if not is_remote(path) and path_of(path).is_fifo():
+                raise UserError(
+                    f"{setting}: {path!r} is a pipe, which gives its text once, and a task reads "
+                    "it several times.  Write the text to a file."
                 )
             files.append(path)
     if not files:
@@ -88,9 +95,14 @@ def read_raw_lines(path: str, errors: str = "strict") -> Iterator[str]:
         yield from decoded_lines(file, path, errors)
 
 
-def decoded_lines(file: Iterable[bytes], name: str, errors: str = "strict") -> Iterator[str]:
+def decoded_lines(file: ByteFile, name: str, errors: str = "strict") -> Iterator[str]:
     """Yields the lines of an open file as `read_raw_lines` does those of a named one."""
-    for number, raw in enumerate(file, 1):
+    for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+        if len(raw) > MAX_LINE_BYTES:
+            raise UserError(
+                f"{name}, line {number}: is longer than {MAX_LINE_BYTES:,} bytes, the limit of a "
+                "line.  Break it into several lines."
+            )
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
         except UnicodeDecodeError as error:

@@ -1,12 +1,41 @@
-"""Finds and measures files of this machine and of Google Cloud Storage."""
+"""Finds, measures and opens files of this machine and of Google Cloud Storage."""
 
 import glob
+import io
+import logging
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
+from configs.errors import UserError
 from configs.paths import is_remote, path_of
 from data.storage import remote
+
+logger = logging.getLogger(__name__)
+
+
+def open_to_read(name: str, path: Path) -> IO[bytes]:
+    """Opens a file, a pipe or a terminal; refuses a device, which may never end."""
+    if is_remote(path):
+        remote_file: Any = path.open("rb")
+        return io.BufferedReader(remote_file)
+    if path.is_fifo():
+        logger.info("%s: is a FIFO; waits for a process that writes to it.", name)
+    file = path.open("rb")
+    mode = os.fstat(file.fileno()).st_mode
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    if is_device and not file.isatty() and not os.path.samefile(path, os.devnull):
+        file.close()
+        raise UserError(f"{name}: is a device.  Legal: a file or a pipe.")
+    return file
+
+
+def read_bytes(name: str, path: Path) -> bytes:
+    """Returns the content of a file, which `name` calls in an error."""
+    with open_to_read(name, path) as file:
+        return file.read()
 
 
 def size_of(path: Path) -> int:

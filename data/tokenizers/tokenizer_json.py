@@ -80,6 +80,7 @@ class TokenizerJsonVocab(Vocab):
         files, special = _parts(content, name)
         self.files = files
         self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
+        _check_ids(self._tokenizer.get_vocab(with_added_tokens=True), name)
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]
         if end is None:
@@ -206,6 +207,18 @@ def _tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _check_ids(ids: Mapping[str, int], name: str) -> None:
+    """Refuses two tokens of one id: decoding gives the text of one of them alone."""
+    by_id: dict[int, str] = {}
+    for token, number in ids.items():
+        if number in by_id:
+            both = " and ".join(sorted(map(repr, (by_id[number], token))))
+            raise UserError(
+                f"vocab {name}: the tokens {both} have the same id, {number}.  Give each its own."
+            )
+        by_id[number] = token
 
 
 def _special_tokens(files: Files, folder: str = "") -> dict[str, str]:

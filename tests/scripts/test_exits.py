@@ -18,6 +18,8 @@ from scripts.exits import report
         (RunError("the save failed"), 1, "the save failed"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "x"), 2, "x: File name too long."),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device."),
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), 1,
+         "/tmp/x: the disk has no inodes left"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 42252 bytes."), 2,
          "out of memory: 42,252 bytes more are needed.  Choose"),
         (RuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes."),

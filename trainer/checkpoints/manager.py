@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import logging
 import math
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -32,6 +31,7 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from configs.errors import RunError, UserError, one_line
 from configs.paths import absolute, is_remote, path_of
+from data.storage.errors import describe_full
 from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,
@@ -299,8 +299,8 @@ class Checkpoints:
         what = f"saving step {step} to {self.folder} failed: {one_line(error)}"
         is_full = any(words in str(error) for words in ("No space left", "quota", "File too large"))
         if is_full and not is_remote(self.folder):
-            free_bytes = shutil.disk_usage(self.folder.parent).free
-            what = f"disk full while saving step {step} to {self.folder}; free {free_bytes:,} bytes"
+            lack = describe_full(self.folder.parent, error)
+            what = f"saving step {step} to {self.folder} failed: {lack}"
         if jax.process_index() == 0:
             for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
                 # Other writes may still be under way; then a later save removes what they leave.

@@ -1,6 +1,5 @@
 """Checks the folders that a run writes to."""
 
-import errno
 import itertools
 import os
 import shutil
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.paths import is_remote
+from data.storage.errors import FULL, describe_full
 from data.storage.files import atomic_write
 from scripts.commands.doctor.findings import Finding
 from scripts.commands.doctor.machine import GIB, MAX_SKEW_S
@@ -36,10 +36,11 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
     except OSError as error:
         mend = (
             f"du -xh {place} | sort -h | tail  lists what is large."
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if error.errno in FULL
             else f"chmod u+rwx {place}, or give another {flag}."
         )
-        yield Finding(name, "error", f"{place} cannot be written: {error.strerror or error}", mend)
+        reason = describe_full(place, error) if error.errno in FULL else error.strerror
+        yield Finding(name, "error", f"{place} cannot be written: {reason or error}", mend)
         return
     text = f"{place} has {free / GIB:.1f} GiB free and writes {bytes_per_s / 1e6:,.0f} MB/s"
     make_room = f"du -xh {place} | sort -h | tail  lists what is large."

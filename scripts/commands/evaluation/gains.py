@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.errors import UserError
 from configs.paths import path_of
+from data.storage import lookup
 from data.storage.errors import write_errors
 from data.storage.files import atomic_path
 from scripts.commands.common import write_json
@@ -62,7 +63,7 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
 def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
     """Reads the parts of an evaluation, each with its BLEU and its data size."""
     try:
-        evaluation = json.loads(path_of(path).read_bytes())
+        evaluation = json.loads(lookup.read_bytes(path, path_of(path)))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
     parts = evaluation.get("parts", {}) if isinstance(evaluation, dict) else {}

@@ -40,6 +40,8 @@ from trainer.serving.slot_engine import SlotEngine
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 TOKEN = re.compile("[!-~]+")
+MIN_TOKEN_CHARACTERS = 16
+"""Of a token that other machines could guess."""
 
 
 def launch(flags: ServeFlags) -> None:
@@ -95,10 +97,17 @@ def check_address(host: str, token: str | None) -> None:
             "--token: a header cannot carry it.  Legal: letters, digits and punctuation of ASCII "
             "without spaces (openssl rand -hex 32), or no --token."
         )
-    if token is None and not is_loopback(host):
+    if is_loopback(host):
+        return
+    if token is None:
         raise UserError(
             f"--host={host}: other machines may reach this address, and no token is set.  Set "
             "MESHLOOM_TOKEN to a long random text (openssl rand -hex 32), or omit --host."
+        )
+    if len(token) < MIN_TOKEN_CHARACTERS:
+        raise UserError(
+            f"--token: it has {len(token)} characters, and other machines may guess it at "
+            f"--host={host}.  Legal: at least {MIN_TOKEN_CHARACTERS} (openssl rand -hex 32)."
         )
 
 

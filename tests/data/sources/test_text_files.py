@@ -1,14 +1,16 @@
 """Text files: what is read, and what each bad file is told."""
 
 import gzip
+import io
 import lzma
+import os
 
 import pytest
 import zstandard
 
 from configs.errors import UserError
 from data.sources.text import TextFiles
-from data.sources.text_files import expand, read_lines
+from data.sources.text_files import MAX_LINE_BYTES, decoded_lines, expand, read_lines
 
 # U+2028, U+0085 and a lone carriage return separate lines for str.splitlines, but not here.
 LINES = ["one two", "a\u2028b\u0085c\rd", "naïve 漢字", ""]
@@ -162,3 +164,21 @@ def test_files_without_any_text_are_an_error(tmp_path):
     source = TextFiles(train=f"{tmp_path}/a", validation="-", example="file")
     with pytest.raises(UserError, match=r"TextFiles.train: there is no text in 1 files"):
         list(source.lines("train"))
+
+
+def test_a_line_has_a_largest_length():
+    longest = b"x" * (MAX_LINE_BYTES - 1)  # and the newline
+    assert [len(line) for line in decoded_lines(io.BytesIO(longest + b"\none"), "a")] == [
+        MAX_LINE_BYTES - 1, 3,
+    ]  # fmt: skip
+    too_long = io.BytesIO(b"one\n" + longest + b"xx\n")
+    with pytest.raises(UserError, match=r"a, line 2: is longer than 67,108,864 bytes"):
+        list(decoded_lines(too_long, "a"))
+
+
+def test_devices_and_pipes_are_no_text_of_a_task(tmp_path):
+    with pytest.raises(UserError, match=r"/dev/zero: is a device"):
+        next(TextFiles(train="/dev/zero").lines("train"))
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UserError, match=r"TextFiles.train: .*fifo' is a pipe.*once"):
+        next(TextFiles(train=str(tmp_path / "fifo")).lines("train"))

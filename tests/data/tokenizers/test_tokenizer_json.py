@@ -215,3 +215,12 @@ def test_a_damaged_file_beside_the_tokenizer_is_named_with_its_folder(folder):
     with pytest.raises(UserError) as error:
         given(folder)
     assert str(error.value) == f"{folder}/tokenizer_config.json: holds a list.  Legal: an object."
+
+
+def test_two_tokens_of_one_id_are_refused(folder):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["!"] = content["model"]["vocab"]["a"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"the tokens '!' and 'a' have the same id, 64.  Give"):
+        given(folder)

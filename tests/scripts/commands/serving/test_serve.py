@@ -346,7 +346,10 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
     for token in ("", "sécret", "secret "):  # no client could send these
         with pytest.raises(UserError, match=r"--token: .* Legal: .* ASCII"):
             check_address("0.0.0.0", token)
-    check_address("0.0.0.0", "secret")
+    with pytest.raises(UserError, match=r"--token: it has 15 characters.*at least 16"):
+        check_address("0.0.0.0", "a" * 15)
+    check_address("0.0.0.0", "a" * 16)
+    check_address("127.0.0.1", "secret")
     check_address("127.0.0.2", None)
     assert {"127.0.0.2", "localhost"} <= (host_names("127.0.0.2", None) or set())
     with bound_socket("127.0.0.1", 0) as taken:
