@@ -331,7 +331,7 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
         f"{name} = {_size_text(cause)}{setter} does not divide over {_mesh_axes(context, cause)}.",
         several(weights or names),
         context.cite(*cause.rules),
-        f"Legal: {_listed(legal)}.  {_alternative(context, cause.rules[-1])}",
+        f"Legal: {_listed(legal)}.  {_alternative(context, cause)}",
         legal,
     )
 
@@ -343,9 +343,13 @@ def _size_text(cause: SplitCause) -> str:
     return f"{cause.size * cause.pattern} ({cause.size} repeats of a pattern of {cause.pattern})"
 
 
-def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
+def _padded_size(context: LintContext, cause: SplitCause) -> int:
     shards = _num_shards(context, cause.rules)
-    padded_size = -(-cause.size // shards) * shards
+    return -(-cause.size // shards) * shards
+
+
+def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
+    padded_size = _padded_size(context, cause)
     legal = _sizes_that_divide(context, cause)
     return Problem(
         "warning",
@@ -354,7 +358,7 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
         f"{_mesh_axes(context, cause)}: {100 * (1 - cause.size / padded_size):.2g}% is padding.",
         several(_weights(context, names) or names),
         context.cite(*cause.rules),
-        f"Without padding: {_listed(legal)}.",
+        f"Without padding: {_listed(legal)}.{_expert_mesh_axis(context, cause)}",
         legal,
     )
 
@@ -390,9 +394,9 @@ def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tup
     return legal
 
 
-def _alternative(context: LintContext, sourced: SourcedRule) -> str:
+def _alternative(context: LintContext, cause: SplitCause) -> str:
     """Suggests a fix that keeps the sizes."""
-    field, rule = sourced
+    field, rule = cause.rules[-1]
     if rule.axis == "heads":
         queries = rule._replace(axis="queries")
         rules = [str(other) for f, other in context.rules if f == field and other != rule]
@@ -401,4 +405,19 @@ def _alternative(context: LintContext, sourced: SourcedRule) -> str:
             return f'Or split the queries of each: "{queries}" for "{rule}".'
     fix = f'Or remove "{rule}" to replicate {rule.axis}'
     pads = rule.firm and BY_NAME[rule.axis].pads
-    return f'{fix}, or pad it: "{rule}+".' if pads else f"{fix}."
+    if pads and _padded_size(context, cause) < 2 * cause.size:
+        return f'{fix}, or pad it: "{rule}+".'
+    return f"{fix}.{_expert_mesh_axis(context, cause)}"
+
+
+def _expert_mesh_axis(context: LintContext, cause: SplitCause) -> str:
+    """Suggests a mesh axis for the experts alone, where they are over a larger one."""
+    [sourced, *others] = cause.rules
+    mesh_axis, size = sourced.rule.mesh_axis, context.mesh[sourced.rule.mesh_axis]
+    split = math.gcd(cause.size, size)
+    if cause.letter != "E" or others or split == 1:
+        return ""
+    return (
+        f'  Or split {mesh_axis}:{size} into "{mesh_axis}:{size // split},expert:{split}", with '
+        "the batch over both and the experts over the second: layouts/expert_mesh_axis.gin."
+    )

@@ -74,9 +74,9 @@ def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
             first, end = sorted((step * old, step * new))
             what = "skipped" if new > old else "read again"
             print_note(f"Rows {first:,} to {end - 1:,} of the data order are {what}.")
-    if changes:
+    if changes and step < run.steps:
         rate = run.optimizer.schedule.rate(run.steps)
-        now, last = (float(rate(jnp.asarray(s))) for s in (step, max(step, run.steps - 1)))
+        now, last = (float(rate(jnp.asarray(s))) for s in (step, run.steps - 1))
         print_note(
             f"Learning rate now {now:.3g}; the schedule ends at step {run.steps:,} with {last:.3g}."
         )

@@ -22,13 +22,10 @@ from tests.layouts.lint.recorded import recorded, zeros
 from tests.toys import ROOT, SPLITTABLE, toy
 
 FITTING = recorded(SPLITTABLE, 8, 24)
-EXPERTS = recorded(
-    dataclasses.replace(
-        SPLITTABLE, layers=4, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
-    ),
-    8,
-    24,
+EXPERTS_SPEC = dataclasses.replace(
+    SPLITTABLE, layers=4, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
 )
+EXPERTS = recorded(EXPERTS_SPEC, 8, 24)
 TOY = recorded(toy(), 6, 8)
 WHERE = {
     "Layout.mesh": "layouts/mine.gin:2",
@@ -221,6 +218,23 @@ def test_the_padding_that_is_offered_is_legal() -> None:
     assert rules == "batch:data;heads:model+;vocab:model+"
     padded = dataclasses.replace(layout, rules=rules)
     assert not [p for p in lint(padded, sizes, TOY, WHERE) if p.severity == "error"]
+
+
+def test_experts_on_many_devices_get_a_mesh_axis_of_their_own() -> None:
+    """16 experts on 64 devices are not padded fourfold; what is offered instead is legal."""
+    layout = Layout(mesh="data:64", rules="batch:data;experts:data")
+    record = recorded(EXPERTS_SPEC, 64, 24)
+    experts = next(p for p in lint(layout, {"data": 64}, record, WHERE) if "experts" in p.message)
+    assert experts.code == "indivisible" and "pad it" not in experts.fix
+    assert "layouts/expert_mesh_axis.gin" in experts.fix
+    mesh = re.search(r'"(data:4,expert:16)"', experts.fix)
+    assert mesh is not None
+    layout = Layout(mesh=mesh[1], rules="batch:data;batch:expert;experts:expert")
+    sizes = {"data": 4, "expert": 16}
+    assert not [p for p in lint(layout, sizes, record, WHERE) if p.severity == "error"]
+    padded = Layout(mesh="data:64", rules="batch:data;experts:data+")
+    [warning] = [p for p in lint(padded, {"data": 64}, record, WHERE) if p.code == "padded"]
+    assert "75% is padding" in warning.message and '"data:4,expert:16"' in warning.fix
 
 
 def test_some_axes_cannot_be_padded() -> None:

@@ -1,13 +1,18 @@
 """Warnings of layers that drop tokens or use their experts unevenly."""
 
+import jax
 import numpy as np
 import pytest
 
+from configs.load import load
+from layouts.mesh import make_mesh
+from models.loss import Criterion
 from models.moe.routing import Top2
-from tests.toys import TOY
+from scripts.commands.inspect.params import model_of
+from tests.toys import TOY, WHOLE
 from tests.trainer.metrics.test_expert_load import COUNTS, stacked
 from tests.trainer.planning.runs import TASK
-from trainer.metrics.expert_load import layer_stats
+from trainer.metrics.expert_load import layer_stats, stats_by_layer
 from trainer.metrics.router_warnings import RouterWarnings, warnings
 from trainer.observers import StepResult
 from trainer.run import Run
@@ -25,6 +30,20 @@ def test_a_layer_that_drops_or_overloads_is_named() -> None:
         "encoder 0: one expert has 16.0 times its even share of the tokens.  "
         "Raise Top2.aux_loss (now 0.02)."
     ]
+
+
+def test_the_tiny_model_of_experts_drops_little_before_it_is_balanced() -> None:
+    """With slots for an even share alone, an untrained router leaves out too many choices."""
+    spec = model_of(load(["configs/models/tiny_moe.gin"]))
+    model = spec.model(WHOLE)
+    tokens = np.random.default_rng(0).integers(0, 4096, (4, 128), np.int32)
+    ones, places = np.ones_like(tokens), np.tile(np.arange(128, dtype=np.int32), (4, 1))
+    batch = dict(inputs_BL=tokens, targets_BL=tokens, segments_BL=ones, positions_BL=places)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        params = model.init(jax.random.key(0))
+        sums = jax.jit(model.loss, static_argnums=2)(params, batch, Criterion(), jax.random.key(1))
+    layers = stats_by_layer(sums.loads)
+    assert len(layers) == 2 and not warnings(layers, spec.router)
 
 
 def test_a_run_warns_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
