@@ -244,6 +244,12 @@ class TransformerSpec(ModelSpec):
     def pattern_of_encoder(self) -> tuple[BlockKind, ...]:
         return self.encoder_pattern or self.pattern
 
+    def traced_blocks(self, stages: int) -> int:
+        """Returns the number of blocks of both stacks in the trace of a stage."""
+        if not self.scan:
+            return -(-(self.layers + self.encoder_layers) // stages)
+        return len(self.pattern) + self.has_encoder * len(self.pattern_of_encoder)
+
     @property
     def max_length(self) -> int | None:
         return self.length if self.positions == "learned" else None

@@ -11,12 +11,13 @@ from flax import nnx
 
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
+from layouts.shards import num_shards
 from models.api import Batch, Cache, Params, Step, step_layout
 from models.attention.context import cached_context, cross_context, packed_context
 from models.attention.flash import Call, Kernel, choose
 from models.dropout import dropout
 from models.initializers import Weights
-from models.layers.pipeline import inside_stages, stage_axes
+from models.layers.pipeline import inside_stages, stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
 from models.loss import (
     Criterion,
@@ -220,6 +221,9 @@ class TransformerModel:
     def pad_rows(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
         """Returns the network with these weights, and the batch with empty rows if needed."""
         layout, batch = pad_batch(self.layout, batch, self.spec.groups)
+        blocks = self.spec.traced_blocks(num_shards(stage_axes(layout)))
+        segments_BL = with_nested_maps(layout, batch["segments_BL"], blocks)
+        batch = {**batch, "segments_BL": segments_BL}
         return dataclasses.replace(self, layout=layout).network(params), batch
 
     @property

@@ -25,6 +25,9 @@ Tree = Any  # of arrays
 # the first layer, 0 where it is left out; returns the output, and the loads of each layer.
 Layers = Callable[..., tuple[Array, Tree]]
 Remat = Callable[[Layers], Layers]  # saves less for the backward pass, as the model's settings say
+FIRST_GROWTH = 48  # entries of XLA's table of nested maps; see `with_nested_maps`
+# At most 10 were seen in one pass through a block; R-drop has two, forward and backward.
+MAPS_OF_BLOCK = 64
 
 
 def stage_axes(layout: Layout) -> tuple[str, ...]:
@@ -92,6 +95,33 @@ def inside_stages(layout: Layout) -> Layout:
     return dataclasses.replace(
         layout, rules=kept(layout.rules), param_rules=kept(layout.param_rules)
     )
+
+
+def with_nested_maps(layout: Layout, x: Array, blocks: int) -> Array:
+    """Returns x unchanged, after so many nested `shard_map`s that those inside stages compile.
+
+    In jax 0.10.2 XLA keeps the mesh axes around nested maps in a hash table.  If the table grows
+    when it inserts the first map inside another one, it loses the axes of that map, and XLA aborts
+    ("IsManualSubgroup").  The table grows at 48, 96, 192, ... entries: here inside these maps, and
+    not again before the program ends.  jax 0.12 does not need them.
+    """
+    axes, entries = stage_axes(layout), FIRST_GROWTH
+    if not axes or jax.__version_info__ >= (0, 12):
+        return x
+    while entries < blocks * MAPS_OF_BLOCK:
+        entries *= 2
+
+    def run(zero: Array) -> Array:
+        for _ in range(entries - 1):  # the map around them is an entry, too
+            zero = jax.shard_map(
+                jax.lax.optimization_barrier, in_specs=jax.P(), out_specs=jax.P(), check_vma=False
+            )(zero)
+        return zero
+
+    zero = jax.shard_map(
+        run, in_specs=jax.P(), out_specs=jax.P(), axis_names=set(axes), check_vma=False
+    )(jnp.zeros((), x.dtype))
+    return x + zero
 
 
 def in_stages(layout: Layout, layers: Layers, remat: Remat) -> Layers:

@@ -17,13 +17,14 @@ from models.layers.pipeline import (
     in_stages,
     inside_stages,
     stage_axes,
+    with_nested_maps,
 )
 from tests.toys import WHOLE
+from trainer.planning.child import CompilerAborted, in_child
 
 Array = jax.Array
 WEIGHTS_ND = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 X_ABLD = np.random.default_rng(1).normal(size=(6, 2, 3, 5)).astype(np.float32)
-KEYS = jax.random.split(jax.random.key(2), 6)
 
 
 def layers(weights_ND: Array, x_BLD: Array, other: tuple[Array, Array], first: Array | int = 0):
@@ -42,7 +43,7 @@ def layers(weights_ND: Array, x_BLD: Array, other: tuple[Array, Array], first: A
 def objective(layout: Layout, weights_ND: Array, shared_D: Array, x_ABLD: Array):
     weights_ND, run = layout.reshard(weights_ND, "ND"), in_stages(layout, layers, jax.checkpoint)
     y_ABLD, sums_AN = jax.vmap(lambda x_BLD, key: run(weights_ND, x_BLD, (shared_D, key)))(
-        x_ABLD, KEYS[: len(x_ABLD)]
+        x_ABLD, jax.random.split(jax.random.key(2), 6)[: len(x_ABLD)]
     )
     return jnp.sum(y_ABLD**2, dtype=jnp.float32) + jnp.sum(sums_AN * jnp.arange(8.0)[None]), (
         y_ABLD,
@@ -139,3 +140,34 @@ def test_inside_stages_their_mesh_axes_split_nothing_else() -> None:
         assert stage_axes(gathered) == () and inside_stages(gathered) == gathered
     with jax.set_mesh(make_mesh(Layout(mesh="pipe:1"))):
         assert stage_axes(Layout(mesh="pipe:1", rules="layers:pipe")) == ()
+
+
+def compile_two_stacks(maps: int, blocks: int) -> None:
+    """Compiles stages of two stacks whose layers have so many nested maps."""
+    jax.config.update("jax_num_cpu_devices", 4)  # in a child
+    layout = Layout(mesh="data:2,pipe:2", rules="batch:data;layers:pipe")
+
+    def layer(weights_ND: Array, x_BLD: Array, other: None, first: Array | int = 0):
+        for _ in range(maps):
+            x_BLD = inside_stages(layout).shard_map(jnp.sin, "BLD->BLD")(x_BLD)
+        return x_BLD, jnp.zeros(len(weights_ND))
+
+    def run(weights_ND: Array, x_ABLD: Array) -> Array:
+        stages = in_stages(layout, layer, lambda run: run)
+        if blocks:
+            x_ABLD = with_nested_maps(layout, x_ABLD, blocks)
+        for _ in range(2):
+            x_ABLD, _ = jax.vmap(lambda x_BLD: stages(weights_ND, x_BLD, None))(x_ABLD)
+        return x_ABLD
+
+    with jax.set_mesh(make_mesh(layout)):
+        place = layout.reshard(jnp.asarray(WEIGHTS_ND), "ND"), layout.reshard(X_ABLD, "aBLD")
+        jax.jit(run).lower(*place).compile()
+
+
+def test_any_number_of_nested_maps_compiles() -> None:
+    """Without maps before the stages, XLA fails at some numbers (jax 0.10.2)."""
+    in_child(compile_two_stacks, 44, blocks=2)
+    if jax.__version_info__ < (0, 12):
+        with pytest.raises(RuntimeError, match="PartitionId"):
+            in_child(compile_two_stacks, 44, blocks=0)
