@@ -173,7 +173,8 @@ def test_decode_writes_a_line_for_each_line_in_order(run: Meshloom, place: Place
 def test_decode_writes_json_beside_its_output(run: Meshloom, place: Place, tmp_path: Path) -> None:
     output, json_file = tmp_path / "out", tmp_path / "found.json"
     flags = ["--nbest=2", f"--json={json_file}"]
-    table = [row.split("\t") for row in decoded(run, place, *flags)]
+    header, *table = [row.split("\t") for row in decoded(run, place, *flags)]
+    assert header == ["line", "rank", "score", "log_probability", "text"]
     on_stdout = json.loads(json_file.read_text())
     assert [line["source"] for line in on_stdout["lines"]] == SOURCES
     texts = [one["text"] for line in on_stdout["lines"] for one in line["hypotheses"]]
@@ -199,7 +200,7 @@ def test_samples_follow_their_seed_and_consensus_takes_one_of_them(
 
 
 def test_n_best_lists_are_ranked_and_rescored(run: Meshloom, place: Place, tmp_path: Path) -> None:
-    rows = [row.split("\t") for row in decoded(run, place, "--nbest=4")]
+    rows = [row.split("\t") for row in decoded(run, place, "--nbest=4")][1:]
     assert [(row[0], row[1]) for row in rows[:5]] == [("1", str(i)) for i in (1, 2, 3, 4)] + [
         ("2", "1")
     ]

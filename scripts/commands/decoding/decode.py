@@ -37,6 +37,7 @@ from trainer.decoding.requests import (
 )
 from trainer.multihost import from_first_process, is_first_process
 from trainer.run import Run
+from trainer.serving.compilations import Compilations
 
 BEAM = 4  # of translations; other texts are continued greedily
 BATCH = 64
@@ -144,16 +145,16 @@ class DecodeJob:
 
     def write_stream(self, steps: Sequence[int]) -> None:
         """Writes to the standard output or to a device, once all lines are decoded."""
-        start = time.perf_counter()
+        throughput = Throughput()
         texts = dict(decoded for batch in self.decode(range(len(self.lines))) for decoded in batch)
         with open_output(self.flags.output) as file:
             self.write(file, texts)
         self.write_json(texts, steps)
-        print_throughput(len(self.lines), start)
+        throughput.print(len(self.lines))
 
     def write_file(self, steps: Sequence[int]) -> None:
         """Writes a file; what a crash interrupts, the next call continues."""
-        start, output = time.perf_counter(), path_of(self.flags.output)
+        throughput, output = Throughput(), path_of(self.flags.output)
         journal = Journal(output, self.settings(steps))
         done = from_first_process(
             lambda: None if journal.is_done() else list(journal.open().items())
@@ -180,7 +181,7 @@ class DecodeJob:
                 texts.update(batch)
             self.write_json(texts, steps)
             journal.finish(lambda file: self.write(file, texts))
-        print_throughput(len(left), start)
+        throughput.print(len(left))
 
     def settings(self, steps: Sequence[int]) -> dict[str, Any]:
         """Returns everything that the output follows from."""
@@ -204,7 +205,9 @@ class DecodeJob:
                 bar.update(done, len(left))
 
     def write(self, file: TextIO, texts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
-        """Writes the texts of all lines."""
+        """Writes the texts of all lines; those in columns behind a line with their names."""
+        if self.flags.written_format == "tsv":
+            file.write("line\trank\tscore\tlog_probability\ttext\n")
         for line, source in enumerate(self.lines):
             file.writelines(formatted(self.flags.written_format, line, source, texts[line]))
 
@@ -244,6 +247,16 @@ def entry_of(source: str, hypotheses: Sequence[Sequence[Any]]) -> dict[str, Any]
     }
 
 
-def print_throughput(lines: int, start: float) -> None:
-    seconds = time.perf_counter() - start
-    print_note(f"{lines:,} lines in {seconds:.1f} s: {lines / seconds:.1f} lines/s.")
+class Throughput:
+    """Measures how fast lines are decoded, with and without compilation."""
+
+    def __init__(self) -> None:
+        self._start, self._compilations = time.perf_counter(), Compilations()
+
+    def print(self, lines: int) -> None:
+        seconds, compile_s = time.perf_counter() - self._start, self._compilations.seconds
+        rate = lines / max(seconds - compile_s, 1e-3)
+        print_note(
+            f"{lines:,} lines in {seconds:.1f} s, of which {compile_s:.1f} s to compile: "
+            f"{rate:.1f} lines/s without that."
+        )

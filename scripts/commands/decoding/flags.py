@@ -47,8 +47,8 @@ class DecodeFlags:
     format: Annotated[
         Format | None,
         Flag(
-            "Format of the output: texts; or columns of line, rank, score, log-probability and "
-            "text (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."
+            "Format of the output: texts; or columns of line, rank, score, log_probability and "
+            "text, with a header (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."
         ),
     ] = None
     batch_sequences: Annotated[

@@ -88,6 +88,15 @@ class PlanFlags:
             max=1e6,
         ),
     ] = None
+    tokens: Annotated[
+        float | None,
+        Flag(
+            "Tokens of the whole run, as in 1e12, in place of Run.steps.",
+            metavar="N",
+            above=0,
+            max=1e18,
+        ),
+    ] = None
     topology: Topology = None
     analytic: Annotated[
         bool, Flag("Predicts from the layout alone, in seconds, and compiles nothing.")

@@ -80,7 +80,12 @@ def read_inputs(flags: PlanFlags, *layout_files: str) -> PlanInputs:
     """Reads what the flags of a plan name, under a layout file if one is given."""
     files = (*flags.settings.gin_file, *layout_files)
     config = settings_of(dataclasses.replace(flags.settings, gin_file=files))
-    return PlanInputs.read(config, parse_topology(flags.topology))
+    inputs = PlanInputs.read(config, parse_topology(flags.topology))
+    if flags.tokens is None:
+        return inputs
+    run = inputs.run
+    steps = math.ceil(flags.tokens / (run.batch_sequences * run.task.length))
+    return inputs._replace(run=dataclasses.replace(run, steps=steps))
 
 
 def named_layouts(files: Iterable[str], *taken: str) -> dict[str, str]:

@@ -53,6 +53,8 @@ def check_flags(flags: PlanFlags) -> None:
     for field in dataclasses.fields(DecodePlanFlags):
         if not flags.decode and (flag := given_flag(field.name)) is not None:
             raise UserError(f"{flag} needs --decode.  Add it.")
+    if flags.tokens is not None and flags.decode:
+        raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
     if flags.price_per_chip_hour is not None and not flags.sweep:
         raise UserError("--price_per_chip_hour needs --sweep.  Add it.")
     if flags.layouts and not (flags.compare or flags.sweep):

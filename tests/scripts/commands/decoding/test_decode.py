@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jax import monitoring
 
 from configs.errors import UserError
 from data.sources.text import TextFiles
@@ -12,6 +14,7 @@ from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
+from scripts.commands.decoding import decode
 from scripts.commands.decoding.decode import formatted, options_of, search_of
 from scripts.commands.decoding.flags import DecodeFlags
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
@@ -64,3 +67,17 @@ def test_texts_with_newlines_are_whole_in_json_and_one_line_elsewhere() -> None:
 def test_options_are_flags_of_the_same_names() -> None:
     options = options_of(SearchFlags(max_tokens=7, length_extra=3, tag="de"))
     assert (options.max_tokens, options.length_extra, options.tag) == (7, 3, "de")
+
+
+def test_the_speed_of_decoding_is_without_compilation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr(decode, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    throughput = decode.Throughput()
+    for part, seconds in (("jaxpr_trace", 1.0), ("backend_compile", 7.0)):
+        monitoring.record_event_duration_secs(f"/jax/core/compile/{part}_duration", seconds)
+    monitoring.record_event_duration_secs("/jax/compilation_cache/retrieval_time", 0.5)
+    throughput.print(40)
+    said = "40 lines in 10.0 s, of which 8.0 s to compile: 20.0 lines/s without that."
+    assert capsys.readouterr().err.strip() == said

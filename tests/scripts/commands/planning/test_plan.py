@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,19 @@ def test_a_plan_by_layout_alone(run: Meshloom, tmp_path: Path) -> None:
     assert "http" not in text  # it needs no other file
     assert "the red line is what it has: 17.2 GB" in text and "model FLOPs" in text
     assert "by the trace alone" in text and "color-scheme:light dark" in text
+
+
+def test_a_run_is_planned_by_its_tokens(run: Meshloom, tmp_path: Path) -> None:
+    flags = ["--topology=v3:2x2", "--analytic", f"--json={tmp_path / 'plan.json'}"]
+    answer = run("plan", *toy(tmp_path), *flags, "--tokens=1e12")
+    assert answer.code == 0, answer.error
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert figures["run_steps"] == math.ceil(1e12 / (8 * 24))
+    hours = figures["step_time_s"] * figures["run_steps"] / 3600
+    assert figures["run_hours"] == pytest.approx(hours)
+    assert f"{figures['run_steps']:,} steps in" in answer.out
+    for wrong in (["--tokens=0"], ["--tokens=1e12", "--decode"]):
+        assert run("plan", *toy(tmp_path), *flags, *wrong).code == 2
 
 
 def test_a_plan_of_stages_says_how_long_they_idle(run: Meshloom, tmp_path: Path) -> None:
