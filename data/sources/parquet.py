@@ -1,5 +1,6 @@
 """Reads text and pairs from Parquet files, some rows at a time."""
 
+import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -74,9 +75,20 @@ def rows(
             remote.raise_failure(error)
             first_line = brief(str(error).partition("\n")[0])
             raise UserError(
-                f"{setting}: {path} cannot be read as Parquet ({first_line}).  Copy it again."
+                f"{setting}: {path} cannot be read as Parquet ({first_line}).{_remedy(path)}"
             ) from None
     text_files.check_empty(setting, paths, empty, "row")
+
+
+def _remedy(path: str) -> str:
+    """Says what to do about a file that cannot be read, by its first bytes."""
+    head = b""
+    with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
+        head = file.read(8)
+    if text_files.is_arrow(head):
+        return f"  It is an Arrow file.{text_files.TO_PARQUET}"
+    is_parquet = not head or head.startswith(text_files.PARQUET_MARK)
+    return "  Copy it again." if is_parquet else "  It is not Parquet: another source reads it."
 
 
 def _rows_of_file(

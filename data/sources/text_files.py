@@ -18,6 +18,13 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 MAX_LINE_BYTES = 1 << 26
 """Of one line; longer ones are no text, or would fill the memory."""
+TO_PARQUET = (
+    "  Legal: Parquet, as datasets.load_from_disk(FOLDER).to_parquet('x.parquet') writes it, or "
+    "datasets.Dataset.from_file('x.arrow').to_parquet('x.parquet')."
+)
+"""What makes Parquet of Arrow files, which Hugging Face's data sets are kept in."""
+PARQUET_MARK = b"PAR1"
+_ARROW_MARKS = (b"ARROW1", b"\xff\xff\xff\xff")
 _LINE_BREAKS = re.compile(r"[\n\r]")  # for programs that read lines, as Python's open does
 
 
@@ -48,8 +55,10 @@ def named(patterns: str | Sequence[str], setting: str) -> list[str]:
             raise UserError(f"{setting}: no file matches {pattern!r}.{nearest(pattern)}")
         for path in matches:
             if path_of(path).is_dir():
-                files_in = sorted(p for p in path_of(path).iterdir() if p.is_file())
-                ending = files_in[0].suffix if files_in else ".txt"
+                suffixes = [p.suffix for p in sorted(path_of(path).iterdir()) if p.is_file()]
+                if ".arrow" in suffixes:
+                    raise UserError(f"{setting}: {path!r} is a folder of Arrow files.{TO_PARQUET}")
+                ending = max(suffixes, key=suffixes.count, default=".txt")
                 raise UserError(
                     f"{setting}: {path!r} is a folder.  "
                     f"Name its files, such as {os.path.join(path, f'*{ending}')!r}."
@@ -177,9 +186,16 @@ def total_bytes(paths: Sequence[str]) -> int:
     return sum(lookup.size_of(path_of(path).expanduser()) for path in paths)
 
 
+def is_arrow(raw: bytes) -> bool:
+    """Returns whether a file that begins so is one of Arrow, or a stream of it."""
+    return raw.startswith(_ARROW_MARKS)
+
+
 def _not_utf8(path: str, number: int, raw: bytes, error: UnicodeDecodeError) -> str:
-    if number == 1 and raw.startswith(b"PAR1"):
+    if number == 1 and raw.startswith(PARQUET_MARK):
         return f"{path}: is a Parquet file.  @ParquetText() and @Parquet() read such files."
+    if number == 1 and is_arrow(raw):
+        return f"{path}: is an Arrow file.{TO_PARQUET}"
     for magic, ending in ENDINGS.items():
         if number == 1 and raw.startswith(magic):
             return f"{path}: is not text but compressed.  Rename it so that it ends in {ending}."

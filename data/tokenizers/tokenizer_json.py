@@ -147,8 +147,15 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     if file.is_dir():
         file = file / TOKENIZER
     check_kind(file)
-    text = _utf8(read_model(file), str(file))
-    content = _object(text, str(file))
+    try:
+        text = _utf8(read_model(file), str(file))
+        content = _object(text, str(file))
+        if not {"format", "model"} & content.keys():
+            raise UserError(f"{file}: is not a {TOKENIZER}: it has no model.")
+    except UserError as error:
+        if not file.exists() and not file.parent.is_dir():
+            raise
+        raise UserError(f"{error}  {how_to_make(file.parent)}") from None
     if "format" in content:  # a tokenizer.json has none
         files, special = _parts(content, str(file))
         is_kept = "begin" not in chosen and content.get(_KEPT_BEGIN, False)
@@ -161,6 +168,15 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     flag = {_KEPT_BEGIN: True} if is_kept else {}
     joined = {"format": _FORMAT, "special": {**special, **chosen}, "files": files, **flag}
     return json.dumps(joined, sort_keys=True).encode()
+
+
+def how_to_make(folder: Path) -> str:
+    """Says what makes a tokenizer.json of another file."""
+    return (
+        f"Legal: a {TOKENIZER}.  Hugging Face's library makes one of vocab.txt, of vocab.json and "
+        f"merges.txt, or of a file of tiktoken named tokenizer.model: "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
+    )
 
 
 def eos_token_ids(settings: Mapping[str, Any]) -> list[int]:

@@ -18,14 +18,15 @@ from configs.write import dump
 from data.sources.text import Docstrings
 from data.storage.files import atomic_write
 from data.task import Task
-from data.tokenizers.sentence_piece import SentencePiece
+from data.tokenizers.sentence_piece import SentencePiece, is_sentence_piece
 from data.tokenizers.tokenizer_json import (
     GENERATION,
     TOKENIZER,
     TokenizerJson,
     eos_token_ids,
+    how_to_make,
 )
-from data.vocab import Tokenizer, Vocab, make
+from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
@@ -44,7 +45,6 @@ from trainer.checkpoints.huggingface.folder import (
     SETTINGS,
     TENSORS,
     StoredTensor,
-    existing,
     read_json,
     stored_tensors,
     tensor_writer,
@@ -121,9 +121,14 @@ def import_hf(flags: ImportHfFlags) -> None:
 
 def tokenizer_of(folder: Path) -> Tokenizer:
     """Returns the settings of the tokenizer of a folder."""
-    if not (folder / TOKENIZER).is_file() and (folder / SENTENCE_PIECE).is_file():
-        return SentencePiece(model_file=str(folder / SENTENCE_PIECE))
-    return TokenizerJson(path=str(existing(folder, TOKENIZER)))
+    model, other = folder / SENTENCE_PIECE, ""
+    if (folder / TOKENIZER).is_file():
+        return TokenizerJson(path=str(folder / TOKENIZER))
+    if model.is_file():
+        if is_sentence_piece(read_model(model)):
+            return SentencePiece(model_file=str(model))
+        other = f", and {SENTENCE_PIECE} is not a SentencePiece model"
+    raise UserError(f"--input={folder}: {TOKENIZER} is missing{other}.  {how_to_make(folder)}")
 
 
 def with_chosen_tokens(tokenizer: Tokenizer, chosen: Tokenizer) -> Tokenizer:

@@ -8,6 +8,7 @@ from pyarrow import parquet
 
 from configs.errors import UserError
 from data.sources.parquet import Parquet, ParquetText
+from data.sources.text import TextFiles
 
 TEXTS = ["one\ntwo", "", *(f"naïve {i}" for i in range(3000))]
 TABLE = {
@@ -85,3 +86,32 @@ def test_a_damaged_file_is_named(path, tmp_path, damage):
     (tmp_path / "y.parquet").write_bytes(damage(Path(path).read_bytes()))
     with pytest.raises(UserError, match=r"ParquetText.train: .*y.parquet cannot be read as Parq"):
         list(ParquetText(train=f"{tmp_path}/*", validation="-").lines("train"))
+
+
+def test_arrow_files_are_named_with_the_way_to_parquet(tmp_path):
+    table, folder = pyarrow.table({"text": ["one", "two"]}), tmp_path / "saved"
+    folder.mkdir()
+    # A stream, as Hugging Face's library writes, and a file.
+    kinds = {
+        folder / "data.arrow": pyarrow.ipc.new_stream,
+        tmp_path / "x.arrow": pyarrow.ipc.new_file,
+    }
+    for path, kind in kinds.items():
+        with kind(str(path), table.schema) as writer:
+            writer.write_table(table)
+    (folder / "state.json").write_text("{}")
+    for path in (folder, folder / "data.arrow", tmp_path / "x.arrow"):
+        for source in (ParquetText, TextFiles):
+            with pytest.raises(UserError) as error:
+                list(source(train=str(path)).lines("train"))
+            assert "Arrow file" in str(error.value) and "to_parquet(" in str(error.value)
+            assert "Copy it again" not in str(error.value)
+
+
+def test_a_file_of_another_kind_is_not_to_be_copied_again(tmp_path, path):
+    (tmp_path / "x.jsonl").write_text('{"text": "one"}\n' * 9)
+    with pytest.raises(UserError, match="It is not Parquet: another source reads it"):
+        list(ParquetText(train=str(tmp_path / "x.jsonl")).lines("train"))
+    (tmp_path / "cut.parquet").write_bytes(Path(path).read_bytes()[:-9])
+    with pytest.raises(UserError, match="Copy it again"):
+        list(ParquetText(train=str(tmp_path / "cut.parquet")).lines("train"))

@@ -92,6 +92,13 @@ def test_a_link_to_nothing_is_not_proposed_for_itself(tmp_path):
         list(TextFiles(train=f"{tmp_path}/link.txt").lines("train"))
 
 
+def test_a_folder_names_the_ending_of_most_of_its_files(tmp_path):
+    for name in ("README.md", "a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(UserError, match=r"is a folder.  Name its files, .*/\*\.jsonl'"):
+        expand(str(tmp_path), "here")
+
+
 def test_folder_is_no_file(tmp_path):
     with pytest.raises(UserError, match=r"is a folder.  Name its files, such as '.*/\*\.txt'"):
         list(TextFiles(train=str(tmp_path)).lines("train"))

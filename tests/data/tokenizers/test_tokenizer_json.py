@@ -224,3 +224,19 @@ def test_two_tokens_of_one_id_are_refused(folder):
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"the tokens '!' and 'a' have the same id, 64.  Give"):
         given(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("vocab.txt", "[PAD]\n[UNK]\na\n"),
+        ("vocab.json", '{"a": 0, "b": 1}'),
+        ("cl100k_base.tiktoken", "IQ== 0\nIg== 1\n"),
+        ("tokenizer.model", "IQ== 0\nIg== 1\n"),
+    ],
+)
+def test_other_vocabularies_are_refused_with_the_way_to_a_tokenizer_json(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(UserError, match=r"Legal: a tokenizer.json.*save_pretrained\('/"):
+            given(path)

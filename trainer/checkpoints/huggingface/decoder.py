@@ -64,9 +64,10 @@ def family_of(settings: Settings, source: object) -> Family:
     """Returns the family that the settings name."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
+        hint = "  `meshloom import t5` imports a T5." if kind == "t5" else ""
         raise UserError(
-            f"{source}: model_type = {kind!r}: Meshloom imports no such model.  Legal: "
-            f"{', '.join(map(repr, FAMILIES))}."
+            f"{source}: model_type = {kind!r}: not a decoder that Meshloom imports.  Legal: "
+            f"{', '.join(map(repr, FAMILIES))}.{hint}"
         )
     return FAMILIES[kind]
 

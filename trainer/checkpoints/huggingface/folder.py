@@ -39,6 +39,13 @@ def existing(folder: Path, name: str) -> Path:
             "model on the Hub, download one: hf download NAME --local-dir=FOLDER."
         )
     if not (folder / name).is_file():
+        if name == TENSORS and (pickled := sorted(folder.glob("pytorch_model*.bin"))):
+            raise UserError(
+                f"--input={folder}: {TENSORS} is missing, and {pickled[0].name} is a pickle, which "
+                "can run code.  Hugging Face's library converts it: AutoModelForCausalLM (of a T5, "
+                f"AutoModelForSeq2SeqLM).from_pretrained({str(folder)!r}, dtype='auto')"
+                f".save_pretrained({str(folder)!r})."
+            )
         raise UserError(
             f"--input={folder}: {name} is missing.  Legal: a folder with {SETTINGS}, {TENSORS} (or "
             f"{INDEX} and the files that it names) and the tokenizer, as save_pretrained writes "

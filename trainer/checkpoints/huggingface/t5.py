@@ -15,6 +15,7 @@ from configs.write import diff
 from models.api import ModelSpec, Params
 from models.architectures import Transformer
 from models.spec import Activation, FloatType, Precision
+from trainer.checkpoints.huggingface.families import FAMILIES
 from trainer.checkpoints.huggingface.folder import Settings
 from trainer.checkpoints.huggingface.weights import (
     FLOATS,
@@ -123,7 +124,9 @@ def check_settings(settings: Settings, source: object) -> None:
     """Refuses the settings of another model, and those that the Transformer here has not."""
     kind = settings.get("model_type")
     if kind != "t5":
-        raise UserError(f"{source}: model_type = {kind!r}: not a T5.  Legal: 't5'.")
+        is_decoder = isinstance(kind, str) and kind in FAMILIES
+        hint = f"  `meshloom import hf` imports {kind}." if is_decoder else ""
+        raise UserError(f"{source}: model_type = {kind!r}: not a T5.  Legal: 't5'.{hint}")
     problems = list(_wrong_settings({**DEFAULTS, **settings}))
     if problems:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))

@@ -413,6 +413,10 @@ def add_softmax(change: float) -> Callable[[Path], object]:
     return apply
 
 
+def only_tiktoken(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+
+
 def miss_a_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
@@ -423,7 +427,14 @@ def miss_a_shard(folder: Path) -> None:
     ("name", "damage", "expected"),
     [
         ("llama", shutil.rmtree, ["no such folder"]),
-        ("llama", remove("tokenizer.json"), ["tokenizer.json is missing"]),
+        ("llama", remove("tokenizer.json"), ["tokenizer.json is missing", "save_pretrained"]),
+        ("llama", only_tiktoken, ["tokenizer.json is missing, and tokenizer.model is not a"]),
+        (
+            "llama",
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            ["pytorch_model.bin is a pickle", "AutoModelForCausalLM", "save_pretrained"],
+        ),
+        ("llama", change(model_type="t5"), ["model_type = 't5'", "`meshloom import t5`"]),
         ("llama", miss_a_shard, ["model-00002-of-00002.safetensors is missing"]),
         ("llama", cut, ["model.safetensors: cannot be read as safetensors"]),
         ("llama", change(model_type="gpt2"), ["model_type = 'gpt2'", "Legal: 'llama', 'mistral'"]),

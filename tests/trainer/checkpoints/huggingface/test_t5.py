@@ -477,6 +477,7 @@ def other_ids(folder: Path) -> None:
         (write("spiece.model", b"x"), ["spiece.model", "SentencePiece"]),
         (other_ids, ["begin with id 1 and end with 2", "Legal for a T5"]),
         (change(model_type="bert"), ["config.json", "model_type = 'bert'", "'t5'"]),
+        (change(model_type="llama"), ["model_type = 'llama'", "`meshloom import hf`"]),
         (
             change(feed_forward_proj="gelu", layer_norm_epsilon=1e-5, d_kv=None),
             ["3 problems", "'gelu'", "gated-gelu", "layer_norm_epsilon = 1e-05", "1e-06", "d_kv"],
