@@ -51,7 +51,10 @@ class RunPlots:
         return png_of(draw[name])
 
     def _loss(self, pyplot: Any) -> Any:
-        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        """Plots the losses, and below them the learning rate."""
+        figure, (axes, below) = pyplot.subplots(
+            2, 1, figsize=(7, 5), layout="constrained", sharex=True, height_ratios=(4, 1)
+        )
         steps, losses = curve(self.train, "loss")
         axes.plot(
             steps, losses, linewidth=0.8, color="tab:blue", alpha=0.35, label="training, each step"
@@ -59,9 +62,13 @@ class RunPlots:
         axes.plot(steps, smoothed(losses), color="tab:blue", label="training, smoothed without lag")
         if self.checks:
             axes.plot(*curve(self.checks, "loss"), "o-", color="tab:orange", label="validation")
-        axes.set(xlabel="step", ylabel="loss (nats per token)")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
+        axes.set(ylabel="loss (nats per token)")
+        with_rate = [line for line in self.train if "learning_rate" in line]
+        below.plot(*curve(with_rate, "learning_rate"), color="tab:gray")
+        below.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
+        below.xaxis.get_major_locator().set_params(integer=True)
+        for panel in (axes, below):
+            panel.grid(alpha=0.3)
         axes.legend()
         return figure
 
@@ -140,27 +147,29 @@ def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:
     return [line["step"] for line in lines], [line[name] for line in lines]
 
 
-def smoothed(values: list[float], decay: float = 0.9) -> list[float]:
-    """Fits a line around each value, in which neighbours on both sides weigh less with distance.
+def smoothed(values: list[float], scale: float = 9.5) -> list[float]:
+    """Fits a line around each value, in which a neighbour at distance k weighs exp(-k / scale).
 
-    A mean of the values before would lag: it lies above a falling loss.  A mean of both sides does
-    so at the ends alone, where a fitted line does not.  A value that is infinite or no number, as
-    of a run that diverged, leaves a gap and weighs nothing.
+    A mean of the values before would lag: it is above a falling loss.  A mean of both sides is so
+    at the ends, where a fitted line is not.  A loss falls the faster the earlier, so of the first
+    values fewer neighbours count: the scale is a tenth of the place.  A value that is infinite or
+    no number, as of a run that diverged, leaves a gap and weighs nothing.
     """
-    reach = math.ceil(math.log(0.01, decay))  # steps after which a neighbour weighs 1 %
-    offset_K = np.arange(-reach, reach + 1)
-    weight_K = decay ** np.abs(offset_K)
     value_S = np.asarray(values, np.float64)
     ones_S = np.isfinite(value_S).astype(np.float64)
     value_S = np.where(ones_S, value_S, 0.0)
-
-    def moment(series_S: np.ndarray, power: int) -> np.ndarray:
-        """Sums weight x offset ** power x value over the neighbours of each place."""
-        kernel_K = weight_K * (-offset_K) ** power  # convolution turns it round
-        return np.convolve(series_S, kernel_K)[reach : reach + len(values)]
-
-    n, x, xx = (moment(ones_S, power) for power in range(3))
-    y, xy = (moment(value_S, power) for power in range(2))
+    count = len(values)
+    scale_S = np.minimum((np.arange(count) + 1) / 10, scale)
+    n, x, xx, y, xy = np.zeros((5, count))
+    reach = min(math.ceil(scale * math.log(100)), count - 1)  # a neighbour there weighs 1 %
+    for k in range(-reach, reach + 1):
+        places = slice(max(0, -k), count - max(0, k))
+        neighbours = slice(max(0, k), count + min(0, k))
+        weight_S = np.exp(-abs(k) / scale_S[places]) * ones_S[neighbours]
+        for total, term in ((n, 1.0), (x, k), (xx, k * k)):
+            total[places] += weight_S * term
+        for total, term in ((y, 1.0), (xy, k)):
+            total[places] += weight_S * term * value_S[neighbours]
     spread = n * xx - x * x
     line_S = np.divide(xx * y - x * xy, spread, out=value_S.copy(), where=spread > 0)
     return [float(value) for value in np.where(ones_S, line_S, np.nan)]

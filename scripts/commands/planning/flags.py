@@ -82,12 +82,13 @@ class PlanFlags:
     price_per_chip_hour: Annotated[
         float | None,
         Flag(
-            "With --sweep: adds what a whole run costs, in your currency.",
+            "With --sweep: adds what a whole run costs, in --currency.",
             metavar="P",
             min=0,
             max=1e6,
         ),
     ] = None
+    currency: Annotated[str, Flag("Currency of --price_per_chip_hour.", metavar="NAME")] = "USD"
     tokens: Annotated[
         float | None,
         Flag(

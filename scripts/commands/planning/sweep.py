@@ -3,6 +3,8 @@
 import base64
 import dataclasses
 import functools
+import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,12 +29,14 @@ from trainer.planning.sweep import SweepPoint, sweep
 
 RANKED = 3  # layouts that are swept beside the run's own
 SHOWN = 20  # combinations in the terminal
+NEAR = 0.04  # of the picture: two labels would overlap there
 MARGIN = 1.1  # of the picture, for circles and labels at its edge
 WIDE = "body{max-width:80rem}"  # a row ends with its layout
 HOW = (
     "Each combination of batch, recomputation, precision and layout has the fewest microbatches "
     "with which it fits; all read as many tokens as the whole run. By traces: compile the best by "
-    "meshloom plan. The batch and the precision change what is learned as well."
+    "meshloom plan. The batch and the precision change what is learned as well. The picture has "
+    "the numbers of the table; a larger circle needs more memory."
 )
 
 
@@ -48,14 +52,14 @@ def sweep_run(flags: PlanFlags) -> None:
             f"--topology={slice.name}: no combination of settings fits.  Plan one by "
             "`meshloom plan`, which names the smallest topology that would hold the run."
         )
-    rows = [figures_of(point, flags.price_per_chip_hour) for point in points]
-    shown = [readable(row) for row in rows]
+    rows = [figures_of(point, flags) for point in points]
+    shown = [readable(number, row) for number, row in enumerate(rows, 1)]
     print_table([*shown[0]], [[*row.values()] for row in shown[:SHOWN]])
     if len(shown) > SHOWN:
         print_note(f"{len(shown) - SHOWN} more combinations fit: --html or --json lists them.")
     write_json(flags.json_file, {"schema_version": SCHEMA_VERSION, "combinations": rows})
     if flags.html is not None:
-        write_page(flags.html, f"{inputs.title}: settings by their cost", points, shown)
+        write_page(flags, f"{inputs.title}: settings by their cost", points, shown)
 
 
 def layouts_of(inputs: PlanInputs, slice: Slice, flags: PlanFlags) -> dict[str, Layout]:
@@ -82,23 +86,28 @@ def without_equals(layouts: Mapping[str, Layout], slice: Slice) -> dict[str, Lay
     return {name: layouts[name] for name in equal.values()}
 
 
-def figures_of(point: SweepPoint, price: float | None) -> dict[str, Any]:
+def figures_of(point: SweepPoint, flags: PlanFlags) -> dict[str, Any]:
     """Lists what a combination is and costs; money only where a price is known."""
+    price = flags.price_per_chip_hour
     costs = {
         "bytes_per_device": point.plan.memory.needed_bytes,
         "step_time_s": point.step_s,
         "unit": point.plan.run.task.unit,
         "tokens_per_s": point.plan.tokens_per_step / point.step_s,
+        "run_steps": math.ceil(point.tokens / point.plan.tokens_per_step),
         "run_hours": point.hours,
         "chip_hours": point.chip_hours,
     }
-    priced = {} if price is None else {"price": price * point.chip_hours}
+    priced = (
+        {} if price is None else {"price": price * point.chip_hours, "currency": flags.currency}
+    )
     return {**point.settings, **costs, **priced}
 
 
-def readable(row: dict[str, Any]) -> dict[str, str]:
+def readable(number: int, row: dict[str, Any]) -> dict[str, str]:
     """Writes the figures of a combination as people read them."""
     texts = {
+        "#": f"{number}",
         "batch": f"{row['Run.batch_sequences']:,}",
         "microbatches": f"{row['Run.microbatches']}",
         "remat": row.get("Transformer.remat", ""),
@@ -106,25 +115,53 @@ def readable(row: dict[str, Any]) -> dict[str, str]:
         "memory": size_text(row["bytes_per_device"]),
         "step": with_unit(row["step_time_s"], "s"),
         "rate": f"{row['tokens_per_s']:,.0f} {row['unit']}/s",
+        "steps": f"{row['run_steps']:,}",
         "run": with_unit(row["run_hours"], "hours"),
         "chip-hours": with_unit(row["chip_hours"], ""),
     }
-    priced = {"price": with_unit(row["price"], "")} if "price" in row else {}
+    priced = {f"price in {row['currency']}": with_unit(row["price"], "")} if "price" in row else {}
     return {**texts, **priced, "layout": row["layout"]}
 
 
 def write_page(
-    file: str, title: str, points: Sequence[SweepPoint], rows: Sequence[dict[str, str]]
+    flags: PlanFlags, title: str, points: Sequence[SweepPoint], rows: Sequence[dict[str, str]]
 ) -> None:
+    price, run = flags.price_per_chip_hour, points[0].plan.run
+    how = f"{HOW} The whole run reads {points[0].tokens:,} {run.task.unit}."
+    if price is not None:
+        how += f" A chip costs {price:g} {html.escape(flags.currency)} per hour."
     image = base64.b64encode(png_of(functools.partial(scatter, points))).decode()
     parts = [
-        f"<p>{HOW}",
+        f"<p>{how}",
         f'<img alt="Chip-hours over step time." src="data:image/png;base64,{image}">',
         table(rows),
     ]
-    with open_output(file) as output:
+    assert flags.html is not None
+    with open_output(flags.html) as output:
         output.write(page(title, parts, STYLE + WIDE))
-    click.echo(f"Wrote {file}.")
+    click.echo(f"Wrote {flags.html}.")
+
+
+def place_of(point: SweepPoint) -> tuple[float, float]:
+    return point.step_s, point.chip_hours
+
+
+def labels_of(
+    points: Sequence[SweepPoint], widths: Sequence[float]
+) -> dict[tuple[float, float], str]:
+    """Returns the numbers of points by their place; those of neighbours share a label."""
+    labels: dict[tuple[float, float], str] = {}
+    for number, place in enumerate(map(place_of, points), 1):
+        near = [
+            other
+            for other in labels
+            if all(abs(a - b) < NEAR * w for a, b, w in zip(other, place, widths, strict=True))
+        ]
+        if near:
+            labels[near[0]] += f", {number}"
+        else:
+            labels[place] = f"{number}"
+    return labels
 
 
 def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
@@ -144,17 +181,14 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
             s=[20 + 100 * share for share in shares],
             color=f"C{number}", alpha=0.6, label=name,
         )  # fmt: skip
-    for batch in {point.plan.run.batch_sequences for point in points}:
-        of_batch = (point for point in points if point.plan.run.batch_sequences == batch)
-        cheapest = min(of_batch, key=lambda point: point.chip_hours)
-        axes.annotate(
-            f"batch {batch:,}", (cheapest.step_s, cheapest.chip_hours), (0, -14),
-            textcoords="offset points", fontsize="small",
-        )  # fmt: skip
     axes.set(xlabel="step time in s", ylabel="chip-hours of the whole run")
-    axes.set_xlim(0, MARGIN * max(point.step_s for point in points))
-    axes.set_ylim(0, MARGIN * max(point.chip_hours for point in points))
+    widths = [MARGIN * max(sizes) for sizes in zip(*map(place_of, points), strict=True)]
+    axes.set_xlim(0, widths[0])
+    axes.set_ylim(0, widths[1])
+    for place, numbers in labels_of(points, widths).items():
+        axes.annotate(
+            numbers, place, (0, -16), textcoords="offset points", fontsize="small", ha="center"
+        )
     axes.grid(alpha=0.3)
-    title = "layout; larger: more memory"
-    figure.legend(title=title, fontsize="x-small", loc="outside lower left")  # below all points
+    figure.legend(title="layout", fontsize="x-small", loc="outside lower left")  # below all points
     return figure

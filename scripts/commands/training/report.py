@@ -14,7 +14,7 @@ from configs.errors import UserError
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
-from scripts.html_page import page, table
+from scripts.html_page import cell, page, table
 from scripts.terminal import print_note
 from trainer.metrics.plots import RunPlots
 from trainer.model_dir import ModelDir
@@ -33,10 +33,12 @@ UNITS = {
     "entropy": "nats",
     "bleu": "percent",
 }
+SPLIT = ("tokens", "words", "lines", "bytes")
 PICTURES = {  # title and caption
     "loss": (
         "Loss",
-        "Loss over steps, in nats per token. Dropout raises that of training alone.",
+        "Loss over steps, in nats per token, and the learning rate. Dropout raises the loss of "
+        "training alone.",
     ),
     "bleu": ("BLEU", "BLEU over steps, of a subset of the validation split."),
     "load": (
@@ -107,9 +109,10 @@ def run_page(
     model_dir: Path, pictures: RunPlots, drawn: dict[str, bytes], refresh_s: float | None
 ) -> str:
     """Writes the page of a run."""
-    parts = ["<h2>Last step</h2>", table([numbers(pictures.train[-1])])]
+    last = [{"number": n, "value": value} for n, value in numbers(pictures.train[-1]).items()]
+    parts = ["<h2>Last step</h2>", table(last)]
     if pictures.checks:
-        parts += ["<h2>Validation</h2>", table([numbers(line) for line in pictures.checks])]
+        parts += ["<h2>Validation</h2>", *validation([numbers(line) for line in pictures.checks])]
     layers = pictures.train[-1].get("experts")
     if layers:
         rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
@@ -127,6 +130,14 @@ def run_page(
         )
     parts += [*prediction(model_dir), *settings(model_dir)]
     return page(model_dir.name, parts, refresh_s=refresh_s)
+
+
+def validation(checks: list[dict[str, Any]]) -> Iterator[str]:
+    """Shows each evaluation; the numbers of the split, which are those of all, in one line."""
+    of_split = [n for n in SPLIT if n in checks[0] and len({c.get(n) for c in checks}) == 1]
+    yield table([{n: v for n, v in check.items() if n not in of_split} for check in checks])
+    if of_split:
+        yield f"<p>Of {', '.join(f'{cell(checks[0][n])} {n}' for n in of_split)}.</p>"
 
 
 def prediction(model_dir: Path) -> Iterator[str]:

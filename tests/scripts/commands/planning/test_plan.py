@@ -261,15 +261,21 @@ def test_a_sweep(run: Meshloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sweep_command, "png_of", png_of)
     outputs = [f"--json={json_file}", f"--html={page}"]
-    flags = ["--topology=v5e:2x2", "--sweep", "--price_per_chip_hour=1.5", *outputs]
+    money = ["--price_per_chip_hour=1.5", "--currency=EUR"]
+    flags = ["--topology=v5e:2x2", "--sweep", *money, *outputs]
     answer = run("plan", *toy(tmp_path, layout="data_parallel"), *flags, "layouts/fsdp.gin")
     assert answer.code == 0, answer.error
     rows = json.loads(json_file.read_text())["combinations"]
     assert {row["layout"] for row in rows} == {"data_parallel", "fsdp"}
     assert all(row["price"] == pytest.approx(1.5 * row["chip_hours"]) for row in rows)
-    assert "chip-hours" in answer.out and "image/png" in page.read_text()
+    text = page.read_text()
+    assert "price in EUR" in answer.out and "image/png" in text
+    assert "A chip costs 1.5 EUR per hour." in text and "reads 30,720 tokens." in text
+    assert {row["run_steps"] for row in rows} == {160}
     [figure] = drawn
     figure.draw_without_rendering()
+    numbers = ", ".join(label.get_text() for label in figure.axes[0].texts).split(", ")
+    assert sorted(map(int, numbers)) == [*range(1, len(rows) + 1)]  # the rows of the table
     legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
     assert legend.y1 < axes.y0  # it hides no point
     assert figure.axes[0].get_ylim()[1] > 1.05 * max(row["chip_hours"] for row in rows)

@@ -61,10 +61,21 @@ def model_dir(tmp_path: Path) -> Path:
 
 def test_a_report_of_hostile_names(model_dir: Path) -> None:
     report(ReportFlags(model_dir=model_dir))
-    # Heads of four tables, the names of a layer and of a part.
+    # A number of the last step, heads of three tables, the names of a layer and of a part.
     check(model_dir / "report.html", 6)
     text = Page(model_dir / "report.html").text
     assert model_dir.name in text and "Experts by part of the data" in text
+
+
+def test_the_numbers_of_the_split_are_said_once(model_dir: Path) -> None:
+    """A table of few columns is not cut at the side of the page."""
+    checks = [{"step": step, "loss": 2.5, "tokens": 1200, "lines": 7} for step in (1, 2)]
+    text = "".join(json.dumps(check) + "\n" for check in checks)
+    (model_dir / "evaluations.jsonl").write_text(text)
+    report(ReportFlags(model_dir=model_dir))
+    page = (model_dir / "report.html").read_text()
+    assert "Of 1,200 tokens, 7 lines." in page and "<th>lines" not in page
+    assert "<tr><th>number<th>value<tr>" in page and "<td>loss (nats per token)<td>2.5" in page
 
 
 def test_a_report_has_units_settings_and_the_prediction(model_dir: Path) -> None:
