@@ -7,13 +7,14 @@ is not 0.
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from typing import IO
+
+from trainer.processes.signals import STOPS, handle
 
 
 def main() -> None:
@@ -72,8 +73,8 @@ def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         for process in processes:
             process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, forward)
+    for number in STOPS:
+        handle(number, forward)
 
 
 def echo(index: int, stream: IO[bytes]) -> None:

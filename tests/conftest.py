@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import jax
 import pytest
 
 from configs.paths import path_of
+from trainer.processes.signals import STOPS, is_ignored
 
 if TYPE_CHECKING:
     from tests.gcs import Cloud
@@ -32,6 +34,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and laws hold at any level of optimisation.
 jax.config.update("jax_disable_most_optimizations", True)
 
+# Processes that tests start would inherit what is ignored here, as under nohup, but no handler.
+for number in STOPS:
+    if is_ignored(number):
+        signal.signal(number, lambda *_: None)
 
 # Linux gives a process 65,530 memory maps, and XLA crashes without one left (jax 0.12 on CPU: each
 # program takes about ten, which come back when it goes).

@@ -17,6 +17,13 @@ from models.api import Batch
 from models.architectures import Transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+
+def ignoring(signals: str) -> list[str]:
+    """The beginning of a command that starts with signals ignored, "HUP" as under nohup."""
+    return ["sh", "-c", f'trap "" {signals}; exec "$@"', "sh"] if signals else []
+
+
 WHOLE = Layout(mesh="data:1", rules="")
 TOY = Transformer(
     vocab=22, layers=2, d_model=10, d_ff=14, heads=6, kv_heads=3, d_kv=4, length=8, scan=False

@@ -11,6 +11,7 @@ import numpy as np
 
 from configs.errors import RunError
 from trainer.processes import peers
+from trainer.processes.signals import handle
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -28,15 +29,12 @@ class StopRequested(Exception):
 
 
 class Interrupts:
-    """Notes a signal, so that the loop can save and leave; a second one has its effect at once.
-
-    SIGTERM and SIGHUP are what schedulers send before they take a machine away.
-    """
-
-    SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    """Notes a signal, so that the loop can save and leave; a second one has its effect at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.stops_run: int | None = None
+        """The signal that stops the run: this or another process of the run received it."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -54,9 +52,7 @@ class Interrupts:
     def _take(self, *numbers: signal.Signals) -> None:
         for number in numbers:
             if number not in self._before:
-                # A handler that Python did not install is unknown to it.
-                self._before[number] = signal.getsignal(number) or signal.SIG_DFL
-                signal.signal(number, self._note)
+                self._before[number] = handle(number, self._note)
 
     def _release(self, *numbers: signal.Signals) -> None:
         for number in numbers:
@@ -69,7 +65,7 @@ class Interrupts:
             return
         self.signal = signal.Signals(number)
         if (others := peers.current()) is not None:
-            others.request_stop()
+            others.request_stop(number)
         if self.signal is signal.SIGINT:
             os.write(2, b"\nSaving the state; Ctrl-C again leaves without.\n")
 
@@ -80,7 +76,8 @@ class Interrupts:
         """
         self._take(signal.SIGINT)
         others = peers.current()
-        return self.signal is not None if others is None else others.should_stop(step)
+        self.stops_run = self.signal if others is None else others.stop_signal(step)
+        return self.stops_run is not None
 
     def last_save(self) -> None:
         """Lets Ctrl-C end the process again: the steps are done, and no call follows."""

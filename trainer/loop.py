@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -108,8 +107,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
         interrupts.last_save()
         checkpoints.wait()
-        by_ctrl_c = interrupts.signal is signal.SIGINT
-        outcome = Outcome(step, stopped, timer.step_s, timer.data_stall_fraction, by_ctrl_c)
+        outcome = Outcome(step, interrupts.stops_run, timer.step_s, timer.data_stall_fraction)
         watch.on_end(outcome)
     return outcome
 

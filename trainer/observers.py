@@ -49,12 +49,12 @@ class Outcome:
     """Describes how a run ended."""
 
     steps: int
-    stopped: bool
+    stop_signal: int | None = None
+    """The signal that stopped it before all was done."""
     step_s: float | None = None
     """Seconds a step, the first one (which compiles) not counted."""
     data_stall_fraction: float = 0.0
     """The share of that time in which the loop waited for data."""
-    by_ctrl_c: bool = False
 
 
 class Observer:

@@ -18,7 +18,7 @@ from data.sources.text import TextFiles
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 from scripts.launch_local import free_port
-from tests.toys import ROOT
+from tests.toys import ROOT, ignoring
 from trainer.metrics.jsonl import read_lines
 
 STEPS = 160
@@ -120,9 +120,12 @@ class Command:
         return row_ids(0, step - 1, BATCH, len(rows))
 
     def train(
-        self, *flags: str, layout: str = "whole", params: Sequence[str] = (), devices: int = 1
-    ) -> Process:
+        self, *flags: str, layout: str = "whole", params: Sequence[str] = (), devices: int = 1,
+        ignores: str = "",
+    ) -> Process:  # fmt: skip
+        """Starts `meshloom train`, with some signals ignored, by their names for a shell."""
         command = [
+            *ignoring(ignores),
             sys.executable, "-m", "scripts.meshloom", "train", f"--model_dir={self.model_dir}",
             f"--data_dir={self.data_dir}", f"--simulate_devices={devices}",
             f"--gin_file=layouts/{layout}.gin", *flags,

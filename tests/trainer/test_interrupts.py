@@ -9,9 +9,10 @@ import pytest
 
 from configs.errors import RunError
 from trainer.interrupts import Interrupts, check_finite
+from trainer.processes.signals import STOPS
 
 
-@pytest.mark.parametrize("number", Interrupts.SIGNALS)
+@pytest.mark.parametrize("number", STOPS)
 def test_a_signal_is_noted_and_the_second_one_has_its_old_effect(number: signal.Signals) -> None:
     signals = []
     before = signal.signal(number, lambda *_: signals.append("old"))
@@ -20,10 +21,24 @@ def test_a_signal_is_noted_and_the_second_one_has_its_old_effect(number: signal.
             assert not stop.received(1)
             os.kill(os.getpid(), number)
             assert stop.received(2) and stop.received(3) and not signals
+            assert stop.stops_run == number
             os.kill(os.getpid(), number)
             assert signals == ["old"]
         os.kill(os.getpid(), number)  # the context gave back what was there
         assert signals == ["old", "old"]
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_an_ignored_signal_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interrupts() as stop:
+            stop.received(1)
+            os.kill(os.getpid(), number)
+            assert not stop.received(2) and stop.stops_run is None
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
 

@@ -107,7 +107,7 @@ def test_observers_are_called_as_things_happen(model_dir: Path) -> None:
 def test_training_without_observers_is_the_same(model_dir: Path, tmp_path: Path) -> None:
     recorded(model_dir)
     outcome = train(job(tmp_path))
-    assert (outcome.steps, outcome.stopped) == (5, False)
+    assert (outcome.steps, outcome.stop_signal) == (5, None)
     assert outcome.step_s is not None and 0 <= outcome.data_stall_fraction <= 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
     first, second = weights(model_dir, 5), weights(tmp_path, 5)
@@ -120,7 +120,7 @@ def test_a_finished_run_compiles_nothing(model_dir: Path) -> None:
     recorded(model_dir)
     again = Recorder()
     outcome = train(job(model_dir), [again])
-    assert outcome == Outcome(5, stopped=False)
+    assert outcome == Outcome(5)
     assert again.calls == ["start 5", "end 5", "close"]
 
 

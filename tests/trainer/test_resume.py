@@ -59,10 +59,11 @@ def test_killed_restarted_terminated_and_continued_is_undisturbed(
     saved = newest(command)
     assert 2 * EVERY <= saved <= max(command.losses()) < STEPS  # it was in the middle
 
-    restarted = command.train()
+    restarted = command.train(ignores="HUP")  # as under nohup
     restarted.wait_for_step(saved + EVERY)
+    restarted.send(signal.SIGHUP)
     restarted.send(signal.SIGTERM)
-    said = restarted.finish()
+    said = restarted.finish(143)
     stopped = newest(command)
     assert f"Continuing from step {saved}." in said and "its lock is taken over" in said
     assert f"Stopped after step {stopped} of {STEPS}" in said and stopped < STEPS
@@ -101,7 +102,7 @@ def test_the_printed_command_continues_a_run_bit_for_bit(
     process = command.train(layout="fsdp", devices=2)
     process.wait_for_step(EVERY)
     process.send(signal.SIGTERM)
-    said = process.finish()
+    said = process.finish(143)
     name, *arguments = shlex.split(said.partition("Continue with: ")[2].splitlines()[0])
     assert name == "meshloom" and newest(command) < STEPS
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -13,6 +13,7 @@ import time
 from types import FrameType
 
 from trainer.processes.ending import INTERRUPTED, end_process, show_cursor
+from trainer.processes.signals import handle
 
 DEADLINE_S = 1.5
 
@@ -44,7 +45,7 @@ def end_on_interrupt() -> None:
     source, sink = os.pipe()
     os.set_blocking(sink, False)
     signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, interrupt)
+    handle(signal.SIGINT, interrupt)
     threading.Thread(target=_end_late, args=(source,), name="keyboard", daemon=True).start()
 
 

@@ -34,7 +34,9 @@ class Peers:
         # Of this process.
         self._step = 0
         self._checks = 0
-        self._stop_requested = self._stop_sent = self._frozen = self._all_left = False
+        self._stop_sent = self._frozen = self._all_left = False
+        self._stop_requested: int | None = None
+        self._stop_signal: int | None = None
         self._stop_at: int | None = None
         self._gathered: list[Any] | None = None
         # Of the hub: what the processes answered, by process.
@@ -47,12 +49,12 @@ class Peers:
 
     # Called by the main thread
 
-    def request_stop(self) -> None:
-        """Asks all processes to stop.  Safe in a signal handler: the thread sends it."""
-        self._stop_requested = True
+    def request_stop(self, number: int) -> None:
+        """Asks all processes to stop by a signal.  Safe in its handler: the thread sends it."""
+        self._stop_requested = number
 
-    def should_stop(self, step: int) -> bool:
-        """Returns whether all processes stop now.  Every process makes the same calls.
+    def stop_signal(self, step: int) -> int | None:
+        """Returns the signal by which all processes stop now.  Every process makes the same calls.
 
         One that is asked to stop says so to all; each says how many calls it has made, and waits
         in its next one until all have: they stop together in the first that none has made.
@@ -61,7 +63,8 @@ class Peers:
             self._changed.wait_for(lambda: not self._frozen)
             self._checks += 1
             self._step = step
-            return self._stop_at is not None and self._checks >= self._stop_at
+            is_due = self._stop_at is not None and self._checks >= self._stop_at
+            return self._stop_signal if is_due else None
 
     def gather(self, value: Any) -> list[Any]:
         """Returns what each process gives, by its index, once all have.
@@ -107,9 +110,9 @@ class Peers:
                 for message in messages or []:
                     (self._collect if self.index == 0 else self._obey)(key.data, *message)
             with self._changed:
-                if self._stop_requested and not self._stop_sent:
+                if self._stop_requested is not None and not self._stop_sent:
                     self._stop_sent = True
-                    self._to_hub(["stop"])
+                    self._to_hub(["stop", self._stop_requested])
                 due = [call for when, call in self._timers if when <= time.monotonic()]
                 self._timers = [t for t in self._timers if t[1] not in due]
                 for call in due:
@@ -147,7 +150,7 @@ class Peers:
         """Handles, in process 0, what a process says."""
         with self._changed:
             if kind == "stop" and not self._frozen and self._stop_at is None:
-                self._to_all(["freeze"])
+                self._to_all(["freeze", values[0]])
             elif kind == "checks":
                 self._checks_of[sender] = values[0]
                 if len(self._checks_of) == self.count:
@@ -177,7 +180,7 @@ class Peers:
         """Handles, in every process, what process 0 says to all."""
         with self._changed:
             if kind == "freeze":
-                self._frozen = True
+                self._frozen, self._stop_signal = True, values[0]
                 self._to_hub(["checks", self._checks])
             elif kind == "stop_at":
                 self._stop_at, self._frozen = values[0], False

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from configs.errors import UserError
 from scripts.commands.serving.errors import ApiError
 from scripts.commands.serving.guard import Guard
 from trainer.processes.ending import end_process
+from trainer.processes.signals import STOPS, is_ignored
 from trainer.serving.service import Job, Service, call_each
 
 PASSES, LAST_S = 10, 1.0
@@ -120,6 +122,16 @@ class Server(uvicorn.Server):
         connections = self.server_state.connections
         cycles = [c.cycle for c in connections if isinstance(c, H11Protocol)]
         return any(cycle is None or not cycle.response_complete for cycle in cycles)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles signals as uvicorn does, except those that were ignored when this started."""
+        ignored = [number for number in STOPS if is_ignored(number)]
+        with super().capture_signals():
+            for number in ignored:
+                if not is_ignored(number):  # uvicorn handles none outside the main thread
+                    signal.signal(number, signal.SIG_IGN)
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes no more requests; ends when those that run are answered."""

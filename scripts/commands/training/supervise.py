@@ -13,8 +13,8 @@ from configs.paths import path_of
 from scripts.commands.training.flags import SuperviseFlags
 from scripts.terminal import print_note
 from trainer.processes.ending import FAILED, STALLED
+from trainer.processes.signals import STOPS, handle
 
-STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 RESTARTED = (FAILED, STALLED)
 FAILURES = 3
 """Failures from one checkpoint after which another start would fail as well."""
@@ -56,7 +56,7 @@ def run(command: Sequence[str]) -> tuple[int, bool]:
         received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in STOPS}
+    before = {number: handle(number, forward) for number in STOPS}
     try:
         code = process.wait()
     finally:

@@ -1,6 +1,7 @@
 """Trains a model, or continues a run."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
@@ -112,7 +113,10 @@ def train_run(
     prepared: Prepared,
     more_observers: Sequence[Observer],
 ) -> None:
-    """Trains, and says how the run ended and how it is continued."""
+    """Trains, and says how the run ended and how it is continued.
+
+    The exit code of a run that a signal stopped names the signal.
+    """
     model_dir = flags.model_dir
     metrics = MetricsWriter(
         model_dir, step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
@@ -130,17 +134,16 @@ def train_run(
         outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
     except NotFinite as error:
         raise RunError(f"{error}\n{remedy(flags, run, layout, error.step)}") from error
-    how = "Stopped" if outcome.stopped else "Finished"
+    how = "Finished" if outcome.stop_signal is None else "Stopped"
     print_note(
         f"{how} after step {outcome.steps} of {run.steps}.  Data stalls: "
         f"{outcome.data_stall_fraction:.1%} of the time.",
         in_each_process=True,
     )
-    if outcome.stopped:
+    if outcome.stop_signal is not None:
         print_note(f"Continue with: {continue_command(flags, layout)}")
-    if outcome.by_ctrl_c:
-        leave()  # where it came to one process alone, the others end well
-        raise KeyboardInterrupt
+        leave()
+        sys.exit(128 + outcome.stop_signal)  # as a shell says it
 
 
 def training_programs(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[Program]:

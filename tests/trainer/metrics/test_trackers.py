@@ -58,7 +58,7 @@ def train(run: Run, folder: Path, *, steps: range, ends: bool = True) -> None:
     writer.on_evaluation({"step": steps[-1], "loss": 1.5, "bleu": None}, {})
     writer.before_save(steps[-1])
     if ends:
-        writer.on_end(Outcome(steps[-1], stopped=False))
+        writer.on_end(Outcome(steps[-1]))
     writer.close()
 
 

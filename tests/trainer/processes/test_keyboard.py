@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.toys import ROOT
+from tests.toys import ROOT, ignoring
 
 PROGRAM = """
 import hashlib, sys, time
@@ -58,3 +58,11 @@ def test_ctrl_c_ends_the_process_in_two_seconds(program: str, output: str) -> No
     out, error = process.communicate(timeout=60)
     assert time.monotonic() - sent_at < 2
     assert (process.returncode, out, error) == (130, output, "")
+
+
+def test_ctrl_c_stays_ignored_in_a_background_job() -> None:
+    """A shell starts a job of a script (`command &`) with SIGINT ignored."""
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+    command = [*ignoring("INT"), sys.executable, "-c", PROGRAM, program]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\nalive\n", "")

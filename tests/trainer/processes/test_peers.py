@@ -34,11 +34,11 @@ exec(what)
 SLEEP = "time.sleep(100)"
 STEPS = """
 step = 0
-while not others.should_stop(step := step + 1):
+while not (number := others.stop_signal(step := step + 1)):
     time.sleep(0.01 * (1 + int(index)))
     if index == "1" and step == 7:
-        others.request_stop()
-print("stopped at", step, flush=True)
+        others.request_stop(15)
+print("stopped at", step, "by", number, flush=True)
 others.leave()
 """
 
@@ -91,14 +91,14 @@ for call in range(3):
 others.leave()
 """
 FAIL = 'others.fail(2, "no such file"); sys.exit(2)'
-STALL = "others.should_stop(4); time.sleep(2); others.stalled(); time.sleep(100)"
+STALL = "others.stop_signal(4); time.sleep(2); others.stalled(); time.sleep(100)"
 GROUPS: dict[str, Callable[[], Group]] = {
     "stop": lambda: Group.start(dict.fromkeys(range(4), STEPS)),
     "gather": lambda: Group.start(dict.fromkeys(range(3), GATHER)),
     "hub lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "other lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "failed": lambda: Group.start({0: SLEEP, 1: FAIL, 2: FAIL}),
-    "stalled": lambda: Group.start({0: STALL, 1: f"others.should_stop(3); {SLEEP}"}),
+    "stalled": lambda: Group.start({0: STALL, 1: f"others.stop_signal(3); {SLEEP}"}),
 }
 
 
@@ -118,7 +118,7 @@ def test_all_stop_in_the_same_step(groups: dict[str, Group]) -> None:
     ends = groups["stop"].ends()
     assert [code for code, _, _ in ends.values()] == [0] * 4
     assert len({out for _, out, _ in ends.values()}) == 1
-    assert re.fullmatch(r"joined\nstopped at \d+\n", ends[0][1])
+    assert re.fullmatch(r"joined\nstopped at \d+ by 15\n", ends[0][1])
 
 
 def test_all_get_what_each_gives(groups: dict[str, Group]) -> None:

@@ -21,12 +21,13 @@ from scripts.commands.serving.metrics import RequestMetrics
 from scripts.commands.shared_flags import CheckpointFlags
 from tests.scripts.commands.serving.client import WAIT_S, Client
 from tests.scripts.conftest import Place
-from tests.toys import ROOT
+from tests.toys import ROOT, ignoring
 
 
-def started(trained: Place) -> "subprocess.Popen[str]":
+def started(trained: Place, ignores: str = "") -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "scripts.meshloom", "serve", trained.model_dir, "--port=0",
+        [*ignoring(ignores),
+         sys.executable, "-m", "scripts.meshloom", "serve", trained.model_dir, "--port=0",
          "--slots=1", "--max_length=7", "--simulate_devices=1"],
         cwd=ROOT, env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache"),
              "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
@@ -54,7 +55,8 @@ def test_a_second_sigterm_ends_the_server_at_once(trained: Place) -> None:
 
 
 def test_sigterm_ends_the_server_after_the_requests_that_run(trained: Place) -> None:
-    with started(trained) as process, ThreadPoolExecutor(1) as pool:
+    # A shell ignores Ctrl-C for a job in the background of a script.
+    with started(trained, ignores="INT") as process, ThreadPoolExecutor(1) as pool:
         try:
             client = Client(announced_port(process))
             assert client.get("/health").json == {"status": "ok"}
@@ -65,6 +67,7 @@ def test_sigterm_ends_the_server_after_the_requests_that_run(trained: Place) -> 
             while not client.metric("meshloom_new_tokens_total"):
                 assert time.monotonic() < until
             assert not running.done()
+            process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
             while client.get("/health").status == 200:
                 assert time.monotonic() < until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.toys import ROOT
+from tests.toys import ROOT, ignoring
 
 # Each start ends with the next of the codes; one with a "+" saves a checkpoint before.
 PROGRAM = """
@@ -26,8 +26,11 @@ sys.exit(int(code))
 """
 
 
-def supervised(folder: Path, *command: str) -> "subprocess.Popen[str]":
-    supervisor = [sys.executable, "-m", "scripts.meshloom", "supervise", "--backoff_s=0.01", "--"]
+def supervised(folder: Path, *command: str, ignores: str = "") -> "subprocess.Popen[str]":
+    supervisor = [
+        *ignoring(ignores),
+        sys.executable, "-m", "scripts.meshloom", "supervise", "--backoff_s=0.01", "--",
+    ]  # fmt: skip
     return subprocess.Popen(
         [*supervisor, *command], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -74,6 +77,28 @@ time.sleep(60)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 1
+
+
+def test_an_ignored_signal_does_not_end_the_restarts(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys, time
+started, goes = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+if started.exists():
+    sys.exit(0)
+started.touch()
+while not goes.exists():
+    time.sleep(0.01)
+sys.exit(1)
+"""
+    started, goes = tmp_path / "started", tmp_path / "goes"
+    command = [sys.executable, "-c", program, str(started), str(goes)]
+    process = supervised(tmp_path, *command, ignores="HUP")
+    while not started.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    goes.touch()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Exit code 1 before the first checkpoint" in error
 
 
 def test_nothing_to_supervise(tmp_path: Path) -> None:
