@@ -20,7 +20,7 @@ from models.layers.pipeline import (
     with_nested_maps,
 )
 from tests.toys import WHOLE
-from trainer.planning.child import CompilerAborted, in_child
+from trainer.planning.child import in_child
 
 Array = jax.Array
 WEIGHTS_ND = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
