@@ -104,6 +104,12 @@ class Decodable(Protocol):
     def with_layout(self, layout: Layout) -> "Decodable":
         """Returns the same network under another layout."""
 
+    def prepare(self, params: Any) -> Any:
+        """Returns the weights as steps read them: cast, and split by layer where that is faster.
+
+        `start` takes them in place of the stored ones, and then works no more on the weights.
+        """
+
     def start(
         self, params: Any, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:

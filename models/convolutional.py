@@ -166,6 +166,9 @@ class ConvNetModel:
         )
         return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
+    def prepare(self, params: Params) -> Params:
+        return params
+
     def start(
         self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
 from layouts.shards import num_shards
@@ -33,6 +34,8 @@ from models.spec import TransformerSpec
 
 T = TypeVar("T")
 Array = jax.Array
+OUTPUT = "output_VD"
+"""The prepared weights of logits."""
 SOURCE_ARRAYS = ("inputs_BM", "segments_BM", "positions_BM")
 
 
@@ -215,8 +218,11 @@ class TransformerModel:
 
     def network(self, params: Params) -> Network:
         """Returns the network with these weights."""
-        abstract = jax.eval_shape(lambda: self.build(jax.random.key(0)))
-        return nnx.merge(nnx.split(abstract)[0], params)
+        return nnx.merge(nnx.split(self.abstract())[0], params)
+
+    def abstract(self) -> Network:
+        """Returns the network with shapes in place of weights."""
+        return jax.eval_shape(lambda: self.build(jax.random.key(0)))
 
     def pad_rows(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
         """Returns the network with these weights, and the batch with empty rows if needed."""
@@ -292,19 +298,42 @@ class TransformerModel:
         )
         return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
+    def prepare(self, params: Params) -> Params:
+        # On CPUs a scan copies the weights and the cache of each layer at each step.
+        return self._prepared(params, scan=self.spec.scan and platform() != "cpu")
+
+    def _prepared(self, params: Params, *, scan: bool) -> Params:
+        """Returns the weights of steps, those of the layers stacked or one after another."""
+        layout, decoder = step_layout(self.layout), params["decoder"]
+        layers = self.spec.precision.to_compute(decoder["layers_N"])
+        layers = layout.gather_stack(layers) if scan else layout.unstack(layers)
+        others = {**params, "decoder": {**decoder, "layers_N": layers}}
+        output_VD = others.pop("embed_VD" if self.spec.tied else "softmax_VD")
+        others[OUTPUT] = self.spec.precision.to_compute(output_VD)
+        if self.spec.tied and others[OUTPUT].dtype != output_VD.dtype:
+            others["embed_VD"] = output_VD
+        return others
+
     def start(
         self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
     ) -> tuple[Step, Cache]:
+        is_stored = OUTPUT not in params
+        prepared = self._prepared(params, scan=self.spec.scan) if is_stored else {**params}
         layout = step_layout(self.layout)
-        network = self.with_layout(layout).network(params)
-        weights_VD, memory_BMD = network.output_weights(), None
+        weights_VD, decoder = prepared.pop(OUTPUT), prepared["decoder"]
+        prepared.setdefault("embed_VD", weights_VD)
+        # The network has all but the prepared layers; those it runs beside it.
+        model, memory_BMD = self.with_layout(layout), None
+        abstract = nnx.to_pure_dict(nnx.split(model.abstract())[1])
+        rest = {**decoder, "layers_N": abstract["decoder"]["layers_N"]}
+        network = model.network({**abstract, **prepared, "decoder": rest})
         positions_BM = layout.reshard(jnp.zeros((batch_sequences, cache_length), jnp.int32), "BM")
         cache: Cache = {"positions_BM": positions_BM}
         if source is not None:
             memory_BMD, _ = network.encode(source, drop_tokens=False)
             cache["source_segments_BM"] = layout.reshard(source["segments_BM"], "BM")
         run, cache["layers"] = network.decoder.start_decoding(
-            batch_sequences, cache_length, memory_BMD
+            decoder["layers_N"], batch_sequences, cache_length, memory_BMD
         )
 
         def step(

@@ -27,6 +27,9 @@ class Ensemble:
     def with_layout(self, layout: Layout) -> "Ensemble":
         return Ensemble(self.model.with_layout(layout))
 
+    def prepare(self, params: tuple[Params, ...]) -> tuple[Params, ...]:
+        return tuple(map(self.model.prepare, params))
+
     def start(
         self,
         params: tuple[Params, ...],

@@ -1,13 +1,13 @@
 """Continues texts that join and leave a running batch between calls: fixed slots, fixed shapes.
 
 The cache is a ring: all texts write the token of a step to the same place, wherever each began, and
-see as many places back as they have tokens.  Steps are one program, whatever runs in the slots.
+see as many places back as they have tokens.  So a step is one program, whatever runs in the slots;
+when texts are more or longer than the slots, all move to slots of another size.
 Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
-from models.api import Cache, Decodable, step_layout
+from models.api import Cache, Decodable, Step, step_layout
 from models.decoding.generate import DecodeInputs, is_end, prefill
 from models.decoding.sampling import (
     LOWEST_TEMPERATURE,
@@ -27,8 +27,6 @@ from models.decoding.sampling import (
 )
 
 Array = jax.Array
-PreparedStep = Callable[..., tuple[Cache, Array]]
-"""A `Step` of a model that takes what `prepare` returns behind its arguments."""
 FEW_CANDIDATES = 64
 """Tokens that are ranked where no text samples from more of them."""
 
@@ -120,9 +118,8 @@ class SlotDecoder:
             ),
         )
 
-    def join(self, params: Any, slots: Slots, joining: Joining) -> Slots:
-        """Reads prompts, all in one pass, and puts their texts into slots."""
-        layout = step_layout(self.model.layout)
+    def read(self, params: Any, joining: Joining) -> tuple[Cache, Array]:
+        """Reads prompts, all in one pass: returns their cache, and the last token of each."""
         rows, length = joining.prompts_BL.shape
         model_step, cache = self.model.start(params, None, rows, length)
         inputs = DecodeInputs(
@@ -132,12 +129,16 @@ class SlotDecoder:
             max_new_tokens_B=joining.settings.max_new_tokens_B,
             begins_B=joining.begins_B,
         )
+        layout = step_layout(self.model.layout)
         last_B, cache, _ = prefill(layout, model_step, cache, inputs, length)
+        return cache, last_B
+
+    def join(self, slots: Slots, joining: Joining, cache: Cache, last_B: Array) -> Slots:
+        """Puts texts whose prompts are read into slots."""
+        layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
         # The token at position p of a text of n tokens goes n - p places back from the next one.
-        place_BM = layout.iota("BM", (rows, self.cache_length), "M")
-        position_BM = (place_BM - slots.cache_index + inputs.prompt_lengths_B[:, None]) % (
-            self.cache_length
-        )
+        place_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
+        position_BM = (place_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         put = functools.partial(put_rows, joining.slots_B)
         return Slots(
             cache=jax.tree.map_with_path(
@@ -146,7 +147,7 @@ class SlotDecoder:
                 cache,
             ),
             cache_index=slots.cache_index,
-            lengths_B=put(slots.lengths_B, inputs.prompt_lengths_B, "B"),
+            lengths_B=put(slots.lengths_B, lengths_B, "B"),
             last_B=put(slots.last_B, last_B, "B"),
             steps_B=put(slots.steps_B, jnp.zeros_like(last_B), "B"),
             running_B=put(slots.running_B, jnp.ones_like(last_B, bool), "B"),
@@ -155,27 +156,32 @@ class SlotDecoder:
             ),
         )
 
-    def prepare(self, params: Any) -> tuple[PreparedStep, list[Array]]:
-        """Works once on the weights alone, such as to cast them or to split them by layer.
+    def resize(self, slots: Slots, slots_B: Array) -> Slots:
+        """Moves texts from slots of another size: slot b gets that of slots_B[b].
 
-        Returns the step of the model, and what it takes in place of the weights.
+        A slot gets none where that is out of range.  The cache must be long enough for each text.
         """
-        layout = step_layout(self.model.layout)
-        model_step, cache = self.model.start(params, None, self.slots, self.cache_length)
-        token_BL = layout.reshard(jnp.zeros((self.slots, 1), jnp.int32), "BL")
-        mask_BLM = layout.iota("BLM", (self.slots, 1, self.cache_length), "M") == 0
-        index = jnp.zeros((), jnp.int32)
-        return jax.closure_convert(model_step, cache, token_BL, token_BL, mask_BLM, index)
+        move = functools.partial(move_rows, slots_B, slots.cache_index, self.cache_length)
+        return Slots(
+            cache=jax.tree.map_with_path(
+                lambda path, old: move(old, letters_of(path[-1].key)), slots.cache
+            ),
+            cache_index=jnp.zeros_like(slots.cache_index),
+            lengths_B=move(slots.lengths_B, "B"),
+            last_B=move(slots.last_B, "B"),
+            steps_B=move(slots.steps_B, "B"),
+            running_B=move(slots.running_B, "B"),
+            settings=jax.tree.map(lambda old: move(old, "B"), slots.settings),
+        )
 
-    def steps(
-        self, model_step: PreparedStep, weights: list[Array], slots: Slots, count: Array
-    ) -> tuple[Slots, NewTokens]:
+    def steps(self, params: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
         """Adds so many tokens to each text; none to one that has ended."""
         layout = step_layout(self.model.layout)
+        model_step, _ = self.model.start(params, None, self.slots, self.cache_length)
         step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")
 
         def add(step: Array, carry: tuple[Slots, NewTokens]) -> tuple[Slots, NewTokens]:
-            slots, token_B, log_p_B = self.step(model_step, weights, carry[0])
+            slots, token_B, log_p_B = self.step(model_step, carry[0])
             new_tokens = NewTokens(
                 jnp.where(step_BT == step, token_B[:, None], carry[1].tokens_BT),
                 jnp.where(step_BT == step, log_p_B[:, None], carry[1].log_p_BT),
@@ -186,9 +192,7 @@ class SlotDecoder:
         slots, new_tokens = jax.lax.fori_loop(0, count, add, (slots, nothing))
         return slots, new_tokens
 
-    def step(
-        self, model_step: PreparedStep, weights: list[Array], slots: Slots
-    ) -> tuple[Slots, Array, Array]:
+    def step(self, model_step: Step, slots: Slots) -> tuple[Slots, Array, Array]:
         """Adds one token to each text; returns these, and their log-probabilities."""
         layout, length = step_layout(self.model.layout), self.cache_length
         place_BM = layout.iota("BM", (self.slots, length), "M")
@@ -200,7 +204,6 @@ class SlotDecoder:
             slots.lengths_B[:, None],
             layout.reshard(mask_BM[:, None, :], "BLM"),
             slots.cache_index,
-            *weights,
         )
         token_B, log_p_B = self.choose(layout, logits_BWV, slots)
         ended_B = is_end(token_B, self.stop_ids) | (
@@ -298,3 +301,27 @@ def put_rows(
     spec = jax.typeof(old).sharding.spec
     placed = jax.sharding.auto_axes(put, out_sharding=spec) if any(spec) else put
     return placed(old, new, slots_B, slots_B if position_BM is None else position_BM)
+
+
+def move_rows(slots_B: Array, cache_index: Array, length: int, old: Array, axes: str) -> Array:
+    """Returns rows by their slots, or zeros where there is none.
+
+    Along M there are then `length` places: the newest is the last, the first may hold anything.
+    """
+    batch = old.ndim - len(axes)
+
+    def move(old: Array, slots: Array, index: Array) -> Array:
+        new = jnp.take(old, slots, axis=batch, mode="fill", fill_value=0)
+        if "M" not in axes:
+            return new
+        memory = batch + axes.index("M")
+        before = old.shape[memory]
+        new = jnp.roll(new, -index, axis=memory)
+        new = jax.lax.slice_in_dim(new, max(before - length, 0), before, axis=memory)
+        return jnp.pad(
+            new, [(max(length - before, 0) * (axis == memory), 0) for axis in range(new.ndim)]
+        )
+
+    spec = jax.typeof(old).sharding.spec
+    placed = jax.sharding.auto_axes(move, out_sharding=spec) if any(spec) else move
+    return placed(old, slots_B, cache_index)

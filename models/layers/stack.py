@@ -123,21 +123,23 @@ class Stack(nnx.Module):
         return dataclasses.replace(context, bias=self.bias(context.relative_positions, self.causal))
 
     def start_decoding(
-        self, batch_sequences: int, cache_length: int, memory_BMD: Array | None
+        self,
+        weights: Stacked,
+        batch_sequences: int,
+        cache_length: int,
+        memory_BMD: Array | None,
     ) -> tuple[Stepper, Caches]:
         """Returns a function that runs rows through all layers with caches, and the caches.
 
-        Work that depends only on the weights and the source is done here, once.
+        The weights are those of all layers as `Decodable.prepare` returns them.  Work that depends
+        only on the source is done here, once.
         """
-        graph, stored = nnx.split(self.layers_N)
-        block = functools.partial(nnx.merge, graph)
-        weights = self.spec.precision.to_compute(stored)
+        block = functools.partial(nnx.merge, nnx.split(self.layers_N)[0])
         sizes = {"B": batch_sequences, "M": cache_length, **self.spec.sizes}
-        if self.spec.scan:
-            run, caches = scanned(block, self.layout.gather_stack(weights), sizes, memory_BMD)
+        if isinstance(weights, list):
+            run, caches = unrolled([*map(block, weights)], sizes, memory_BMD)
         else:
-            blocks = list(map(block, self.layout.unstack(weights)))
-            run, caches = unrolled(blocks, sizes, memory_BMD)
+            run, caches = scanned(block, weights, sizes, memory_BMD)
 
         def step(
             x_BLD: Array,

@@ -46,6 +46,9 @@ class Bigram:
             self.layout, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
         )
 
+    def prepare(self, params: Params) -> Params:
+        return params
+
     def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ class BatchService(Service):
     def __init__(
         self, decoder: Decoder, step: int, queue: int, *, shards: int, lengths: Sequence["Lengths"]
     ):
-        super().__init__(decoder.mesh, ServedWeights(decoder.params, step), queue)
+        super().__init__(decoder.mesh, step, queue)
         self.decoder, self.shards, self.lengths = decoder, shards, lengths
         self._running: list[Job] = []
 

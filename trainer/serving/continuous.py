@@ -8,7 +8,7 @@ from typing import NamedTuple
 from models.decoding.slots import NewTokens
 from trainer.multihost import fetched
 from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
-from trainer.serving.slot_engine import SampledRequest, SlotEngine
+from trainer.serving.slot_engine import MAX_STEPS, SampledRequest, SlotEngine, SlotSize
 
 
 class StepsInFlight(NamedTuple):
@@ -16,6 +16,7 @@ class StepsInFlight(NamedTuple):
 
     new_tokens: NewTokens
     steps: int
+    size: SlotSize
     jobs: dict[int, Job]
     start_s: float
 
@@ -24,7 +25,7 @@ class ContinuousService(Service):
     """Keeps the slots full, and reads the tokens of a call while the next one runs."""
 
     def __init__(self, engine: SlotEngine, step: int, queue: int):
-        super().__init__(engine.mesh, ServedWeights(engine.params, step), queue)
+        super().__init__(engine.mesh, step, queue)
         self.engine = engine
         self._running = dict[int, Job]()
         self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
@@ -57,7 +58,8 @@ class ContinuousService(Service):
         self.engine.set_weights(weights.params)
 
     def advance(self, jobs: Sequence[Job]) -> None:
-        free = [slot for slot in range(self.engine.slots) if slot not in self._running]
+        self._fit(jobs)
+        free = [slot for slot in range(self.engine.size.slots) if slot not in self._running]
         joining = dict(zip(free, jobs, strict=False))
         self.engine.join({s: SampledRequest(j.request, j.sampling) for s, j in joining.items()})
         self._running |= joining
@@ -66,12 +68,25 @@ class ContinuousService(Service):
         if before is not None:
             self._read(before)
 
+    def _fit(self, joining: Sequence[Job]) -> None:
+        """Makes room for what the jobs have in the cache after the next call; may move them."""
+        left = [*self._left.values(), *[job.request.max_new_tokens for job in joining]]
+        jobs, length = [*self._running.values(), *joining], 1
+        for job, rest in zip(jobs, left, strict=True):
+            new_tokens = job.request.max_new_tokens
+            new_tokens = min(new_tokens - rest + MAX_STEPS, new_tokens)
+            length = max(length, len(job.request.prompt) + new_tokens)
+        if jobs:
+            moved = self.engine.fit([*self._running], len(jobs), length)
+            self._running = {moved[slot]: job for slot, job in self._running.items()}
+            self._left = {moved[slot]: rest for slot, rest in self._left.items()}
+
     def _dispatch(self) -> StepsInFlight | None:
         """Starts some steps; the slot of a text that they complete is free."""
         if not self._running:
             return None
-        start_s, steps = time.monotonic(), self.engine.steps
-        dispatched = StepsInFlight(self.engine.advance(), steps, dict(self._running), start_s)
+        start_s, steps, size = time.monotonic(), self.engine.steps, self.engine.size
+        dispatched = StepsInFlight(self.engine.advance(), steps, size, {**self._running}, start_s)
         self.counts.steps += steps
         for slot in dispatched.jobs:
             self._left[slot] -= steps
@@ -88,7 +103,7 @@ class ContinuousService(Service):
         # The call began when it was dispatched, or when the one before it was done.
         start_s = max(dispatched.start_s, self._last_read_s)
         self._last_read_s = time.monotonic()
-        self.engine.note_call(dispatched.steps, self._last_read_s - start_s)
+        self.engine.note_call(dispatched.size, dispatched.steps, self._last_read_s - start_s)
         tokens_BT, log_p_BT = (column[:, : dispatched.steps].tolist() for column in columns)
         changed = []
         for slot, job in dispatched.jobs.items():

@@ -85,9 +85,8 @@ class ServedWeights:
 class Service(abc.ABC):
     """Answers jobs in a thread of its own; a subclass says how."""
 
-    def __init__(self, mesh: Mesh, weights: ServedWeights, queue: int):
-        self.mesh, self.queue_limit = mesh, queue
-        self.checkpoint = weights.step
+    def __init__(self, mesh: Mesh, step: int, queue: int):
+        self.mesh, self.queue_limit, self.checkpoint = mesh, queue, step
         self.counts = ServiceCounts()
         self.failure: BaseException | None = None
         self.notify: Callable[[Sequence[Job]], None] = call_each
@@ -200,8 +199,9 @@ class Service(abc.ABC):
                     weights, self._next_weights = self._next_weights, None
                     self.set_weights(weights)
                     self.checkpoint = weights.step
+                    del weights  # the service may have made others of them
                     self.counts.reloads += 1
-                    logger.info("Serving the checkpoint of step %d.", weights.step)
+                    logger.info("Serving the checkpoint of step %d.", self.checkpoint)
                 jobs = self.next_jobs() if self._next_weights is None else []
                 for job in jobs:
                     job.checkpoint = self.checkpoint

@@ -1,7 +1,13 @@
-"""Runs the slots of a language model on the devices: few programs, compiled before any request."""
+"""Runs the slots of a language model on the devices: few programs, compiled when first needed.
 
+There are programs for few numbers of slots and few lengths of the cache, so that a step costs what
+the texts that run need.  Texts move when they no longer fit, or need much less for a while.
+"""
+
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from data.vocab import Vocab
-from models.api import Decodable
+from models.api import Cache, Decodable
 from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, NewTokens, SlotDecoder, Slots, SlotSettings
 from trainer.decoding.decoder import SHORTEST, Request, row_shards, rows_of, split_begins
 from trainer.memory import check_cache_memory
 from trainer.serving.service import GREEDY
 
+logger = logging.getLogger(__name__)
 JOINING_TOKENS = 256
 """Maximum number of padded tokens of one prefill pass; a longer prompt has its own."""
 CALL_S, MAX_STEPS = 0.02, 4
@@ -24,6 +31,11 @@ CALL_S, MAX_STEPS = 0.02, 4
 Each call, and what Python does around it, takes a millisecond or so beside the steps.  More steps
 leave more slots empty: texts that end, and prompts that wait, do so until the end of a call.
 """
+SHORTEST_CACHE = 64
+PATIENCE = 8
+"""Calls after which texts move to fewer or shorter slots, which takes about as long as 2 steps."""
+SHOWN_S = 0.3
+"""What takes at least this long to compile is reported."""
 
 
 class SampledRequest(NamedTuple):
@@ -31,6 +43,16 @@ class SampledRequest(NamedTuple):
 
     request: Request
     sampling: Sampling
+
+
+class SlotSize(NamedTuple):
+    """Holds how many texts run together, and the positions of each in the cache."""
+
+    slots: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.slots} x {self.length} positions"
 
 
 class SlotEngine:
@@ -43,34 +65,48 @@ class SlotEngine:
     def __init__(
         self, model: Decodable, params: Any, mesh: Mesh, vocab: Vocab, slots: int, max_length: int
     ):
-        self.params, self.mesh, self.vocab, self.max_length = params, mesh, vocab, max_length
-        self.layout = model.layout
+        self.mesh, self.vocab, self.max_length = mesh, vocab, max_length
+        self.model, self.layout = model, model.layout
         self.shards = row_shards(self.layout, mesh)
         self.slots = self.rounded(slots)
-        self.steps, self._step_s = 1, math.inf
-        self._decoder = decoder = SlotDecoder(
-            model, self.slots, max_length, vocab.stop_ids, MAX_STEPS
-        )
-        self._start = jax.jit(decoder.start)
-        self._join = jax.jit(
-            self._joined, in_shardings=(None, None, self._shardings()), donate_argnums=1
-        )
-        self._steps = jax.jit(decoder.steps, static_argnums=0, donate_argnums=2)
-        self._prepare = jax.jit(self._prepared_weights)
-        with jax.set_mesh(mesh):
-            stored = [params, self._prepare.eval_shape(params)]
-            check_cache_memory(stored, self._start.eval_shape(params).cache, mesh)
-            self._slots = self._start(params)
+        self.lengths = powers(2, SHORTEST_CACHE, max_length)
+        self.slot_counts = sorted({self.rounded(count) for count in slot_powers(slots)})
+        self.steps = 1
+        self.size = SlotSize(self.slot_counts[0], self.lengths[0])
+        self._step_s = dict[SlotSize, float]()  # of the fastest call
+        self._spare_calls, self._needed = 0, self.size
+        self._programs = dict[Hashable, Callable[..., Any]]()
+        self._slots: Slots | None = None
+        self._weights, self._unprepared = None, params
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Refuses more slots than fit; while they grow to twice the length, both are there."""
+        with jax.set_mesh(self.mesh):
+            weights = jax.eval_shape(self.model.prepare, self._unprepared)
+            sizes = [SlotSize(self.slots, length) for length in self.lengths[-2:]]
+            caches = [jax.eval_shape(self.decoder(size).start, weights).cache for size in sizes]
+            check_cache_memory(weights, caches, self.mesh)
+
+    def decoder(self, size: SlotSize) -> SlotDecoder:
+        """Returns what runs slots of a size."""
+        return SlotDecoder(self.model, *size, self.vocab.stop_ids, MAX_STEPS)
+
+    def compiled(
+        self, about: str, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        """Calls a function, which is compiled at the first call of its key."""
+        if key not in self._programs:
+            start_s = time.perf_counter()
+            self._programs[key] = jax.jit(function, **options).lower(*args).compile()
+            seconds = time.perf_counter() - start_s
+            if seconds > SHOWN_S:
+                logger.info("Compiled %s in %.1f s.", about, seconds)
+        return self._programs[key](*args)
 
     def rounded(self, rows: int) -> int:
         """Returns the next number of rows that divides over the shards of the batch."""
         return -(-rows // self.shards) * self.shards
-
-    def prompt_lengths(self) -> list[int]:
-        """Returns the lengths to which prompts are padded."""
-        powers = (1 << exponent for exponent in range(self.max_length.bit_length()))
-        shorter = [length for length in powers if SHORTEST <= length < self.max_length]
-        return [*shorter, self.max_length]
 
     def joining_rows(self, length: int) -> list[int]:
         """Returns how many prompts of a padded length may be read in one pass."""
@@ -81,24 +117,68 @@ class SlotEngine:
 
     def set_weights(self, params: Any) -> None:
         """Takes other weights for all tokens from now on."""
-        self.params, self._weights = params, []  # frees the old ones before there are new ones
-        self._weights = self._prepare(params)
+        self._weights = None  # frees the old ones before there are new ones
+        self._weights = self.compiled("weights", "prepare", self.model.prepare, params)
 
     def warm_up(self) -> None:
-        """Compiles every program; the slots are empty after it."""
-        self.set_weights(self.params)
-        for length in self.prompt_lengths():
-            for rows in self.joining_rows(length):
-                self._put({}, rows, length)
+        """Compiles what one short text needs; the slots are empty after it."""
+        params, self._unprepared = self._unprepared, None
+        self.set_weights(params)
+        del params
+        self.fit([], 1, 1)
+        self._put({}, self.joining_rows(SHORTEST)[0], self.prompt_length(1))
         jax.block_until_ready(self.advance())
+
+    def prompt_length(self, length: int) -> int:
+        """Returns the length to which a prompt is padded."""
+        return next(n for n in powers(2, SHORTEST, self.max_length) if n >= length)
+
+    def fit(self, running: Collection[int], count: int, length: int) -> dict[int, int]:
+        """Makes room for so many texts of so many positions; nothing but running slots is kept.
+
+        Returns the new slot of each of these.
+        """
+        wanted = SlotSize(
+            next(slots for slots in self.slot_counts if slots >= count),
+            next(each for each in self.lengths if each >= length),
+        )
+        is_enough = wanted.slots <= self.size.slots and wanted.length <= self.size.length
+        if running and is_enough:
+            self._spare_calls = 0 if wanted == self.size else self._spare_calls + 1
+            first = self._spare_calls <= 1
+            self._needed = wanted if first else SlotSize(*map(max, wanted, self._needed))
+            if self._spare_calls < PATIENCE:
+                return {slot: slot for slot in running}
+            wanted = self._needed
+        return self._resize(sorted(running), wanted)
+
+    def _resize(self, running: Sequence[int], size: SlotSize) -> dict[int, int]:
+        """Moves the running texts to the first slots of a size."""
+        decoder, before, self._spare_calls = self.decoder(size), self.size, 0
+        if running and size != before:
+            slots_B = np.full(size.slots, before.slots, np.int32)
+            slots_B[: len(running)] = running
+            place = NamedSharding(self.mesh, self.layout.place("B"))
+            self._slots = self.compiled(
+                f"a move of {before} to {size}", ("resize", before, size),
+                decoder.resize, self._slots, slots_B, in_shardings=(None, place),
+            )  # fmt: skip
+        elif self._slots is None or size != before:
+            self._slots = None  # frees it before there is another
+            self._slots = self.compiled(
+                f"slots of {size}", ("start", size), decoder.start, self._weights
+            )
+        else:
+            return {slot: slot for slot in running}
+        self.size = size
+        self.steps = self._steps_of(size)
+        return {slot: index for index, slot in enumerate(running)}
 
     def join(self, requests: Mapping[int, SampledRequest]) -> None:
         """Puts requests into slots, by slot."""
         by_length: dict[int, list[int]] = {}
-        lengths = self.prompt_lengths()
         for slot, (request, _) in requests.items():
-            length = next(length for length in lengths if len(request.prompt) <= length)
-            by_length.setdefault(length, []).append(slot)
+            by_length.setdefault(self.prompt_length(len(request.prompt)), []).append(slot)
         for length, slots in by_length.items():
             while slots:
                 rows = next_rows(len(slots), self.joining_rows(length))
@@ -107,23 +187,22 @@ class SlotEngine:
 
     def advance(self) -> NewTokens:
         """Adds `steps` tokens to each text."""
-        self._slots, new_tokens = self._steps(
-            self._model_step, self._weights, self._slots, self.steps
-        )
+        self._slots, new_tokens = self.compiled(
+            f"steps of {self.size}", ("steps", self.size), self.decoder(self.size).steps,
+            self._weights, self._slots, np.int32(self.steps), donate_argnums=1,
+        )  # fmt: skip
         return new_tokens
 
-    def note_call(self, steps: int, seconds: float) -> None:
-        """Learns from a call that took at most so long how many steps fit in CALL_S.
+    def note_call(self, size: SlotSize, steps: int, seconds: float) -> None:
+        """Learns from a call that took at most so long how many steps of a size fit in CALL_S.
 
         The fastest call counts: others waited for something else, or for work of the machine.
         """
-        self._step_s = min(self._step_s, seconds / steps)
-        self.steps = min(max(int(CALL_S / self._step_s), 1), MAX_STEPS)
+        self._step_s[size] = min(self._step_s.get(size, math.inf), seconds / steps)
+        self.steps = self._steps_of(self.size)
 
-    def _prepared_weights(self, params: Any) -> list[jax.Array]:
-        # Once traced, the step of the model is a function of its arguments alone.
-        self._model_step, weights = self._decoder.prepare(params)
-        return weights
+    def _steps_of(self, size: SlotSize) -> int:
+        return min(max(int(CALL_S / self._step_s.get(size, math.inf)), 1), MAX_STEPS)
 
     def _put(self, requests: Mapping[int, SampledRequest], rows: int, length: int) -> None:
         """Puts requests, padded to so many rows of a length, into slots."""
@@ -150,11 +229,23 @@ class SlotEngine:
             "top_k_B": vector([s.top_k or 0 for _, s in filled]),
             "top_p_B": vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
         }
-        self._slots = self._join(self.params, self._slots, arrays)
+        size, decoder, place = self.size, self.decoder(self.size), self._shardings()
+        about = f"{rows} x {length} tokens of prompts"
 
-    def _joined(self, params: Any, slots: Slots, arrays: dict[str, jax.Array]) -> Slots:
-        settings = SlotSettings(*(arrays.pop(name) for name in SlotSettings._fields))
-        return self._decoder.join(params, slots, Joining(**arrays, settings=settings))
+        def read(params: Any, arrays: dict[str, jax.Array]) -> tuple[Cache, jax.Array]:
+            return decoder.read(params, joining_of(arrays))
+
+        def join(slots: Slots, arrays: dict[str, jax.Array], *prompts: Any) -> Slots:
+            return decoder.join(slots, joining_of(arrays), *prompts)
+
+        prompts = self.compiled(
+            f"a pass over {about}", ("read", rows, length), read, self._weights, arrays,
+            in_shardings=(None, place),
+        )  # fmt: skip
+        self._slots = self.compiled(
+            f"the entry of {about} to {size}", ("join", rows, length, size), join,
+            self._slots, arrays, *prompts, in_shardings=(None, place, None, None), donate_argnums=0,
+        )  # fmt: skip
 
     def _shardings(self) -> dict[str, NamedSharding]:
         """Returns where jit places what joins: in a tenth of the time of `device_put`."""
@@ -162,6 +253,35 @@ class SlotEngine:
         place = self.layout.place
         axes = {name: "Bl" if name == "prompts_BL" else "B" for name in fields}
         return {name: NamedSharding(self.mesh, place(of)) for name, of in axes.items()}
+
+
+def joining_of(arrays: Mapping[str, Any]) -> Joining:
+    """Returns what joins, of arrays by the names of fields."""
+    settings = SlotSettings(*(arrays[name] for name in SlotSettings._fields))
+    others = {name: array for name, array in arrays.items() if name in Joining._fields}
+    return Joining(**others, settings=settings)
+
+
+def powers(base: int, first: int, last: int) -> list[int]:
+    """Returns numbers up to the last: each is so many times the one before.
+
+    >>> powers(2, 64, 300), powers(2, 64, 20)
+    ([64, 128, 256, 300], [20])
+    """
+    numbers = []
+    while first < last:
+        numbers.append(first)
+        first *= base
+    return [*numbers, last]
+
+
+def slot_powers(slots: int) -> list[int]:
+    """Returns the numbers of slots that have programs: each step of them doubles or quadruples.
+
+    >>> slot_powers(32), slot_powers(3)
+    ([1, 4, 8, 32], [1, 3])
+    """
+    return sorted({*powers(8, 1, slots), *powers(8, 4, slots)})
 
 
 def next_rows(count: int, sizes: Sequence[int]) -> int:

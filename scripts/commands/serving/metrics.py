@@ -28,7 +28,7 @@ class ServiceCollector(Collector):
                 counts.steps,
             ),
             "reloads": ("Checkpoints that replaced another.", counts.reloads),
-            "compilations": ("Programs compiled after the warm-up.", self.compilations.count),
+            "compilations": ("Programs compiled for requests.", self.compilations.count),
         }
         gauges = {
             "queue_length": ("Texts that wait.", self.service.waiting),

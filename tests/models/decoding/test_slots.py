@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import cycle
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,36 +63,34 @@ def expected(spec: Transformer, search: Sampling, row: int) -> Text:
     return Text(tokens[:length], float(output.log_probability_BW[0, 0]))
 
 
+READ = jax.jit(SlotDecoder.read, static_argnums=0)
+JOIN = jax.jit(SlotDecoder.join, static_argnums=0, donate_argnums=1)
+RESIZE = jax.jit(SlotDecoder.resize, static_argnums=0)
+STEPS = jax.jit(SlotDecoder.steps, static_argnums=0, donate_argnums=2)
+
+
 class Batch:
     """Slots of a model under a layout, and the texts that run in them."""
 
     def __init__(self, spec: Transformer, layout: Layout) -> None:
         self.layout, self.mesh = layout, make_mesh(layout)
         model = TransformerModel(spec, layout)
-        decoder = SlotDecoder(model, SLOTS, CACHE, (END,), MAX_STEPS)
+        self.decoder = decoder = SlotDecoder(model, SLOTS, CACHE, (END,), MAX_STEPS)
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(model.init, jax.random.key(0))
-            self.params = jax.tree.map(
+            params = jax.tree.map(
                 lambda w, s: jax.device_put(w, NamedSharding(self.mesh, s.sharding.spec)),
                 weights(spec),
                 shapes,
             )
-            self._join = jax.jit(decoder.join, donate_argnums=1)
-
-            def prepare(params: Any) -> list[jax.Array]:
-                self.model_step, prepared = decoder.prepare(params)
-                return prepared
-
-            self.prepared = jax.jit(prepare)(self.params)
-            steps = functools.partial(decoder.steps, self.model_step)
-            self.steps_program = jax.jit(steps, donate_argnums=1)
-            self.slots = jax.jit(decoder.start)(self.params)
+            self.prepared = jax.jit(model.prepare)(params)
+            self.slots = jax.jit(decoder.start)(self.prepared)
         self.texts: dict[int, Text] = {}
         self.rows = dict[int, int]()
 
     def join(self, rows: dict[int, int], searches: Sequence[Sampling]) -> None:
         """Puts rows into slots, by slot."""
-        slots = [*rows, *[SLOTS] * (TOGETHER - len(rows))]
+        slots = [*rows, *[99] * (TOGETHER - len(rows))]
         filled = [*rows.values(), *[0] * (TOGETHER - len(rows))]
         chosen = [searches[row] for row in filled]
 
@@ -115,13 +113,26 @@ class Batch:
             settings,
         )
         with jax.set_mesh(self.mesh):
-            self.slots = self._join(self.params, self.slots, joining)
+            prompts = READ(self.decoder, self.prepared, joining)
+            self.slots = JOIN(self.decoder, self.slots, joining, *prompts)
         self.rows |= rows
         self.texts |= {row: Text([], 0.0) for row in rows.values()}
 
+    def resize(self, slots: int, length: int) -> None:
+        """Moves the texts, in the reverse order, to slots of another size."""
+        before, self.decoder = (
+            self.decoder,
+            dataclasses.replace(self.decoder, slots=slots, cache_length=length),
+        )
+        texts = sorted(self.rows, reverse=True)
+        old = [*texts, *[before.slots] * (slots - len(texts))]
+        with jax.set_mesh(self.mesh):
+            self.slots = RESIZE(self.decoder, self.slots, self.put(np.array(old, np.int32), "B"))
+        self.rows = {index: self.rows[slot] for index, slot in enumerate(texts)}
+
     def advance(self, steps: int) -> None:
         with jax.set_mesh(self.mesh):
-            self.slots, new = self.steps_program(self.prepared, self.slots, steps)
+            self.slots, new = STEPS(self.decoder, self.prepared, self.slots, steps)
         tokens_BT, gains_BT = jax.device_get(new)
         for slot, row in [*self.rows.items()]:
             for token, gain in zip(tokens_BT[slot][:steps], gains_BT[slot][:steps], strict=True):
@@ -134,11 +145,20 @@ class Batch:
     def put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.layout.place(axes)))
 
-    def run(self, searches: Sequence[Sampling]) -> dict[int, Text]:
-        """Lets two rows join whenever there are free slots; once, nothing runs for a while."""
-        waiting, steps = list(range(8)), itertools.cycle((1, MAX_STEPS, 2))
+    def run(
+        self, searches: Sequence[Sampling], sizes: Sequence[tuple[int, int]] = ((SLOTS, CACHE),)
+    ) -> dict[int, Text]:
+        """Lets two rows join whenever there are free slots; once, nothing runs for a while.
+
+        All texts move to the next of the sizes before each call.
+        """
+        waiting, steps, next_sizes = [*range(8)], cycle((1, MAX_STEPS, 2)), cycle(sizes)
         while waiting or self.rows:
-            free = [slot for slot in range(SLOTS) if slot not in self.rows][:TOGETHER]
+            size = next(next_sizes)
+            if size != (self.decoder.slots, self.decoder.cache_length):
+                self.resize(*size)
+            room = min(TOGETHER, min(sizes)[0] - len(self.rows))
+            free = [slot for slot in range(size[0]) if slot not in self.rows][:room]
             joining = dict(zip(free, waiting, strict=False))
             waiting = waiting[len(joining) :]
             if joining:
@@ -155,8 +175,16 @@ def test_no_layout_changes_it() -> None:
     check(EXPERTS, SPLIT, [SEARCHES[-1]] * 8)
 
 
-def check(spec: Transformer, layout: Layout, searches: Sequence[Sampling]) -> None:
-    texts = Batch(spec, layout).run(searches)
+def test_texts_move_to_more_and_longer_slots_and_back() -> None:
+    check(DECODER, WHOLE, MIXED, sizes=[(4, 13), (5, 17), (4, 11)])
+    check(EXPERTS, SPLIT, [SEARCHES[-1]] * 8, sizes=[(4, 13), (8, 17)])
+
+
+def check(
+    spec: Transformer, layout: Layout, searches: Sequence[Sampling],
+    sizes: Sequence[tuple[int, int]] = ((SLOTS, CACHE),),
+) -> None:  # fmt: skip
+    texts = Batch(spec, layout).run(searches, sizes)
     assert len({len(text.tokens) for text in texts.values()}) > 2  # slots were free at other times
     for row, (tokens, log_probability) in texts.items():
         alone = expected(spec, searches[row], row)
@@ -168,7 +196,7 @@ def test_a_step_copies_no_cache() -> None:
     """A token is written in place, though the attention reads what it is written to."""
     batch = Batch(DECODER, WHOLE)
     with jax.set_mesh(batch.mesh):
-        program = batch.steps_program.lower(batch.prepared, batch.slots, 2).compile().as_text()
+        program = STEPS.lower(batch.decoder, batch.prepared, batch.slots, 2).compile().as_text()
     shape = ",".join(map(str, batch.slots.cache["layers"][0]["keys_BJMK"].shape))
     assert f"f32[{shape}]" in program
     assert not re.findall(rf"f32\[{shape}\]\S* copy\(", program)
@@ -177,10 +205,10 @@ def test_a_step_copies_no_cache() -> None:
 def test_weights_are_cast_once_for_all_steps() -> None:
     """A step reads the weights as it computes with them, each layer apart."""
     spec = dataclasses.replace(DECODER, precision=Precision(compute="bfloat16"), scan=False)
-    decoder = SlotDecoder(TransformerModel(spec, WHOLE), SLOTS, CACHE, (END,))
+    model = TransformerModel(spec, WHOLE)
     with jax.set_mesh(make_mesh(WHOLE)):
-        params = jax.eval_shape(decoder.model.init, jax.random.key(0))
-        prepared = jax.eval_shape(lambda params: decoder.prepare(params)[1], params)
-    uncast = [weight.shape for weight in prepared if weight.dtype != jnp.bfloat16]
-    assert uncast == [(64, 16), (24, 16), (16,)]  # two tables, of which few rows are read; a norm
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        prepared = jax.tree.leaves(jax.eval_shape(model.prepare, params))
+    uncast = {weight.shape for weight in prepared if weight.dtype != jnp.bfloat16}
+    assert uncast == {(64, 16), (24, 16), (16,)}  # two tables, of which few rows are read; a norm
     assert len(prepared) > len(jax.tree.leaves(params))

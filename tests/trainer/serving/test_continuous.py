@@ -1,6 +1,7 @@
 """Continuous batching: how many steps a call has follows from speed, and changes no text."""
 
 import itertools
+import weakref
 from collections.abc import Iterable
 
 import jax
@@ -15,31 +16,38 @@ from tests.data.test_vocab import Digits
 from tests.models.decoding.test_generate import DECODER, weights
 from tests.toys import WHOLE
 from trainer.decoding.decoder import Request
+from trainer.serving import slot_engine
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.service import Job, NoFiniteScore
-from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine
+from trainer.serving.slot_engine import CALL_S, MAX_STEPS, SlotEngine, SlotSize
 
 
-@pytest.fixture
-def engine() -> SlotEngine:
+def new_engine(slots: int, max_length: int) -> SlotEngine:
     mesh = make_mesh(WHOLE)
     with jax.set_mesh(mesh):
         params = jax.tree.map(jnp.asarray, weights(DECODER))
         vocab = Digits(64, begin_id=0, end_id=1)
-        return SlotEngine(TransformerModel(DECODER, WHOLE), params, mesh, vocab, 3, 13)
+        return SlotEngine(TransformerModel(DECODER, WHOLE), params, mesh, vocab, slots, max_length)
+
+
+@pytest.fixture
+def engine() -> SlotEngine:
+    return new_engine(3, 13)
 
 
 def test_a_machine_that_is_busy_at_first_makes_few_steps_a_call_only_then(
     engine: SlotEngine,
 ) -> None:
-    engine.note_call(1, CALL_S)
-    assert engine.steps == 1
-    engine.note_call(1, CALL_S / 2)
-    assert engine.steps == 2
-    engine.note_call(2, CALL_S / 4)
-    assert engine.steps == MAX_STEPS
-    engine.note_call(MAX_STEPS, 100 * CALL_S)  # waited for something else
-    assert engine.steps == MAX_STEPS
+    size, larger = engine.size, engine.size._replace(slots=3)
+    for steps, seconds, expected in (
+        (1, CALL_S, 1),
+        (1, CALL_S / 2, 2),
+        (2, CALL_S / 4, MAX_STEPS),
+        (MAX_STEPS, 100 * CALL_S, MAX_STEPS),  # waited for something else
+    ):
+        engine.note_call(size, steps, seconds)
+        engine.note_call(larger, 1, CALL_S)  # of another speed
+        assert engine.steps == expected
 
 
 def test_log_probabilities_that_are_not_finite_are_no_answer(engine: SlotEngine) -> None:
@@ -47,7 +55,8 @@ def test_log_probabilities_that_are_not_finite_are_no_answer(engine: SlotEngine)
     job = Job(Request([5], 9), Sampling())
     service.submit([job])
     with jax.set_mesh(engine.mesh):
-        engine.set_weights(jax.tree.map(lambda x: jnp.full_like(x, np.nan), engine.params))
+        params = jax.tree.map(jnp.asarray, weights(DECODER))
+        engine.set_weights(jax.tree.map(lambda x: jnp.full_like(x, np.nan), params))
         for _ in range(3):
             service.advance(service.next_jobs())
     assert isinstance(job.failure, NoFiniteScore) and job.finish is None and not job.tokens
@@ -65,10 +74,52 @@ def test_texts_do_not_depend_on_the_steps_of_calls(engine: SlotEngine) -> None:
         return jobs
 
     with jax.set_mesh(engine.mesh):
-        engine.set_weights(engine.params)
+        engine.warm_up()
         expected = answers(itertools.repeat(1))
         changing = answers(itertools.cycle([4, 1, 3, 1, 2]))
     assert max(len(job.tokens) for job in expected) > 4
     for job, same in zip(changing, expected, strict=True):
         assert job.tokens == same.tokens
         np.testing.assert_allclose(job.log_probabilities, same.log_probabilities, rtol=1e-5)
+
+
+def test_texts_that_are_more_or_longer_move_to_other_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text is the one that it is alone; a move to fewer slots waits a while."""
+    monkeypatch.setattr(slot_engine, "SHORTEST_CACHE", 8)
+    monkeypatch.setattr(slot_engine, "PATIENCE", 2)
+    engine, sizes = new_engine(3, 13), list[SlotSize]()
+    jobs = [Job(Request([5, 6], n, seed, n), Sampling()) for seed, n in enumerate((11, 3, 2))]
+
+    def run(jobs: list[Job]) -> list[list[int]]:
+        service = ContinuousService(engine, step=0, queue=9)
+        service.submit(jobs)
+        sizes.clear()
+        while not all(job.is_done for job in jobs):
+            service.advance(service.next_jobs())
+            sizes.append(engine.size)
+        texts = [[*job.tokens] for job in jobs]
+        for job in jobs:
+            job.tokens, job.log_probabilities, job.finish = [], [], None
+        return texts
+
+    with jax.set_mesh(engine.mesh):
+        engine.warm_up()
+        assert engine.size == (1, 8)
+        [alone] = run(jobs[:1])
+        assert sizes[0] == (1, 8) and sizes[-1] == (1, 13)
+        alone = [alone, *run(jobs[1:2]), *run(jobs[2:])]
+        assert {*sizes} == {(1, 8)}
+        assert run(jobs) == alone
+        assert sizes[0] == (3, 8) and sizes[-1] == (1, 13)
+
+
+def test_weights_are_held_once(engine: SlotEngine) -> None:
+    params = jax.tree.map(jnp.asarray, weights(DECODER))
+    with jax.set_mesh(engine.mesh):
+        engine.warm_up()
+        layers = [weakref.ref(weight) for weight in jax.tree.leaves(params["decoder"])]
+        stored_bytes = sum(weight.nbytes for weight in jax.tree.leaves(params))
+        engine.set_weights(params)
+        del params
+    assert not any(weight() for weight in layers)
+    assert sum(weight.nbytes for weight in jax.tree.leaves(engine._weights)) == stored_bytes

@@ -35,7 +35,7 @@ class Failing(Service):
 
 
 def test_every_job_without_an_answer_hears_of_a_failure() -> None:
-    service = Failing(make_mesh(WHOLE), ServedWeights(None, 0), queue=9)
+    service = Failing(make_mesh(WHOLE), 0, queue=9)
     heard = list[Job]()
     service.notify = heard.extend
     jobs = [Job(Request([4], 9)) for _ in range(5)]

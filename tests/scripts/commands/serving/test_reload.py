@@ -34,7 +34,6 @@ def test_a_newer_checkpoint_is_served_without_dropping_requests(
         after = [*pool.map(lambda seed: ask(client, seed), range(6))]
         answers = [*before, *(answer.result() for answer in during), *after]
         assert client.metric("meshloom_reloads_total") == 1
-        assert client.metric("meshloom_compilations_total") == 0
     seeds = [*range(6), *range(len(during)), *range(6)]
     assert {answer.status for answer in answers} == {200}
     steps = [answer.json["system_fingerprint"] for answer in answers]

@@ -40,7 +40,7 @@ def client(running: Client) -> Iterator[openai.OpenAI]:
 def test_the_openai_client_gets_what_decode_makes(
     running: Client, client: openai.OpenAI, trained: Place
 ) -> None:
-    """Texts of all kinds at once, with nothing compiled for any of them."""
+    """Texts of all kinds at once."""
     searches = [
         {"temperature": 0.0},
         {"temperature": 1.2, "seed": 5},
@@ -49,7 +49,6 @@ def test_the_openai_client_gets_what_decode_makes(
         {"temperature": 1.3, "top_k": 99, "top_p": 0.95},
     ]
     cases = [(prompt, search) for prompt in PROMPTS for search in searches]
-    compilations = running.metric("meshloom_compilations_total")
 
     def complete(case: tuple[str, dict[str, Any]]) -> list[str]:
         prompt, search = case
@@ -62,7 +61,6 @@ def test_the_openai_client_gets_what_decode_makes(
 
     with ThreadPoolExecutor(len(cases)) as pool:
         texts = list(pool.map(complete, cases))
-    assert running.metric("meshloom_compilations_total") == compilations
     with restored(trained.folder / "run") as model:
         for (prompt, search), choices in zip(cases, texts, strict=True):
             lines = decoded(model, [prompt] * 2, max_tokens=9, **search)
@@ -84,6 +82,18 @@ def test_a_list_of_prompts_gets_what_decode_makes_of_a_file(
     assert same.json["choices"] == answer.json["choices"] and same.json["usage"]
     one = running.post(prompt=tokens[0], temperature=1.2, echo=True, **settings)
     assert one.json["choices"] == answer.json["choices"][:1]
+
+
+def test_nothing_is_compiled_for_a_request_like_one_before(running: Client) -> None:
+    """Whatever its settings; a longer prompt needs another program."""
+
+    def compilations(**fields: Any) -> float:
+        assert running.post(max_tokens=4, **fields).status == 200
+        return running.metric("meshloom_compilations_total")
+
+    before = compilations(prompt="lo", temperature=0)
+    assert compilations(prompt="kara", temperature=1.2, top_k=9, seed=5) == before
+    assert compilations(prompt=[3] * 18) > before
 
 
 def test_a_stream_adds_up_to_the_answer(running: Client, client: openai.OpenAI) -> None:
@@ -134,9 +144,7 @@ def test_clients_in_the_queue_get_the_texts_of_decode(running: Client, trained: 
         LoadCase(case.prompt[:8], max_tokens=4 + case.seed % 9, min_tokens=0, seed=case.seed)
         for case in cases_of(40)
     ]
-    compilations = running.metric("meshloom_compilations_total")
     answers = load(running.port, cases, 12)
-    assert running.metric("meshloom_compilations_total") == compilations
     decode: dict[str, Any] = {"temperature": TEMPERATURE}
     with restored(trained.folder / "run") as model:
         expected = [
