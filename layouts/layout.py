@@ -256,6 +256,8 @@ class Layout:
         """Gathers slices of x along its second axis, by an index with the first axis as well."""
         place = self.place(axes)
         assert place[1] is None, "the axis that is gathered along must be replicated"
+        # Other axes of x may have a mesh axis that the first one has in the index.
+        index = jax.sharding.reshard(index, jax.P(jax.typeof(x).sharding.spec[0], None))
         # jnp.take_along_axis raises a ShardingTypeError where x is 1 x 1 (jax 0.10.2).
         return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, index)
 

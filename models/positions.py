@@ -111,10 +111,11 @@ class Bias(NamedTuple):
     values: Array | None
     """With axes "BJQLM", where rows that share them have a B of 1.  None in a gradient."""
 
-    def part(self, queries: slice, keys: slice) -> "Bias":
-        """Returns the bias of some queries and keys."""
+    def part(self, layout: Layout, queries: slice, keys: slice) -> "Bias":
+        """Returns the bias of some queries and keys, which the layout does not split."""
         assert self.buckets is not None and self.values is not None
-        buckets, values = self.buckets[..., queries, keys], self.values[..., queries, keys]
+        buckets = layout.reshard(self.buckets, "BLM"[-self.buckets.ndim :])
+        buckets, values = buckets[..., queries, keys], self.values[..., queries, keys]
         return Bias(self.table_RJQ, buckets, values)
 
 

@@ -40,7 +40,7 @@ def attend_in_chunks(
                 q_BJQLK[:, :, :, queries],
                 k_BJMK[:, :, keys],
                 v_BJMK[:, :, keys],
-                None if bias is None else bias.part(queries, keys),
+                None if bias is None else bias.part(replicated, queries, keys),
                 mask_B11LM[..., queries, keys],
             )
         )

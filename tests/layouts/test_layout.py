@@ -143,3 +143,14 @@ def test_the_text_of_a_batch_of_one_is_taken_on_one_device() -> None:
         x_BW = layout.reshard(jnp.full((1, 1), 7), "BW")
         first_BU = layout.reshard(jnp.zeros((1, 1), jnp.int32), "BW")
         assert layout.take_along_axis(x_BW, first_BU, "BW").tolist() == [[7]]
+
+
+def test_rows_follow_their_index_where_another_axis_has_its_mesh_axis() -> None:
+    layout = Layout(mesh="x:2,y:2", rules="batch:x?;batch:y?;heads:x")
+    x_BWJ, parent_BW = np.arange(24).reshape(4, 3, 2), np.array([[0, 0, 2]] * 4, np.int32)
+    with jax.set_mesh(make_mesh(layout)):
+        placed_BWJ = layout.reshard(jnp.asarray(x_BWJ), "BWJ")
+        placed_BW = layout.reshard(jnp.asarray(parent_BW), "BW")
+        assert placed_BWJ.sharding.spec[0] != placed_BW.sharding.spec[0]
+        moved_BWJ = layout.take_along_axis(placed_BWJ, placed_BW, "BWJ")
+    np.testing.assert_array_equal(moved_BWJ, x_BWJ[:, [0, 0, 2]])
