@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-import jax
-
 from configs.errors import UserError, one_line
 from configs.paths import is_remote
 from data.storage.errors import write_errors
 from data.storage.locks import try_flock
 from data.storage.remote import ConditionalObject
-from trainer.multihost import gather
+from trainer.multihost import gather, is_first_process
 from trainer.processes.ending import FAILED, end_process
 
 FILE = "train.lock"
@@ -81,7 +79,7 @@ def training_lock(model_dir: Path) -> Iterator[None]:
     """Locks a model directory for all processes of this run; raises where another run trains."""
     with contextlib.ExitStack() as stack:
         refusal = ""
-        if jax.process_index() == 0:
+        if is_first_process():
             try:
                 stack.enter_context(lock(model_dir))
             except UserError as error:
@@ -93,8 +91,11 @@ def training_lock(model_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock(model_dir: Path) -> Iterator[None]:
-    """Locks a model directory; the lock of a process that died is taken over."""
-    path = model_dir / FILE
+    """Locks a model directory; the lock of a process that died is taken over.
+
+    A directory that this made, and in which nothing was written, is removed at the end.
+    """
+    path, is_new = model_dir / FILE, not model_dir.exists()
     if is_remote(path):
         with lock_object(path, model_dir, *TRAINING):
             yield
@@ -104,7 +105,9 @@ def lock(model_dir: Path) -> Iterator[None]:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
     with file:
         is_locked, other = try_flock(file), _holder_of(file)
-        if is_locked is False or (other and _is_alive(path, other, is_locked=is_locked is True)):
+        is_removed = not os.fstat(file.fileno()).st_nlink  # by the one before, as it ended
+        is_taken = is_locked is False or is_removed
+        if is_taken or (other and _is_alive(path, other, is_locked=is_locked is True)):
             raise _refusal(model_dir, *TRAINING, other)
         if other:
             _warn_of_dead(path, other)
@@ -117,6 +120,9 @@ def lock(model_dir: Path) -> Iterator[None]:
                 yield
         finally:
             file.truncate(0)
+            if is_new and os.listdir(model_dir) == [FILE]:
+                path.unlink()
+                model_dir.rmdir()
 
 
 @contextlib.contextmanager

@@ -56,7 +56,13 @@ from trainer.translation.bleu import bleu_observers
 
 
 def train(flags: TrainFlags) -> None:
-    """Trains the run of these settings, under the observers that a person wants."""
+    """Trains the run of these settings, alone in its directory from the first look on."""
+    with training_lock(flags.model_dir):
+        train_locked(flags)
+
+
+def train_locked(flags: TrainFlags) -> None:
+    """Reads and checks what the run is, prepares its data, and trains it."""
     with Checkpoints(flags.model_dir) as checkpoints:
         step = checkpoints.latest
     config = settings_to_train(flags, step)
@@ -89,9 +95,8 @@ def train(flags: TrainFlags) -> None:
         for program in programs:
             program(run, layout, mesh)
         prepared = prepared_data(flags, run, is_continued=step is not None)
-        with training_lock(flags.model_dir):
-            save_start(flags, config, run, layout, prepared, step or 0, changes)
-            train_run(flags, run, layout, mesh, prepared, profile)
+        save_start(flags, config, run, layout, prepared, step or 0, changes)
+        train_run(flags, run, layout, mesh, prepared, profile)
 
 
 def profile_observers(flags: TrainFlags, run: Run, first_step: int) -> list[Profile]:

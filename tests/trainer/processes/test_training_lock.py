@@ -55,6 +55,15 @@ def test_a_second_training_is_refused_until_the_first_ends(
     assert ((tmp_path / FILE).read_text(), log_lines) == ("", [])
 
 
+def test_a_start_that_wrote_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    with lock(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()
+    with lock(tmp_path / "run"):
+        (tmp_path / "run/config.gin").write_text("")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.gin", FILE]
+
+
 def test_the_lock_of_a_killed_training_is_taken_over(
     tmp_path: Path, other: subprocess.Popen[str], log_lines: list[str]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.scripts.conftest import Meshloom, Place
 from tests.trainer.command import settings
 from tests.trainer.test_loop import RUN
 from trainer.metrics.jsonl import read_lines
+from trainer.processes.training_lock import lock
 
 
 @pytest.mark.parametrize("steps", ["0:2", "12", "5:4", "10:1000"])
@@ -26,6 +27,21 @@ def test_no_range_of_steps_ends_before_anything_is_written(
     given = ("--gin_file=layouts/data_parallel.gin", *params)
     answer = run("train", f"--model_dir={model_dir}", *given, f"--profile_steps={steps}")
     assert answer.code == 2 and "as in 10:13, from 1 to 160 (Run.steps)." in answer.error
+    assert not model_dir.exists()
+
+
+def test_a_start_waits_for_no_preparation_while_another_trains(
+    run: Meshloom, tmp_path: Path
+) -> None:
+    """What it read before would be of the run before: step, settings and text."""
+    model_dir = tmp_path / "model"
+    (tmp_path / "text.txt").write_text("kara mila\n" * 50)
+    params = (f"--gin_param={setting}" for setting in settings(tmp_path / "text.txt"))
+    flags = (f"--data_dir={tmp_path / 'data'}", "--gin_file=layouts/data_parallel.gin", *params)
+    with lock(model_dir):
+        answer = run("train", f"--model_dir={model_dir}", *flags)
+        assert answer.code == 2 and "another training is under way there" in answer.error
+        assert not (tmp_path / "data").exists()
     assert not model_dir.exists()
 
 
