@@ -10,16 +10,16 @@ logger = logging.getLogger(__name__)
 Line = dict[str, Any]
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path, *numbers: str) -> list[Line]:
     """Returns the whole lines of a metrics file; others cost only themselves."""
-    lines, damaged = split_lines(path)
+    lines, damaged = split_lines(path, *numbers)
     if damaged:
         logger.warning("%s: %d damaged lines are left out.", path, len(damaged))
     return lines
 
 
-def split_lines(path: Path) -> tuple[list[Line], list[str]]:
-    """Returns the lines that are objects with a step, and the text of all others.
+def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
+    """Returns the objects with a step and these numbers, and the text of all other lines.
 
     A last line without an end, which a kill cut short, is neither.
     """
@@ -30,11 +30,16 @@ def split_lines(path: Path) -> tuple[list[Line], list[str]]:
     *texts, last = path.read_bytes().decode("utf-8", "replace").split("\n")
     for text in [*texts, last]:
         line = _line_of(text)
-        if line is not None:
+        if line is not None and all(is_number(line.get(name)) for name in ("step", *numbers)):
             lines.append(line)
         elif text is not last and text:
             damaged.append(text)
     return lines, damaged
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value of a line is a number that fits float64."""
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
 
 
 def _line_of(text: str) -> Line | None:
@@ -42,5 +47,4 @@ def _line_of(text: str) -> Line | None:
         line = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    has_step = isinstance(line, dict) and type(line.get("step")) in (int, float)
-    return line if has_step else None
+    return line if isinstance(line, dict) else None

@@ -2,14 +2,16 @@
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from data.storage.files import atomic_write
-from trainer.metrics.jsonl import read_lines
+from trainer.metrics.jsonl import is_number, read_lines
 
 Line = dict[str, Any]
 
@@ -18,18 +20,21 @@ class RunPlots:
     """Draws the plots for which metrics.jsonl and evaluations.jsonl have the numbers."""
 
     def __init__(self, model_dir: Path):
-        self.train = read_lines(model_dir / "metrics.jsonl")
-        self.checks = read_lines(model_dir / "evaluations.jsonl")
-        self._with_experts = [line for line in self.train if line.get("experts")]
+        self.train = read_lines(model_dir / "metrics.jsonl", "loss")
+        self.checks = read_lines(model_dir / "evaluations.jsonl", "loss")
+        self.with_experts = of_one_shape(self.train, "experts")
+        self.parts: dict[str, Line] = next(
+            (line["parts"] for line in reversed(of_one_shape(self.checks, "parts"))), {}
+        )
 
     def names(self) -> list[str]:
         """Returns the names of the plots that there are; none before the first step."""
         if not self.train:
             return []
         names = ["loss"]
-        if any("bleu" in line for line in self.checks):
+        if curve(self.checks, "bleu")[0]:
             names.append("bleu")
-        names += ["load", "dropped"] if self._with_experts else []
+        names += ["load", "dropped"] if self.with_experts else []
         return names + (["experts_of_parts"] if self._parts_with_experts() else [])
 
     def save(self, folder: Path, *names: str) -> dict[str, bytes]:
@@ -63,8 +68,7 @@ class RunPlots:
         if self.checks:
             axes.plot(*curve(self.checks, "loss"), "o-", color="tab:orange", label="validation")
         axes.set(ylabel="loss (nats per token)")
-        with_rate = [line for line in self.train if "learning_rate" in line]
-        below.plot(*curve(with_rate, "learning_rate"), color="tab:gray")
+        below.plot(*curve(self.train, "learning_rate"), color="tab:gray")
         below.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
         below.xaxis.get_major_locator().set_params(integer=True)
         for panel in (axes, below):
@@ -74,23 +78,22 @@ class RunPlots:
 
     def _bleu(self, pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-        measured = [line for line in self.checks if "bleu" in line]
-        axes.plot(*curve(measured, "bleu"), "o-", color="tab:green")
-        sentences = measured[-1]["bleu_sentences"]
+        axes.plot(*curve(self.checks, "bleu"), "o-", color="tab:green")
+        sentences = max(curve(self.checks, "bleu_sentences")[1], default=math.nan)
         axes.set(xlabel="step", ylabel=f"BLEU ({sentences:.0f} validation sentences)")
         axes.grid(alpha=0.3)
         return figure
 
     def _load(self, pyplot: Any) -> Any:
         """Plots the load of experts over steps, a panel per layer; 1 is an even load."""
-        steps, _ = curve(self._with_experts, "loss")
-        layers = list(self._with_experts[-1]["experts"])
+        steps, _ = curve(self.with_experts, "loss")
+        layers = list(self.with_experts[-1]["experts"])
         size = (7, 1 + 1.8 * len(layers))
         figure, panels = pyplot.subplots(
             len(layers), 1, figsize=size, layout="constrained", squeeze=False, sharex=True
         )
         for name, axes in zip(layers, panels[:, 0], strict=True):
-            load_ES = np.array([line["experts"][name]["load"] for line in self._with_experts]).T
+            load_ES = np.array([line["experts"][name]["load"] for line in self.with_experts]).T
             times_ES = load_ES * len(load_ES)
             last = steps[-1] + (steps[-1] - steps[0]) / max(len(steps) - 1, 1)
             drawn = axes.imshow(
@@ -105,9 +108,9 @@ class RunPlots:
     def _dropped(self, pyplot: Any) -> Any:
         """Returns the share of each layer's choices that was dropped."""
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-        steps, _ = curve(self._with_experts, "loss")
-        for number, name in enumerate(self._with_experts[-1]["experts"]):
-            shares = np.array([line["experts"][name]["dropped"] for line in self._with_experts])
+        steps, _ = curve(self.with_experts, "loss")
+        for number, name in enumerate(self.with_experts[-1]["experts"]):
+            shares = np.array([line["experts"][name]["dropped"] for line in self.with_experts])
             for choice, (share_S, style) in enumerate(
                 zip(shares.T[:2], ("-", ":"), strict=False), 1
             ):
@@ -120,8 +123,11 @@ class RunPlots:
 
     def _parts_with_experts(self) -> dict[str, Line]:
         """Returns the parts of a mixture in the last evaluation, if there are experts."""
-        parts = self.checks[-1].get("parts", {}) if self.checks else {}
-        return {name: part for name, part in parts.items() if part["experts"]}
+        return {
+            name: part
+            for name, part in self.parts.items()
+            if isinstance(part, dict) and part.get("experts")
+        }
 
     def _experts_of_parts(self, pyplot: Any) -> Any:
         """Plots the load of experts by part, a panel per layer; 1 is an even load."""
@@ -144,7 +150,17 @@ class RunPlots:
 
 
 def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:
+    """Returns the steps at which there is a number of this name, and the numbers."""
+    lines = [line for line in lines if is_number(line.get(name))]
     return [line["step"] for line in lines], [line[name] for line in lines]
+
+
+def of_one_shape(lines: list[Line], key: str) -> list[Line]:
+    """Returns the lines whose numbers under a key have the names that they have in most lines."""
+    lines = [line for line in lines if isinstance(line.get(key), dict)]
+    shapes = [jax.tree.structure(line[key]) for line in lines]
+    usual = [shape for shape, _ in Counter(shapes).most_common(1)]
+    return [line for line, shape in zip(lines, shapes, strict=True) if [shape] == usual]
 
 
 def smoothed(values: list[float], scale: float = 9.5) -> list[float]:

@@ -34,7 +34,7 @@ class MetricsFile:
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines, damaged = split_lines(path)
+        lines, damaged = split_lines(path, "loss")
         if damaged:
             aside = path.with_name(path.name + ".damaged")
             with aside.open("a", encoding="utf-8") as file:

@@ -121,7 +121,7 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
         yield Finding("checkpoints", "warning", f"{model_dir} has none",
                       f"meshloom train --model_dir={model_dir}")  # fmt: skip
     for name in ("metrics.jsonl", "evaluations.jsonl"):
-        damaged_lines = len(split_lines(model_dir / name)[1])
+        damaged_lines = len(split_lines(model_dir / name, "loss")[1])
         if damaged_lines:
             text = f"{damaged_lines} lines of {model_dir / name} are damaged"
             yield Finding("metrics", "warning", text, "The next `meshloom train` sets them aside.")

@@ -113,13 +113,12 @@ def run_page(
     parts = ["<h2>Last step</h2>", table(last)]
     if pictures.checks:
         parts += ["<h2>Validation</h2>", *validation([numbers(line) for line in pictures.checks])]
-    layers = pictures.train[-1].get("experts")
-    if layers:
+    if pictures.with_experts:
+        layers = pictures.with_experts[-1]["experts"]
         rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
         parts += ["<h2>Experts at the last step</h2>", table(rows)]
-    parts_of_data = pictures.checks[-1].get("parts") if pictures.checks else None
-    if parts_of_data:
-        rows = [{"part": name, **numbers(part)} for name, part in parts_of_data.items()]
+    if pictures.parts:
+        rows = [{"part": name, **numbers(part)} for name, part in pictures.parts.items()]
         parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
     for name, png in drawn.items():
         image = base64.b64encode(png).decode()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from trainer.metrics.plots import RunPlots, smoothed
+from trainer.metrics.plots import RunPlots, curve, smoothed
+from trainer.metrics.writers import MetricsFile
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 50, 200])
@@ -40,6 +41,49 @@ def test_the_picture_of_the_loss_has_the_learning_rate_and_evaluations(tmp_path:
     assert rate.get_ylabel() == "learning rate"
     assert rate.lines[0].get_ydata() == pytest.approx([0.1, 0.2, 0.3])
     pyplot.close(figure)
+
+
+def keys_of(tree: object) -> set[str]:
+    if not isinstance(tree, dict):
+        return set()
+    return set(tree).union(*(keys_of(value) for value in tree.values()))
+
+
+def test_a_damaged_key_costs_no_more_than_its_line(tmp_path: Path) -> None:
+    layer = {"load": [0.25, 0.75], "dropped": [0.0, 0.1], "idle": 0, "entropy": 0.5}
+    train = {"loss": 3.0, "learning_rate": 0.1, "experts": {"decoder 0": layer}}
+    part = {"loss": 2.0, "experts": {"decoder 0": layer}}
+    check = {"loss": 2.0, "bleu": 3.0, "bleu_sentences": 50, "parts": {"de": part}}
+    for name, line in (("metrics", train), ("evaluations", check)):
+        whole = [json.dumps({"step": step, **line}) for step in range(1, 4)]
+        for key in keys_of({"step": 0, **line}):
+            damaged = whole[1].replace(f'"{key}"', f'"{key[:-1]}~"')
+            for place in range(3):
+                lines = [*whole[:place], damaged, *whole[place:]]
+                (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+                if name == "metrics":
+                    (tmp_path / "evaluations.jsonl").write_text("")
+                plots = RunPlots(tmp_path)
+                assert len(plots.with_experts) >= 3 and len(curve(plots.train, "loss")[0]) >= 3
+                assert name == "metrics" or (
+                    plots.parts == {"de": part} and len(plots.names()) == 5
+                )
+                MetricsFile(tmp_path / f"{name}.jsonl", 3).close()
+
+
+def test_pictures_are_drawn_of_damaged_lines(tmp_path: Path) -> None:
+    layer = {"load": [0.25, 0.75], "dropped": [0.0, 0.1]}
+    line = {"loss": 3.0, "bleu": 3.0, "bleu_sentences": 50, "experts": {"decoder 0": layer}}
+    lines = [{"step": step, **line, "parts": {"de": line}} for step in (1, 2, 3)]
+    damages = ("loss", "bleu", "bleu_sentences", "experts", "dropped", "parts")
+    whole = [json.dumps(line) for line in lines]
+    broken = [whole[1].replace(f'"{key}"', '"~"', 1) for key in damages]
+    broken.append(json.dumps({**lines[0], "loss": 10**400}))
+    for name in ("metrics", "evaluations"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*whole, *broken]) + "\n")
+    plots = RunPlots(tmp_path)
+    drawn = plots.save(tmp_path, *plots.names())
+    assert sorted(drawn) == ["bleu", "dropped", "experts_of_parts", "load", "loss"]
 
 
 def test_smoothing_removes_noise() -> None:
