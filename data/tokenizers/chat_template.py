@@ -1,20 +1,19 @@
 """Renders the messages of a chat by the template that comes with a vocab of Hugging Face."""
 
-import datetime
+import contextlib
 import json
+import subprocess
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from configs.errors import UserError, brief
 
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
+RENDERER = Path(__file__).with_name("chat_renderer.py")
 
 
 class BadMessages(ValueError):
@@ -25,68 +24,73 @@ class ChatTemplate:
     """Writes messages as the text that a model was trained on, up to where its answer begins.
 
     The variables and functions of a template are those of Hugging Face's `apply_chat_template`.
+    It runs in another process, whose time and memory are limited.  One thread uses it.
     """
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]):
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Answers]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
-        self._special_tokens = special_tokens
+        self._text, self._special_tokens = text, dict(special_tokens)
+        self._process: subprocess.Popen[str] | None = None
         try:
-            self._template = environment.from_string(text)
-        except jinja2.TemplateError as error:
-            raise UserError(f"chat template: cannot be read: {brief(str(error))}.") from None
+            self._ask(text)
+        except BadMessages as error:
+            raise UserError(f"chat template: cannot be read: {error}.") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the text of a chat, with the beginning of the next answer."""
-        try:
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True,
-                **self._special_tokens,
+        return self._ask(self._text, self._special_tokens, messages)
+
+    def _ask(self, *request: Any) -> str:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(RENDERER)], text=True, encoding="utf-8",
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise BadMessages(brief(str(error))) from None
+            weakref.finalize(self, _end, self._process)
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            _end(self._process)
+            self._process = None
+            raise BadMessages("it takes too much time or memory")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise BadMessages(brief(answer["error"]))
+        text: str = answer["text"]
+        return text
 
 
-class _Answers(jinja2.ext.Extension):
-    """Reads what is between `generation` and `endgeneration`, where templates mark answers."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def _end(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(BrokenPipeError), process:
+        pass
 
 
 def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:
     """Returns the template among the files of a tokenizer; None where there is none."""
-    config = json.loads(files.get(CONFIG, "{}"))
-    text = files.get(TEMPLATE) or config.get("chat_template")
-    if isinstance(text, list):  # templates by name
-        by_name = {one.get("name"): one.get("template") for one in text}
-        text = by_name.get("default")
-    if not isinstance(text, str):
+    text = template_text(files)
+    if text is None:
         return None
-    tokens = {name: _content(token) for name, token in config.items() if name.endswith("_token")}
-    return ChatTemplate(text, {name: token for name, token in tokens.items() if token is not None})
+    tokens = {}
+    for name, token in json.loads(files.get(CONFIG, "{}")).items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return ChatTemplate(text, tokens)
 
 
-def _content(token: Any) -> str | None:
-    """Returns the text of a special token, which may be an object that describes it."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
+def template_text(files: Mapping[str, str]) -> str | None:
+    """Returns the text of the template among the files of a tokenizer; None where there is none."""
+    text = files.get(TEMPLATE) or json.loads(files.get(CONFIG, "{}")).get("chat_template")
+    named = text if isinstance(text, list) else [{"name": "default", "template": text}]
+    try:
+        text = {one["name"]: one["template"] for one in named}.get("default")
+        if text is None or isinstance(text, str):
+            return text
+    except (KeyError, TypeError):
+        pass
+    raise UserError(
+        f"{CONFIG}: chat_template = {brief(repr(text))}.  Legal: a text, or a list of "
+        '{"name": "default", "template": a text}.'
+    )

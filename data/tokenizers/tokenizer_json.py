@@ -12,6 +12,7 @@ import tokenizers
 from configs.errors import UserError, brief, did_you_mean
 from configs.paths import path_of
 from configs.spec import spec
+from data.tokenizers.chat_template import template_text
 from data.tokenizers.sentence_piece import is_sentence_piece
 from data.vocab import Tokenizer, Vocab, read_model
 
@@ -163,6 +164,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         beside = {name: file.parent / name for name in _BESIDE}
         kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
+        template_text(kept)  # refuses one that is no text
         is_kept = False
     is_kept |= "begin" in chosen and chosen["begin"] == _special_tokens(files).get("begin")
     flag = {_KEPT_BEGIN: True} if is_kept else {}

@@ -1,11 +1,14 @@
 """Answers `POST /v1/chat/completions`: the next message of a chat."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from data.tokenizers.chat_template import BadMessages, ChatTemplate
+from data.tokenizers.chat_template import BadMessages
+from data.vocab import Vocab
 from scripts.commands.serving.bodies import ChatBody
 from scripts.commands.serving.completions import (
     AnswerChoice,
@@ -17,7 +20,10 @@ from scripts.commands.serving.completions import (
 )
 from scripts.commands.serving.errors import ApiError, bad_field
 from scripts.commands.serving.exchange import read_body, tokenize
-from scripts.commands.serving.served import ServedModel
+from trainer.decoding.decoder import Ids
+
+RENDERING = ThreadPoolExecutor(1, "chat")
+"""One thread, as a template renders one chat at a time: the others wait for no other thread."""
 
 
 class ChatForm:
@@ -51,25 +57,25 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatBody, served.limits)
     served.check_name(body.model)
     check_count(1, "messages", body.messages, body, served)
-    texts = [message.text for message in body.messages]
+    messages = [message.for_template() for message in body.messages]
+    try:
+        text = await asyncio.get_running_loop().run_in_executor(
+            RENDERING, template.render, messages
+        )
+    except BadMessages as error:
+        raise bad_field("messages", messages, f"what the chat template takes ({error})") from None
 
     def choices() -> list[AnswerChoice]:
-        prompt = chat_prompt(body, template, served)
+        prompt = ServedPrompt("messages", messages, chat_ids(text, served.vocabs.target))
         room = served.max_length - len(prompt.ids)
         return choices_of([prompt], body, served, default_max_tokens=max(room, 1))
 
-    return await answer(request, await tokenize(texts, body.n, choices), body, ChatForm())
+    return await answer(request, await tokenize([text], body.n, choices), body, ChatForm())
 
 
-def chat_prompt(body: ChatBody, template: ChatTemplate, served: ServedModel) -> ServedPrompt:
-    """Returns the tokens of a chat, up to where its next message begins."""
-    messages = [message.for_template() for message in body.messages]
-    try:
-        text = template.render(messages)
-    except BadMessages as error:
-        raise bad_field("messages", messages, f"what the chat template takes ({error})") from None
-    vocab = served.vocabs.target
+def chat_ids(text: str, vocab: Vocab) -> Ids:
+    """Returns the tokens of a rendered chat."""
     [ids] = vocab.encode([text])
     if vocab.reads_begin and len(ids) and ids[0] == vocab.begin_id:
         ids = ids[1:]  # the model reads it anyway
-    return ServedPrompt("messages", messages, ids)
+    return ids

@@ -65,3 +65,10 @@ def test_the_template_named_default_is_taken():
 def test_a_template_that_is_damaged_is_refused():
     with pytest.raises(UserError, match=r"chat template: cannot be read: .*endfor"):
         chat_template({"chat_template.jinja": "{% for m in messages %}"})
+
+
+@pytest.mark.parametrize("text", [5, True, {"default": "a"}, [{"name": "default"}], ["a"], [5]])
+def test_a_template_is_a_text(text):
+    config = json.dumps({"chat_template": text})
+    with pytest.raises(UserError, match=r"tokenizer_config.json: chat_template = .*Legal: a text"):
+        chat_template({"tokenizer_config.json": config})
