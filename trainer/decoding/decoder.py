@@ -35,6 +35,8 @@ class Request(NamedTuple):
     """The minimum number of new tokens, EOS included."""
     source: Ids | None = None
     """What is translated, with its end."""
+    is_answer: bool = False
+    """Whether the text is what follows the prompt, without it."""
 
 
 class TokenHypothesis(NamedTuple):

@@ -155,9 +155,12 @@ def is_blank(request: Request, vocabs: Vocabs) -> bool:
 
 
 def to_hypothesis(request: Request, tokens: TokenHypothesis, vocabs: Vocabs) -> Hypothesis:
-    """Decodes the tokens of a hypothesis, behind those of its prompt."""
-    ids = [*map(int, request.prompt), *tokens.tokens]
-    return Hypothesis(vocabs.target.text(ids), tokens.score, tokens.log_probability)
+    """Decodes the tokens of a hypothesis, behind those of its prompt unless it is an answer."""
+    prompt = [*map(int, request.prompt)]
+    text = vocabs.target.text([*prompt, *tokens.tokens])
+    if request.is_answer:
+        text = text.removeprefix(vocabs.target.text(prompt))
+    return Hypothesis(text, tokens.score, tokens.log_probability)
 
 
 def rank(hypotheses: list[Hypothesis], options: DecodeOptions) -> list[Hypothesis]:
@@ -232,6 +235,7 @@ def make_requests(
     check_tag(options.tag, task)
     if options.prefix is not None:
         raise UserError(f"--prefix: {task.name} has no translations.  Begin the prompts with it.")
-    return continuation_requests(
+    requests = continuation_requests(
         list(map(task.prompt, lines)), vocabs, options, max_length, task.length // 2
     )
+    return [request._replace(is_answer=task.has_answers) for request in requests]

@@ -208,8 +208,10 @@ class DecodeJob:
         """Writes the texts of all lines; those in columns behind a line with their names."""
         if self.flags.written_format == "tsv":
             file.write("line\trank\tscore\tlog_probability\ttext\n")
+        alone = len(self.lines) == (self.flags.nbest or 1) == 1 and self.requests[0].is_answer
         for line, source in enumerate(self.lines):
-            file.writelines(formatted(self.flags.written_format, line, source, texts[line]))
+            rows = formatted(self.flags.written_format, line, source, texts[line], alone)
+            file.writelines(rows)
 
     def write_json(
         self, texts: Mapping[int, Sequence[Sequence[Any]]], steps: Sequence[int]
@@ -222,13 +224,16 @@ class DecodeJob:
 
 
 def formatted(
-    format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]]
-) -> Iterable[str]:
-    """Returns the lines of the output for one line of the input; JSON keeps newlines in texts."""
+    format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]], alone: bool = False
+) -> Iterable[str]:  # fmt: skip
+    """Returns the lines of the output for one line of the input.
+
+    JSON keeps newlines in texts, as does an answer that is alone in the output.
+    """
     rows = [Hypothesis(*one) for one in hypotheses]
     match format:
         case "text":
-            return [f"{in_one_line(one.text)}\n" for one in rows]
+            return [f"{one.text if alone else in_one_line(one.text)}\n" for one in rows]
         case "tsv":
             return [
                 f"{line + 1}\t{rank}\t{one.score:.6f}\t{one.log_probability:.6f}\t"

@@ -21,7 +21,7 @@ def rescore_file(flags: RescoreFlags) -> None:
 
     def lines_for(task: Task) -> list[str]:
         """Returns the pairs, or for a language model the texts, which begin with their prompts."""
-        if not task.has_source:
+        if not task.has_source and not task.has_answers:
             return [pair.target for pair in pairs]
         return ["\t".join(part.replace("\t", " ") for part in pair) for pair in pairs]
 

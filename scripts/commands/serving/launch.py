@@ -191,6 +191,11 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
     name = flags.name or flags.model.model_dir.resolve().name
     limits = Limits(flags.body_bytes, flags.time_limit_s)
     chat = None if task.has_source else chat_template_of(vocabs.target)
+    if chat is not None and flags.max_length is None:
+        print_note(
+            f"Chats have at most {length} tokens, as many as the rows of {task.name}.  "
+            "--max_length=N sets another limit."
+        )
     return ServedModel(
         name, run, vocabs, service, options, limits, search.width, length, max_new_tokens, chat
     )

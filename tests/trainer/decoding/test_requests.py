@@ -6,6 +6,7 @@ import pytest
 
 from configs.errors import UserError
 from data.sources.pair_kinds import ParallelFiles, Tsv
+from data.tasks.prompts import PromptTask
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
@@ -20,6 +21,7 @@ from trainer.decoding.requests import (
     continuation_requests,
     is_blank,
     line_seed,
+    make_requests,
     rank,
     suffix_of,
     to_hypothesis,
@@ -76,6 +78,16 @@ def test_a_prompt_with_ends_of_turns_comes_back_whole() -> None:
     request = Request([*first, EOS, *second], 5)
     hypothesis = to_hypothesis(request, TokenHypothesis(new, -1.5, -2.5), VOCABS)
     assert hypothesis.text == "kara lost mitu"
+
+
+def test_an_answer_is_without_its_prompt() -> None:
+    task = PromptTask(
+        name="t", source=Tsv(train="a"), vocab=TASK.vocab, length=20, template="kara {prompt}"
+    )
+    [request] = make_requests(["lost"], task, Vocabs(VOCAB, None), DecodeOptions(), None)
+    new = [*map(int, VOCAB.encode_continuation(" mitu"))]
+    hypothesis = to_hypothesis(request, TokenHypothesis(new, -1.5, -2.5), VOCABS)
+    assert hypothesis.text.strip() == "mitu"
 
 
 def test_seeds_differ_by_line_and_by_seed() -> None:

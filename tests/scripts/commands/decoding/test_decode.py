@@ -60,6 +60,7 @@ def test_texts_with_newlines_are_whole_in_json_and_one_line_elsewhere() -> None:
     [row] = formatted("tsv", 0, "a", hypotheses)
     [entry] = formatted("jsonl", 0, "a", hypotheses)
     assert text == "a  \tb\n"
+    assert [*formatted("text", 0, "a", hypotheses, alone=True)] == ["a\r\n\tb\n"]
     assert row.split("\t") == ["1", "1", "-1.000000", "-2.000000", "a   b\n"]
     assert json.loads(entry)["hypotheses"][0]["text"] == "a\r\n\tb"
 

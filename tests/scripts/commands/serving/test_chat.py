@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.scripts.commands.serving.browser import opened
 from tests.scripts.commands.serving.client import Client
 from tests.scripts.commands.serving.servers import decoded, restored, serving
 from tests.scripts.conftest import call
@@ -165,6 +166,27 @@ def test_a_template_that_takes_long_delays_no_other_request(client: Client) -> N
     message = late.result().json["error"]["message"]
     assert "messages = " in message and "too much time or memory" in message
     assert client.post("/v1/chat/completions", messages=CHAT, max_tokens=1).status == 200
+
+
+def test_the_page_keeps_the_turns_of_a_chat(client: Client) -> None:
+    with opened(client) as page:
+        sent = list[Any]()
+        page.on("request", lambda request: sent.append(request.post_data_json))
+        page.fill("#system", "b")
+        for count, text in enumerate(("a", "c"), 1):
+            page.fill("#text", text)
+            page.keyboard.press("Control+Enter")
+            page.wait_for_selector(f"#answers[aria-busy=false] article:nth-child({2 * count})")
+        texts = page.locator("#answers .text").all_text_contents()
+        page.click("#new")
+        assert page.locator("#answers article").count() == 0
+    assert sent[1]["messages"] == [
+        {"role": "system", "content": "b"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": texts[1]},
+        {"role": "user", "content": "c"},
+    ]
+    assert texts[2] == "c" and len(texts) == 4
 
 
 def test_models_tell_whether_they_chat(client: Client) -> None:
