@@ -77,7 +77,9 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
             return models.checkpoints.latest
 
         print_note("Compiling.")
+        compilations = Compilations()
         served.service.start()
+        print_note(f"Compiled what the first request needs in {compilations.seconds:.1f} s.")
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         server = make_server(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
