@@ -2,7 +2,8 @@
 
 config.gin         model, task and all settings of the run, self-contained; never a layout
 layout.gin         the layout given last, for the next command line; never read by itself
-history.jsonl      a line for each start of training: from which step, on which data, what changed
+history.jsonl      a signed record for each start of training: its step, data, vocabulary, settings
+                   and changes; each checkpoint keeps one too, and every command checks it
 vocab.model        the vocabulary
 source_vocab.model that of the source, where it has its own
 train.lock         the process that trains there, while it does
@@ -13,13 +14,16 @@ metrics.jsonl, evaluations.jsonl, events/, loss.png, plan.json
 wandb.id, mlflow.id the run's ids at these services, where Run.trackers names them
 """
 
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from configs.errors import UserError
 from configs.load import Config, load
 from configs.paths import path_of
-from configs.write import dump
+from configs.write import diff, dump
 from data import order
 from data.cache import Prepared
 from data.mixture import TABLE_ROWS
@@ -27,7 +31,7 @@ from data.storage.files import atomic_write
 from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
-from trainer.resume.history import Start, starts
+from trainer.resume.history import Change, Start, record_of, record_start
 from trainer.run import Run
 
 HUGGINGFACE = "huggingface"
@@ -51,14 +55,32 @@ class ModelDir:
                 f"{self.model_dir}: no trained model there (config.gin is missing).  "
                 "Name the --model_dir of a run that `meshloom train` made."
             )
+        written = load([str(self.config_file)]).make(Run)
+        if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:
+            raise UserError(
+                f"{self.config_file}: not the settings of the run: {'; '.join(changes)}.  "
+                "Change them back, or continue the run with them: meshloom train --override."
+            )
         return load([str(self.config_file), *gin_files], gin_params)
 
-    def save(self, config: Config, run: Run, vocabs: Vocabs) -> None:
+    def recorded_run(self) -> Run:
+        """Returns the settings in the record of the run; before it had any, those of config.gin."""
+        text = self.record.settings if self.record else None
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / self.config_file.name
+            file.write_text(text or self.config_file.read_text())
+            return load([str(file)]).make(Run)
+
+    def save(self, config: Config, run: Run, vocabs: Vocabs, step: int = 0, **record: Any) -> None:
         """Keeps vocabularies and settings; the last file is what makes a run of the folder."""
         self.model_dir.mkdir(parents=True, exist_ok=True)
         for name, model in vocabs.files().items():
             atomic_write(self.model_dir / name, model)
-        atomic_write(self.config_file, config.dump([run]))
+        settings = config.dump([run])
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        start = Start(step, now, vocab=vocabs.hashes(), settings=settings, **record)
+        record_start(self.model_dir, start)
+        atomic_write(self.config_file, settings)
 
     def keep_imported(self, start_from: str) -> None:
         """Copies what an import kept, from the run that this one starts from."""
@@ -68,7 +90,14 @@ class ModelDir:
             atomic_write(target / file.name, file.read_bytes())
 
     def vocabs(self, task: Task) -> Vocabs:
-        return Vocabs.load(self.model_dir, task.source_vocab_file)
+        """Returns the vocabularies of the run; raises where they are no longer those."""
+        vocabs, record = Vocabs.load(self.model_dir, task.source_vocab_file), self.record
+        if record and record.vocab not in (None, vocabs.hashes()):
+            raise UserError(
+                f"{self.model_dir}: {', '.join(vocabs.files())}: not the vocabulary of the run "
+                f"({record.vocab} there, {vocabs.hashes()} now).  Copy it back from --data_dir."
+            )
+        return vocabs
 
     def has_source_vocab(self) -> bool:
         """Returns whether the source has a vocabulary of its own."""
@@ -83,7 +112,7 @@ class ModelDir:
                 f"{before}, now {content_hash}).  Give the --data_dir of "
                 "that text, or choose another --model_dir."
             )
-        version = order.VERSION if self.last_start is None else self.last_start.order
+        version = order.VERSION if self.record is None else self.record.order
         if not order.has_order_of(version, prepared.splits["train"]):
             raise UserError(
                 f"{self.model_dir} was trained on the rows in the order of an earlier version "
@@ -95,12 +124,12 @@ class ModelDir:
     @property
     def content_hash(self) -> str | None:
         """Returns the hash of the text that the run reads; None before it has begun."""
-        return None if self.last_start is None else self.last_start.content_hash
+        return None if self.record is None else self.record.content_hash
 
     @property
-    def last_start(self) -> Start | None:
-        """Returns the newest line of the history."""
-        return next(reversed(starts(self.model_dir)), None)
+    def record(self) -> Start | None:
+        """Returns the newest record of the run."""
+        return record_of(self.model_dir)
 
     @property
     def layout(self) -> Layout | None:

@@ -48,7 +48,7 @@ def data_dir_of(given: Path | None, model_dir: Path | None = None) -> Path:
     """Returns the directory of tokenized tasks: the given one, the run's, or that of all runs."""
     if given is not None:
         return given
-    last = None if model_dir is None else ModelDir(model_dir).last_start
+    last = None if model_dir is None else ModelDir(model_dir).record
     if last is None or last.data_dir is None:
         return DATA_DIR
     data_dir = path_of(last.data_dir)

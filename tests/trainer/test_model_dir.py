@@ -13,7 +13,7 @@ from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
 from tests.trainer.planning.runs import TASK
 from trainer.model_dir import ModelDir, starting_vocabs
-from trainer.resume.history import record_start
+from trainer.resume.history import Start, record_start
 
 
 def prepared(content_hash: str, rows: int = 5) -> Any:
@@ -24,7 +24,7 @@ def prepared(content_hash: str, rows: int = 5) -> Any:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     directory = ModelDir(tmp_path / "none")
-    assert not directory.has_run() and directory.layout is None and directory.last_start is None
+    assert not directory.has_run() and directory.layout is None and directory.record is None
     with pytest.raises(UserError, match=r"none: no trained model there \(config.gin is missing\)"):
         directory.load()
     with pytest.raises(UserError, match=r"Run.start_from = '.*none': no trained model there"):
@@ -42,7 +42,7 @@ def test_the_last_layout_is_kept(tmp_path: Path) -> None:
 def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
     directory = ModelDir(tmp_path)
     directory.check_text(prepared("any"), TASK)
-    record_start(tmp_path, 0, tmp_path, "abc", [])
+    record_start(tmp_path, Start(0, "", content_hash="abc"))
     directory.check_text(prepared("abc"), TASK)
     with pytest.raises(UserError, match=r"other text of task toy \(content hash abc, now abd\)"):
         directory.check_text(prepared("abd"), TASK)
@@ -50,11 +50,11 @@ def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
 
 def test_a_run_continues_only_in_its_order(tmp_path: Path) -> None:
     """Earlier versions ordered many rows otherwise, and wrote down no version."""
-    record_start(tmp_path, 0, tmp_path, "abc", [])
+    record_start(tmp_path, Start(0, "", content_hash="abc"))
     directory, many = ModelDir(tmp_path), TABLE_ROWS + 1
     directory.check_text(prepared("abc", many), TASK)
-    history = tmp_path / "history.jsonl"
-    history.write_text(history.read_text().replace('"order": 2, ', ""))
+    line = '{"step": 0, "time": "", "content_hash": "abc"}\n'
+    (tmp_path / "history.jsonl").write_text(line)
     directory.check_text(prepared("abc", TABLE_ROWS), TASK)
     with pytest.raises(UserError, match=r"\(order 1, now 2\).* more than 8,388,608 rows"):
         directory.check_text(prepared("abc", many), TASK)

@@ -28,10 +28,11 @@ from pydantic.dataclasses import dataclass
 from configs.errors import RunError, one_line
 from data.storage import lookup, remote
 from data.storage.files import sync_below
+from trainer.metrics.jsonl import Line
+from trainer.resume.history import MANIFEST as MANIFEST
+from trainer.resume.history import sign, verified
 
 T = TypeVar("T")
-MANIFEST = "manifest.json"
-CHECKSUM = "crc32"
 CHECKSUM_UP_TO_BYTES = 1 << 24
 """Larger files hold arrays alone; here their size is enough, so that a look stays cheap."""
 WRITES_S = 30.0
@@ -50,11 +51,8 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
     Orbax renames the folder after `finalize`: the list is there, or the checkpoint is not.
     """
 
-    metric: float | None = None
-    higher_is_better = False
-
     async def async_save(self, directory: Any, args: Any) -> Any:
-        self.metric, self.higher_is_better = args.metric, args.higher_is_better
+        self._save = args
         return await super().async_save(directory, args=args)
 
     def finalize(self, directory: epath.Path) -> None:
@@ -62,7 +60,8 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
         files = {}
         for name, _ in lookup.sizes_below(directory):
             files[name] = fingerprint(directory / name)
-        manifest = Manifest(self.metric, self.higher_is_better, files)
+        saved = self._save
+        manifest = Manifest(saved.metric, saved.higher_is_better, files, saved.run)
         (directory / MANIFEST).write_text(manifest.dump())
         sync_below(directory)
 
@@ -114,10 +113,11 @@ def wait_for_writes() -> None:
 @ocp.args.register_with_handler(ListingHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class Save(ocp.args.PyTreeSave):
-    """Holds what to save, its metric, and which way that metric is better."""
+    """Holds what to save, its metric, which way that is better, and the record of the run."""
 
     metric: float | None = None
     higher_is_better: bool = False
+    run: Line | None = None
 
 
 def fingerprint(file: epath.Path) -> list[int]:
@@ -128,31 +128,23 @@ def fingerprint(file: epath.Path) -> list[int]:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Manifest:
-    """Lists the files of a checkpoint, each with its fingerprint, and its metric."""
+    """Lists the files of a checkpoint, each with its fingerprint, its metric and its run."""
 
     metric: FiniteFloat | None
     higher_is_better: bool | None
     """None where an older version wrote it."""
     files: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1, max_length=2)]]
+    run: dict[str, Any] | None = None
+    """The record of the run, signed by itself; older versions wrote none."""
 
     def dump(self) -> str:
-        """Returns JSON that ends with a checksum of what stands before it."""
-        fields = dataclasses.asdict(self)
-        return json.dumps({**fields, CHECKSUM: _checksum(fields)})
+        """Returns signed JSON."""
+        return json.dumps(sign(dataclasses.asdict(self)))
 
     @classmethod
     def parse(cls, text: str) -> "Manifest":
         """Raises ValueError or TypeError where the text is not what `dump` wrote."""
-        fields = json.loads(text)
-        if isinstance(fields, dict) and CHECKSUM in fields:  # older versions wrote none
-            saved = fields.pop(CHECKSUM)
-            if saved != _checksum(fields):
-                raise ValueError("its checksum differs")
-        return cls(**{"higher_is_better": None, **fields})
-
-
-def _checksum(fields: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(fields).encode())
+        return cls(**{"higher_is_better": None, **verified(dict(json.loads(text)))})
 
 
 def read_manifest(folder: epath.Path) -> Manifest:

@@ -45,11 +45,11 @@ from trainer.checkpoints.integrity import (
 )
 from trainer.checkpoints.streamed import StreamedArray, StreamedHandler
 from trainer.model_dir import ModelDir
+from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
 from trainer.run import Run
 
 Tree = Any
 
-ITEM = "state"
 LISTED = 10
 """Arrays named in an error."""
 
@@ -84,10 +84,11 @@ class Checkpoints:
     higher_is_better: bool = False
 
     def __post_init__(self) -> None:
-        self.folder = epath.Path(absolute(path_of(self.model_dir))) / "checkpoints"
+        self.folder = epath.Path(absolute(path_of(self.model_dir))) / CHECKPOINTS
         self._manager: ocp.CheckpointManager | None = None
         self._reader = ocp.PyTreeCheckpointHandler()
         self._current: int | None = None  # the step saved or restored last
+        self._noted: int | None = None  # the step that the record has as saved
         self._damaged: list[int] = []
         self._scores: dict[int, float | None] = {}  # metrics, as `_score` returns them
 
@@ -229,10 +230,11 @@ class Checkpoints:
         metric = metric if metric is not None and math.isfinite(metric) else None
         self._current = step
         self._scores[step] = signed(metric, higher_is_better=self.higher_is_better)
-        item = Save(_nested(state), metric=metric, higher_is_better=self.higher_is_better)
-        args = ocp.args.Composite(**{ITEM: item})
         try:
             self._manager = self._manager or self._open()
+            item = Save(_nested(state), metric=metric, higher_is_better=self.higher_is_better)
+            item.run = self._record
+            args = ocp.args.Composite(**{ITEM: item})
             self._manager.save(step, args=args, force=True)
         except Exception as error:
             raise self._failed(error) from error
@@ -242,6 +244,9 @@ class Checkpoints:
         try:
             if self._manager is not None:
                 self._manager.wait_until_finished()
+                if self._current != self._noted and jax.process_index() == 0:
+                    record_saved(path_of(self.model_dir), self._current or 0)
+                self._noted = self._current
         except Exception as error:
             raise self._failed(error) from error
 
@@ -258,6 +263,8 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         checksum_chunks()
         wait_for_writes()
+        records = starts(path_of(self.model_dir))
+        self._record = records[-1].dump() if records else None
         if is_remote(self.folder):
             self._keep_folder()
         options = ocp.CheckpointManagerOptions(

@@ -17,6 +17,7 @@ from trainer.metrics.jsonl import split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.metrics.trackers import ID_FILES, TrackedRun
 from trainer.observers import Line, Observer, Outcome, StepResult
+from trainer.resume.history import last_saved
 from trainer.run import Run
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
@@ -27,19 +28,24 @@ logger = logging.getLogger(__name__)
 class MetricsFile:
     """Appends JSON objects to a file, one per line, each with its step."""
 
-    def __init__(self, path: Path, first_step: int):
+    def __init__(self, path: Path, first_step: int, last_saved: int = 0):
         """Opens the file; lines after `first_step`, left by a killed run, are dropped.
 
-        Damaged lines are moved to a file beside it.
+        Damaged lines, and those that checkpoints up to `last_saved` had, are moved to files beside.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         lines, damaged = split_lines(path, "loss")
-        if damaged:
-            aside = path.with_name(path.name + ".damaged")
-            with aside.open("a", encoding="utf-8") as file:
-                file.writelines(f"{text}\n" for text in damaged)
-            logger.warning("%s: %d damaged lines are moved to %s.", path, len(damaged), aside.name)
+        undone = [x for x in lines if first_step < x["step"] <= last_saved]
+        replaced = [json.dumps(line) for line in undone]
+        for kind, texts in (("damaged", damaged), ("replaced", replaced)):
+            aside = path.with_name(f"{path.name}.{kind}")
+            if texts:
+                with aside.open("a", encoding="utf-8") as file:
+                    file.writelines(f"{text}\n" for text in texts)
+                logger.warning(
+                    "%s: %d %s lines are moved to %s.", path, len(texts), kind, aside.name
+                )
         kept = [line for line in lines if line["step"] <= first_step]
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -79,8 +85,11 @@ class MetricsWriter(Observer):
         self._folder = WorkingFolder(self._model_dir)
         self._open.callback(self._folder.close)
         self._folder.fetch(METRICS, EVALUATIONS, *ID_FILES)
-        self._train = MetricsFile(self._folder.path / METRICS, first_step)
-        self._evaluations = MetricsFile(self._folder.path / EVALUATIONS, first_step)
+        saved = last_saved(self._model_dir)
+        self._train, self._evaluations = (
+            MetricsFile(self._folder.path / name, first_step, saved)
+            for name in (METRICS, EVALUATIONS)
+        )
         for file in (self._train, self._evaluations):
             self._open.callback(file.close)
         tracked = TrackedRun(self._folder.path, self._model_dir.name, first_step, self._settings)

@@ -1,17 +1,25 @@
-"""Keeps the history of a model directory: a line for each start of training and its changes."""
+"""Keeps the record of a run: what it is, signed, at each start and in each checkpoint."""
 
+import contextlib
 import dataclasses
 import json
-import time
-from collections.abc import Sequence
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic.dataclasses import dataclass
 
 from data import order
 from data.storage.files import atomic_write
 from trainer.metrics.jsonl import Line, read_lines
 
 FILE = "history.jsonl"
+CHECKPOINTS, ITEM, MANIFEST = "checkpoints", "state", "manifest.json"
+CHECKSUM = "crc32"
+
+logger = logging.getLogger(__name__)
 
 
 class Change(NamedTuple):
@@ -25,48 +33,95 @@ class Change(NamedTuple):
         return f"{self.name}: {self.old!r} there, {self.new!r} now"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Start:
-    """Records a start of training: its step, its data and the settings that changed."""
+    """Records a start of training: its step, its data, its settings and those that changed."""
 
     step: int
     time: str
     data_dir: str | None = None
     content_hash: str | None = None
-    order: int = 1
+    order: int = order.VERSION
     """Version of the order of the rows; the first one was not written down."""
-    changes: Sequence[Line] = ()
+    changes: Sequence[Mapping[str, str]] = ()
     """Name, old and new value of each setting that changed, values as Python writes them."""
+    vocab: Mapping[str, str] | None = None
+    """The hashes of the vocabularies."""
+    settings: str | None = None
+    """The text of config.gin; only the newest record has it, and those of older versions none."""
+    saved: int | None = None
+    """The step of the newest checkpoint that this start has saved or found."""
+
+    def dump(self) -> Line:
+        """Returns what `parse` reads."""
+        return sign(dataclasses.asdict(self))
+
+    @classmethod
+    def parse(cls, line: Any) -> "Start":
+        """Raises ValueError or TypeError where a line is not what `dump` returned."""
+        if (CHECKSUM in line) != ("settings" in line):  # older versions wrote neither
+            raise ValueError("it has no checksum")
+        return cls(**{"order": 1, **verified(line)})
+
+
+def sign(fields: Line) -> Line:
+    """Adds a checksum of the fields."""
+    return {**fields, CHECKSUM: zlib.crc32(json.dumps(fields).encode())}
+
+
+def verified(line: Line) -> Line:
+    """Returns the fields that were signed; raises ValueError where they have changed."""
+    fields = {name: value for name, value in line.items() if name != CHECKSUM}
+    if CHECKSUM in line and sign(fields) != line:
+        raise ValueError("its checksum differs")
+    return fields
 
 
 def starts(model_dir: Path) -> list[Start]:
     """Returns the starts of training in a model directory, oldest first."""
-    names = {field.name for field in dataclasses.fields(Start)}
-    lines = read_lines(model_dir / FILE)
-    return [
-        Start(**{name: value for name, value in line.items() if name in names})
-        for line in lines
-        if "time" in line
-    ]
+    whole = []
+    for line in read_lines(model_dir / FILE):
+        try:
+            whole.append(Start.parse(line))
+        except (ValueError, TypeError):
+            logger.warning("%s: the record of step %s is damaged.", model_dir / FILE, line["step"])
+    return whole
 
 
-def record_start(
-    model_dir: Path,
-    step: int,
-    data_dir: Path,
-    content_hash: str,
-    changes: Sequence[Change],
-) -> None:
+def record_of(model_dir: Path) -> Start | None:
+    """Returns the newest record of a run: of its last start, or else in its newest checkpoint."""
+    records = [_in_checkpoints(model_dir), *reversed(starts(model_dir))]
+    return max((r for r in records if r is not None), key=lambda r: r.step, default=None)
+
+
+def _in_checkpoints(model_dir: Path) -> Start | None:
+    folder = model_dir / CHECKPOINTS
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    for step in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            text = (folder / str(step) / ITEM / MANIFEST).read_text()
+            return Start.parse(json.loads(text)["run"])
+    return None
+
+
+def record_start(model_dir: Path, start: Start) -> None:
     """Adds a start of training to the history."""
-    start = Start(
-        step=step,
-        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        data_dir=str(data_dir),
-        content_hash=content_hash,
-        order=order.VERSION,
-        changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
-    )
     model_dir.mkdir(parents=True, exist_ok=True)
-    lines = [*starts(model_dir), start]
-    text = "".join(json.dumps(dataclasses.asdict(line)) + "\n" for line in lines)
-    atomic_write(model_dir / FILE, text)
+    _write(model_dir, [*starts(model_dir), start])
+
+
+def record_saved(model_dir: Path, step: int) -> None:
+    """Adds to the last record that the checkpoint of a step is whole."""
+    if records := starts(model_dir):
+        _write(model_dir, [*records[:-1], dataclasses.replace(records[-1], saved=step)])
+
+
+def last_saved(model_dir: Path) -> int:
+    """Returns the largest step that ever had a checkpoint; 0 where none is recorded."""
+    return max((start.saved or start.step for start in starts(model_dir)), default=0)
+
+
+def _write(model_dir: Path, records: Sequence[Start]) -> None:
+    short = [dataclasses.replace(record, settings=None) for record in records[:-1]]
+    lines = [json.dumps(record.dump()) + "\n" for record in [*short, *records[-1:]]]
+    atomic_write(model_dir / FILE, "".join(lines))

@@ -13,9 +13,12 @@ from layouts.layout import Layout
 from scripts.commands.shared_flags import SettingsFlags
 from scripts.terminal import print_note
 from trainer.model_dir import HUGGINGFACE, ModelDir
+from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
 
-LEFT_BY_IMPORTS = ("checkpoints", "model.gin", HUGGINGFACE, TARGET_FILE, SOURCE_FILE, ".*.tmp")
+LEFT_BY_IMPORTS = (
+    CHECKPOINTS, FILE, "model.gin", HUGGINGFACE, TARGET_FILE, SOURCE_FILE, ".*.tmp"
+)  # fmt: skip
 """What an import that was interrupted leaves in a model directory."""
 
 

@@ -10,7 +10,7 @@ from data.cache import Prepared, cache_folders, check_rows, open_prepared
 from data.storage.lookup import sizes_below
 from data.task import Task
 from scripts.commands.common import task_of
-from scripts.commands.doctor.findings import Finding
+from scripts.commands.doctor.findings import Finding, failure
 from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer.checkpoints.manager import Checkpoints
 from trainer.metrics.jsonl import split_lines
@@ -26,7 +26,13 @@ def task_cache(
     """Opens the cache of the task that the settings name."""
     task = task_of(config)
     name = f"data of {task.name}"
-    command = prepare_command(settings, data_dir)
+    command, model_dir = prepare_command(settings, data_dir), settings.model_dir
+    try:
+        if model_dir is not None and (run := ModelDir(model_dir)).has_run():
+            run.vocabs(task)
+    except ValueError as error:
+        yield failure("vocabulary", error)
+        return
     try:
         prepared = _prepared(task, data_dir, settings.model_dir)
         have_checksums = prepared is None or not reads_rows or check_rows(prepared.folder)
@@ -44,7 +50,6 @@ def task_cache(
     text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
     yield Finding(name, "ok", text, "Copy one host's cache to the others, or mend their text: "
                   f"{command} --rebuild", is_common=True)  # fmt: skip
-    model_dir = settings.model_dir
     if model_dir is not None and ModelDir(model_dir).has_run():
         if ModelDir(model_dir).vocabs(task).hashes() != prepared.vocabs.hashes():
             text = f"the vocabulary of {model_dir} is not that of {data_dir}"

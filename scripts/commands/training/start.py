@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from configs.errors import UserError
 from configs.load import Config, load
 from configs.paths import absolute
 from data.cache import Prepared
@@ -22,7 +23,7 @@ from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.multihost import is_first_process
 from trainer.prepare import prepare
 from trainer.resume.changes import check_changes
-from trainer.resume.history import Change, record_start
+from trainer.resume.history import Change, last_saved
 from trainer.run import Run
 
 WHOLE_RUN = {"Run.model", "Run.task"}
@@ -38,19 +39,29 @@ def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
         config = load(*given)
         if {binding.name for binding in config.bindings()} >= WHOLE_RUN:
             return config
-    has_run = ModelDir(flags.model_dir).has_run()
-    return settings(flags.model_dir if has_run or not flags.settings.gin_file else None, *given)
+    directory = ModelDir(flags.model_dir)
+    if directory.has_run():  # what differs from its record is a change like those that are given
+        return load([str(directory.config_file), *flags.settings.gin_file], given[1])
+    return settings(None if flags.settings.gin_file else flags.model_dir, *given)
 
 
 def changes_since(
     directory: ModelDir, run: Run, *, override: bool, step: int | None
 ) -> list[Change]:
     """Returns the settings that changed since the last start; raises those that may not."""
-    if step is None or not directory.has_run():
+    saved, has_run = last_saved(directory.model_dir), directory.has_run()
+    lost = None
+    if step is None and saved:
+        lost = f"its checkpoints are missing, and step {saved} was saved.  Mount or copy them back"
+    elif step is not None and not has_run:
+        lost = "it has checkpoints, and config.gin is missing.  Copy it back"
+    if lost and not override:
+        raise UserError(f"{directory.model_dir}: {lost}, or add --override to go on without.")
+    record = directory.record
+    if step is None or not (has_run or (record and record.settings)):
         return []
-    saved = directory.load().make(Run)
     title = f"{directory.model_dir} holds a run with other settings"
-    return check_changes(title, saved, run, override=override)
+    return check_changes(title, directory.recorded_run(), run, override=override)
 
 
 def note_no_export(run: Run) -> None:
@@ -85,7 +96,6 @@ def print_changes(changes: Sequence[Change], run: Run, step: int) -> None:
 def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepared:
     """Prepares the task, with the vocabularies that the weights belong to where there are any."""
     directory, vocabs, content_hash = ModelDir(flags.model_dir), None, None
-    is_continued = is_continued and directory.has_run()
     if is_continued:
         vocabs, content_hash = directory.vocabs(run.task), directory.content_hash
     elif run.start_from is not None:
@@ -116,13 +126,15 @@ def save_start(
     """Writes down what this part of the run is made of, for those that continue it."""
     directory = ModelDir(flags.model_dir)
     data_dir = absolute(data_dir_of(flags.data_dir, flags.model_dir).expanduser())
-    content_hash = prepared.manifest["content_hash"]
     print_changes(changes, run, step)
     if is_first_process():
-        record_start(flags.model_dir, step, data_dir, content_hash, changes)
         if is_layout_given(config):
             directory.save_layout(layout)
-        directory.save(config, run, prepared.vocabs)
+        directory.save(
+            config, run, prepared.vocabs, step, saved=step or None, data_dir=str(data_dir),
+            content_hash=prepared.manifest["content_hash"],
+            changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
+        )  # fmt: skip
         if run.start_from is not None and step == 0:
             directory.keep_imported(run.start_from)
     if not is_layout_given(config) and directory.layout not in (None, layout):

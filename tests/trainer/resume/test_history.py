@@ -1,23 +1,79 @@
-"""The history of a model directory."""
+"""The record of a run, in the history of its starts and in its checkpoints."""
 
 import json
 from pathlib import Path
 
-from trainer.resume.history import FILE, Change, record_start, starts
+import pytest
+
+from trainer.resume.history import (
+    FILE,
+    Start,
+    last_saved,
+    record_of,
+    record_saved,
+    record_start,
+    starts,
+)
 
 
 def test_each_start_is_a_line(tmp_path: Path) -> None:
     assert starts(tmp_path / "run") == []
-    record_start(tmp_path / "run", 0, tmp_path / "data", "abc", [])
-    record_start(tmp_path / "run", 7, tmp_path / "data", "abc", [Change("Run.steps", 5, None)])
-    first, second = starts(tmp_path / "run")
-    assert (first.step, first.content_hash, list(first.changes)) == (0, "abc", [])
-    assert (second.step, second.data_dir) == (7, str(tmp_path / "data"))
-    assert second.changes == [{"name": "Run.steps", "old": "5", "new": "None"}]
+    changes = [{"name": "Run.steps", "old": "5", "new": "None"}]
+    first = Start(0, "then", "data", "abc", settings="first")
+    second = Start(7, "now", "other", changes=changes, settings="second", vocab={"vocab_hash": "x"})
+    for start in (first, second):
+        record_start(tmp_path / "run", start)
+    before, last = starts(tmp_path / "run")
+    assert (before.step, before.content_hash, before.settings) == (0, "abc", None)
+    assert last == second == record_of(tmp_path / "run")
 
 
 def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:
-    lines = [{"step": 1, "time": "then", "unknown": 3}, {"step": 2}]
-    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / FILE).write_text('{"step": 1, "time": "then", "unknown": 3}\n{"step": 2}\n')
     (start,) = starts(tmp_path)
-    assert (start.step, start.time, start.data_dir) == (1, "then", None)
+    assert (start.step, start.time, start.data_dir, start.order) == (1, "then", None, 1)
+
+
+@pytest.mark.parametrize(
+    "line", ['"time": 3', '"time": "", "changes": 5', '"time": "", "data_dir": []']
+)
+def test_a_line_of_wrong_types_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    (tmp_path / FILE).write_text(f'{{"step": 1, {line}}}\n')
+    assert starts(tmp_path) == [] and "the record of step 1 is damaged" in caplog.text
+
+
+def test_a_changed_bit_of_a_record_is_noticed(tmp_path: Path) -> None:
+    record_start(tmp_path, Start(3, "then", "data", "abc", settings="x", saved=4))
+    whole = (tmp_path / FILE).read_bytes()
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        (tmp_path / FILE).write_bytes(changed)
+        assert starts(tmp_path) == [], changed
+
+
+def test_a_checkpoint_keeps_the_record_as_well(tmp_path: Path) -> None:
+    start = Start(3, "then", changes=[], settings="x")
+    for step, run in ((4, start.dump()), (8, None)):
+        folder = tmp_path / "checkpoints" / str(step) / "state"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"run": run}))
+    assert record_of(tmp_path) == start
+    record_start(tmp_path, Start(0, "then", content_hash="damaged"))
+    assert record_of(tmp_path) == start
+    later = Start(8, "now", changes=[], settings="y")
+    record_start(tmp_path, later)
+    assert record_of(tmp_path) == later
+
+
+def test_the_largest_step_that_was_saved_is_known(tmp_path: Path) -> None:
+    record_saved(tmp_path, 2)
+    assert last_saved(tmp_path) == 0 and not (tmp_path / FILE).exists()
+    record_start(tmp_path, Start(0, "then", settings="x"))
+    assert last_saved(tmp_path) == 0
+    record_saved(tmp_path, 2)
+    record_saved(tmp_path, 4)
+    record_start(tmp_path, Start(0, "now"))
+    assert last_saved(tmp_path) == 4 and [start.saved for start in starts(tmp_path)] == [4, None]

@@ -122,9 +122,71 @@ def test_other_text_is_refused_where_the_rows_of_the_run_are_missing(
     rows = run("inspect", "data", place.model_dir, "--rows=0")
     assert rows.code == 0 and "the run keeps the rows that it began with" in rows.error
     assert len([f for f in (place.folder / "data").iterdir() if f.is_dir()]) == 2
+    (place.folder / "run/history.jsonl").unlink()  # each checkpoint has the record
     elsewhere = f"--data_dir={place.folder / 'elsewhere'}"
     said = refused(run("train", place.model_dir, elsewhere, "--gin_param=Run.steps=2"))
     assert "other text of task toy" in said and "--data_dir" in said
+
+
+def files(place: Place) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in place.folder.rglob("*") if file.is_file()}
+
+
+def test_a_changed_vocabulary_is_named_by_every_command(run: Meshloom, copy: Place) -> None:
+    file = copy.folder / "run/vocab.model"
+    model = file.read_bytes()
+    file.write_bytes(model.replace(b"a", b"e", 1))
+    before = files(copy)
+    for command in ("train", "evaluate", "score --input=/dev/null"):
+        name, *flags = command.split()
+        said = refused(run(name, copy.model_dir, *flags))
+        assert "vocab.model: not the vocabulary of the run" in said
+    assert files(copy) == before
+    doctor = run("doctor", copy.model_dir)
+    assert doctor.code == 1 and "vocab.model: not the vocabulary" in doctor.out + doctor.error
+
+
+def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place) -> None:
+    file = copy.folder / "run/config.gin"
+    text = file.read_text()
+    file.write_text(text.replace("Run.seed = 0", "Run.seed = 1"))
+    before = files(copy)
+    said = refused(run("evaluate", copy.model_dir))
+    assert "not the settings of the run: Run.seed: 0 there, 1 now." in said
+    said = refused(run("train", copy.model_dir, "--override"))
+    assert "Run.seed: 0 there, 1 now: no longer the same model" in said
+    assert files(copy) == before
+    file.write_text(text.replace("Constant.peak = 0.002", "Constant.peak = 0.003") + "# comment\n")
+    assert "0.003 now: legal with --override" in refused(run("train", copy.model_dir))
+    assert run("train", copy.model_dir, "--override").code == 0
+    assert run("evaluate", copy.model_dir).code == 0
+
+
+def test_a_run_without_its_settings_does_not_take_others(run: Meshloom, copy: Place) -> None:
+    (copy.folder / "run/config.gin").unlink()
+    (copy.folder / "run/history.jsonl").unlink()  # the checkpoints have the record
+    before = files(copy)
+    flags = copy.flags("Run.label_smoothing = 0.2")
+    said = refused(run("train", copy.model_dir, *flags))
+    assert "it has checkpoints, and config.gin is missing" in said
+    said = refused(run("train", copy.model_dir, "--override", *flags, "--gin_param=Run.seed=3"))
+    assert "Run.seed: 0 there, 3 now: no longer the same" in said
+    assert files(copy) == before
+
+
+def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
+    run: Meshloom, copy: Place
+) -> None:
+    checkpoints = copy.folder / "run/checkpoints"
+    checkpoints.rename(copy.folder / "elsewhere")
+    before = files(copy)
+    said = refused(run("train", copy.model_dir))
+    assert "its checkpoints are missing, and step 4 was saved" in said and "--override" in said
+    assert files(copy) == before
+    assert run("train", copy.model_dir, "--override", "--gin_param=Run.steps=1").code == 0
+    assert list(losses(copy)) == [1]
+    replaced = read_lines(copy.folder / "run/metrics.jsonl.replaced")
+    assert [line["step"] for line in replaced] == [1, 2, 3, 4]
 
 
 def test_a_run_without_a_checkpoint_is_replaced_by_another(run: Meshloom, place: Place) -> None:
