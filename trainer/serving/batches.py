@@ -12,6 +12,7 @@ from trainer.decoding.decoder import (
     Decoder,
     Request,
     padded,
+    prepared,
     rows_of_batch,
 )
 from trainer.decoding.requests import DecodeOptions
@@ -69,7 +70,8 @@ class BatchService(Service):
         return jobs
 
     def set_weights(self, weights: ServedWeights) -> None:
-        self.decoder = dataclasses.replace(self.decoder, params=weights.params)
+        params = prepared(self.decoder.model, weights.params, self.mesh)
+        self.decoder = dataclasses.replace(self.decoder, params=params)
 
     def advance(self, jobs: Sequence[Job]) -> None:
         self._running = list(jobs)

@@ -10,7 +10,7 @@ from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from models.api import Params
 from models.decoding.sampling import Sampling
-from trainer.decoding.decoder import Decoder
+from trainer.decoding.decoder import Decoder, prepared
 from trainer.decoding.requests import DecodeOptions
 from trainer.observers import Observer
 from trainer.progress import Progress
@@ -34,7 +34,8 @@ class TranslationEval(Observer):
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         vocab = self._vocabs.target
         decoder = Decoder(
-            self._model, params, self._mesh, Sampling(temperature=0), self._batch,
+            self._model, prepared(self._model, params, self._mesh), self._mesh,
+            Sampling(temperature=0), self._batch,
             vocab.begin_id, vocab.stop_ids,
         )  # fmt: skip
         translated = translate(

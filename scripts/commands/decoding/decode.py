@@ -24,7 +24,7 @@ from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import Bar, print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
-from trainer.decoding.decoder import Decoder, Request
+from trainer.decoding.decoder import Decoder, Request, prepared
 from trainer.decoding.journal import Journal, fingerprint
 from trainer.decoding.requests import (
     DecodeOptions,
@@ -78,7 +78,8 @@ def decoder_of(
     vocab = trained.vocabs.target
     special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
     suffix = suffix_of(options, trained.vocabs)
-    return Decoder(model, params, trained.mesh, search, rows, *special, suffix)
+    weights = prepared(model, params, trained.mesh)
+    return Decoder(model, weights, trained.mesh, search, rows, *special, suffix)
 
 
 def programs_of(flags: SearchFlags) -> Callable[[Run], list[Program]]:
@@ -96,12 +97,10 @@ def continuations(
     """Returns the best text for each line."""
     checkpoint = CheckpointFlags(model_dir=model_dir)
     with trained_models(checkpoint, programs_of(flags)) as models, Bar("decode") as bar:
-        trained = models.restore(None)
-        run, options = trained.run, options_of(flags)
-        max_length = run.model.max_length
-        requests = make_requests(prompts, run.task, trained.vocabs, options, max_length)
-        decoder = decoder_of([trained], flags, batch_sequences)
-        return best_texts(decoder, requests, trained.vocabs, options, bar.update)
+        run, vocabs, options = models.run, models.vocabs, options_of(flags)
+        requests = make_requests(prompts, run.task, vocabs, options, run.model.max_length)
+        decoder = decoder_of([models.restore(None)], flags, batch_sequences)
+        return best_texts(decoder, requests, vocabs, options, bar.update)
 
 
 def decode_file(flags: DecodeFlags) -> None:
@@ -110,13 +109,13 @@ def decode_file(flags: DecodeFlags) -> None:
     with trained_models(flags.model, programs_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.restore(step, flags.model.average) for step in steps]
-        trained, options = members[0], options_of(flags.search)
-        decoder = decoder_of(members, flags.search, flags.batch_sequences)
-        check_nbest(flags.nbest, decoder.search.width)
-        task, max_length = trained.run.task, trained.run.model.max_length
-        requests = make_requests(lines, task, trained.vocabs, options, max_length)
-        job = DecodeJob(flags, lines, requests, decoder, trained.vocabs, options)
         restored = [member.step for member in members]
+        run, vocabs, options = models.run, models.vocabs, options_of(flags.search)
+        decoder = decoder_of(members, flags.search, flags.batch_sequences)
+        del members  # the decoder has its own copy of their weights
+        check_nbest(flags.nbest, decoder.search.width)
+        requests = make_requests(lines, run.task, vocabs, options, run.model.max_length)
+        job = DecodeJob(flags, lines, requests, decoder, vocabs, options)
         if flags.output == "-" or from_first_process(lambda: is_stream(path_of(flags.output))):
             job.write_stream(restored)
         else:

@@ -28,7 +28,7 @@ from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import Program
-from trainer.decoding.decoder import Decoder, row_shards
+from trainer.decoding.decoder import Decoder, prepared, row_shards
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
 from trainer.serving.batches import BatchService, batch_lengths
@@ -178,7 +178,7 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
             )
         vocab = vocabs.target
         special = (vocab.begin_id, vocab.stop_ids, vocab.reads_begin)
-        decoder = Decoder(model, params, mesh, search, rows, *special)
+        decoder = Decoder(model, prepared(model, params, mesh), mesh, search, rows, *special)
         shards = row_shards(model.layout, mesh)
         length = task.row_lengths["source_length"]
         room = run.model.max_length - 1 if run.model.max_length is not None else 2**31

@@ -1,5 +1,6 @@
 """Tests how the flags of `meshloom decode` choose a search."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,13 @@ from data.tokenizers.sentence_piece import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
 from scripts.commands.decoding import decode
-from scripts.commands.decoding.decode import formatted, options_of, search_of
+from scripts.commands.decoding.decode import decoder_of, formatted, options_of, search_of
 from scripts.commands.decoding.flags import DecodeFlags
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
+from tests.trainer.questions import toy
+from trainer.checkpoints.restore import TrainedModel
+from trainer.decoding.decoder import BatchShape
+from trainer.run import Run
 
 TASK = Task(name="toy", source=TextFiles(train="none.txt"), length=8, vocab=SentencePiece(size=64))
 
@@ -82,3 +87,16 @@ def test_the_speed_of_decoding_is_without_compilation(
     throughput.print(40)
     said = "40 lines in 10.0 s, of which 8.0 s to compile: 20.0 lines/s without that."
     assert capsys.readouterr().err.strip() == said
+
+
+def test_a_scan_decodes_with_layers_that_are_split_once() -> None:
+    """On a CPU a scan copies the weights of each layer at each token."""
+    spec = dataclasses.replace(toy.DECODER, layers=2, scan=True)
+    stored = toy.toy(spec)
+    run = Run(model=spec, task=stored.task, steps=1, batch_sequences=4)
+    trained = TrainedModel(stored.model, stored.params, run, toy.VOCABS, stored.mesh, 1)
+    decoder = decoder_of([trained], SearchFlags(), 2)
+    layers = decoder.params["decoder"]["layers_N"]
+    assert isinstance(layers, list)
+    assert len(layers) == spec.layers
+    decoder.check_memory([BatchShape(2, 0, 16, 16)])  # traces it
