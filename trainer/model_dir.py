@@ -59,7 +59,7 @@ class ModelDir:
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:
             raise UserError(
                 f"{self.config_file}: not the settings of the run: {'; '.join(changes)}.  "
-                "Change them back, or continue the run with them: meshloom train --override."
+                "Change them back.  `meshloom train --override` takes those that may change."
             )
         return load([str(self.config_file), *gin_files], gin_params)
 
