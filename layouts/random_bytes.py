@@ -20,7 +20,7 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
     # Where a device would hold a part of a number, each draws all of a row, and keeps its part.
     even = shape[-1] % (BYTES * num_shards(out_sharding[-1])) == 0
     place = out_sharding if even else jax.P(*out_sharding[:-1], None)
-    drawn = jax.random.bits(key, (*shape[:-1], numbers), out_sharding=place)
+    drawn = jax.random.bits(key, (*shape[:-1], numbers), jnp.uint32, out_sharding=place)
     spread = jax.lax.reshape(
         jax.lax.bitcast_convert_type(drawn, jnp.uint8),
         (*shape[:-1], numbers * BYTES),
@@ -46,7 +46,7 @@ def random_bytes_of_rows(
 
 def seed_of(key: Array) -> Array:
     """Returns the two numbers that stand for a key in `random_bytes_of_shard`."""
-    return jax.random.bits(key, (2,))
+    return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def random_bytes_of_shard(

@@ -113,7 +113,7 @@ class ConvNetwork(nnx.Module):
         for axis in "YX":
             x_BYXD = layout.mask_padding(x_BYXD, "BYXD", axis, 0)
         _, height, width, _ = layout.unpadded_shape("BYXD", x_BYXD.shape)
-        x_BD = jnp.sum(x_BYXD, axis=(1, 2), dtype=jnp.float32) / (height * width)
+        x_BD = jnp.sum(x_BYXD, axis=(1, 2), dtype=float) / (height * width)
         return to_compute(layout.reshard(x_BD[:, None], "BLD"))
 
     def output_weights(self) -> Array:

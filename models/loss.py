@@ -45,7 +45,7 @@ def source_token_weight(batch: Mapping[str, Array]) -> Array:
     if "segments_BM" not in batch:
         return jnp.ones(())
     targets, sources = (
-        jnp.sum(batch[name] > 0, dtype=jnp.float32) for name in ("segments_BL", "segments_BM")
+        jnp.sum(batch[name] > 0, dtype=float) for name in ("segments_BL", "segments_BM")
     )
     return targets / jnp.maximum(sources, 1)
 
@@ -93,7 +93,7 @@ def token_losses(
     layout: Layout, x_BLD: Array, softmax_VD: Array, targets_BL: Array, counted_BL: Array
 ) -> Array:
     """Returns the negative log-likelihood of each counted target; 0 elsewhere."""
-    logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=jnp.float32)
+    logits_BLV = layout.einsum("BLD,VD->BLV", x_BLD, softmax_VD, dtype=float)
     logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
     target_logit_BL1 = layout.take_last(
         logits_BLV, layout.broadcast_like(targets_BL, "BL", "BLV"), "BLV"
@@ -137,14 +137,14 @@ def divergence(
     def add(total: Array, index: Array) -> tuple[Array, None]:
         return total + part(index), None
 
-    return jax.lax.scan(add, jnp.zeros(()), jnp.arange(count))[0]
+    return jax.lax.scan(add, jnp.zeros(()), jnp.arange(count, dtype=jnp.int32))[0]
 
 
 def _predictions(
     layout: Layout, criterion: Criterion, axes: str, x: Array, softmax_VD: Array
 ) -> tuple[Array, Array]:
     """Returns the logits, zero in padding, and the probabilities of one slice."""
-    logits_BLV = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=jnp.float32)
+    logits_BLV = layout.einsum(f"{axes[:2]}D,VD->{axes}", x, softmax_VD, dtype=float)
     logits_BLV *= criterion.logit_scale
     probs_BLV = jax.nn.softmax(layout.mask_padding(logits_BLV, axes, "V", -jnp.inf), axis=-1)
     return layout.mask_padding(logits_BLV, axes, "V", 0), probs_BLV
@@ -224,7 +224,7 @@ def _in_slices(
         return jax.tree.map(jnp.add, total, (sums, dsoftmax_DV)), dx
 
     zero = _zero(layout, softmax_VD if gradients else None)
-    (sums, dsoftmax_DV), dx_slices = jax.lax.scan(add, zero, jnp.arange(count))
+    (sums, dsoftmax_DV), dx_slices = jax.lax.scan(add, zero, jnp.arange(count, dtype=jnp.int32))
     if dsoftmax_DV is None or dx_slices is None:
         return sums, None
     dx_BlD = jnp.concatenate(layout.unstack(dx_slices), axis=1)
@@ -280,11 +280,11 @@ def _forward(
 ) -> tuple[LossSums, Array]:
     """Returns the sums of one slice and the objective's gradient by its logits."""
     axes = f"B{length}V"
-    logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=jnp.float32)
+    logits_BLV = layout.einsum(f"B{length}D,VD->{axes}", x_BLD, softmax_VD, dtype=float)
     logits_BLV = layout.mask_padding(logits_BLV * criterion.logit_scale, axes, "V", -jnp.inf)
     vocab = layout.unpadded_shape(axes, logits_BLV.shape)[-1]
     target_BL1 = layout.broadcast_like(targets_BL, axes[:2], axes)
-    counted_BL1 = layout.broadcast_like(counted_BL, axes[:2], axes).astype(jnp.float32)
+    counted_BL1 = layout.broadcast_like(counted_BL, axes[:2], axes).astype(float)
 
     top_BL1 = jnp.max(logits_BLV, axis=-1, keepdims=True)
     exp_BLV = jnp.exp(logits_BLV - top_BL1)

@@ -22,7 +22,7 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
     """Returns sines and cosines of growing wavelengths.  Vaswani et al. 2017, section 3.5."""
     half = d_model // 2
     rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
-    angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(jnp.float32), rates_d)
+    angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(float), rates_d)
     waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
     return layout.reshard(waves_BLd, "BLD")
 
@@ -43,8 +43,8 @@ def rotation_of(positions_BL: Array, spec: TransformerSpec) -> Rotation:
             spec.rope_scaling.scaled(rates, spec.rope_theta),
             spec.rope_scaling.magnitude,
         )
-    rates_k = jnp.asarray(rates, jnp.float32)
-    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(jnp.float32), rates_k)
+    rates_k = jnp.asarray(rates, float)
+    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(float), rates_k)
     cos_BLk, sin_BLk = magnitude * jnp.cos(angles_BLk), magnitude * jnp.sin(angles_BLk)
     return Rotation(
         cos_BLk=jnp.concatenate([cos_BLk, cos_BLk], axis=-1),
@@ -76,14 +76,14 @@ def swap_by_product(x: Array) -> Array:
     swap_kk = jnp.roll(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape[-1] // 2, axis=1)
     precision = jax.lax.Precision.HIGHEST
     return jnp.einsum(
-        "...k,kj->...j", x, swap_kk, precision=precision, preferred_element_type=jnp.float32
+        "...k,kj->...j", x, swap_kk, precision=precision, preferred_element_type=float
     )
 
 
 @jax.custom_vjp
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     swap = swap_by_product if platform() == "tpu" else swap_halves
-    return (x.astype(jnp.float32) * cos + swap(x).astype(jnp.float32) * sin).astype(x.dtype)
+    return (x.astype(float) * cos + swap(x).astype(float) * sin).astype(x.dtype)
 
 
 def _rotated_forward(x: Array, cos: Array, sin: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -132,7 +132,7 @@ class RelativeBias(nnx.Module):
         buckets = relative_buckets(
             relative_positions, self.spec.buckets, self.spec.max_distance, causal
         )
-        table_RJQ = self.bias_RJQ[...].astype(jnp.float32)
+        table_RJQ = self.bias_RJQ[...].astype(float)
         axes = "BLM"[-buckets.ndim :]
         rows = self.layout.take(jax.lax.stop_gradient(table_RJQ), buckets, axes + "JQ")
         placed = axes.replace("LM", "JQLM")

@@ -358,7 +358,7 @@ class TransformerModel:
             x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
             x_BLD, layers = run(x_BLD, cache["layers"], context, source)
             logits_BLV = layout.einsum(
-                "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=jnp.float32
+                "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=float
             )
             logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
             return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV

@@ -55,6 +55,13 @@ def few_memory_maps() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def float64() -> Iterator[None]:
+    """Enables float64, for models of `tests.toys.FLOAT64`."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
 def cloud() -> Iterator["Cloud"]:
     """An emulated Google Cloud Storage."""
     from tests.gcs import running_cloud

@@ -26,6 +26,7 @@ from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.moe.routing import ExpertChoice, Router, Top2, TopK
 from models.spec import Moe
+from tests.toys import FLOAT64
 from trainer.checks import check_run
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
@@ -190,6 +191,7 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
         pattern=pattern,
         encoder_pattern=encoder_pattern,
         moe=some_experts(choose, length, causal=causal) if has_experts else None,
+        precision=FLOAT64,
     )
 
 

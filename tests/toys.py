@@ -15,6 +15,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch
 from models.architectures import Transformer
+from models.spec import Precision
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -25,6 +26,11 @@ def ignoring(signals: str) -> list[str]:
 
 
 WHOLE = Layout(mesh="data:1", rules="")
+# Equal trainings differ by 1e-13 in float64, on any processor.  In float32 round-off grows to 1e-6
+# in a few steps, by how much depends on the processor, and a small fault hides in it.
+with jax.enable_x64(True):
+    FLOAT64 = Precision(store="float64", compute="float64")
+ROUND_OFF = 1e-9
 TOY = Transformer(
     vocab=22, layers=2, d_model=10, d_ff=14, heads=6, kv_heads=3, d_kv=4, length=8, scan=False
 )

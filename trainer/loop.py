@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
-from models.api import Batch, Params
-from trainer.checkpoints.manager import Checkpoints, return_freed_memory
+from models.api import Batch
+from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
@@ -56,7 +56,6 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     Without observers it trains, validates and saves, and tells only its loggers.
     """
     run, watch = job.run, Observers(observers)
-    on_cpu = job.mesh.devices.flat[0].platform == "cpu"
     connect(job.mesh)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(job.mesh))
@@ -104,11 +103,6 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 with timer.spending("checkpoints"):
                     watch.before_save(step)
                     checkpoints.save(step, padding.unpad(state), metric)
-                    if on_cpu and step < run.steps and not stopped:
-                        # The save reads the state where it is: a step that ran at the same time
-                        # would need memory for another one.
-                        checkpoints.wait()
-                        return_freed_memory()
                 timer.restart()
 
         interrupts.last_save()
@@ -133,17 +127,12 @@ def restore_or_init(
 ) -> tuple[State, int]:
     """Returns the newest readable checkpoint, placed on this mesh, or a new state."""
     if checkpoints.latest is None:
-        state: State = {}
-
-        def init() -> Params:
-            state.update(init_state(padding.program, padding.mesh))
-            return padding.unpad({"params": state["params"]})["params"]
-
-        if start_from is None:
-            return init_state(padding.program, padding.mesh), 0
-        layout, shapes = padding.program.even().model.layout, padding.unpadded["params"]
-        params = warm_started(init, shapes, start_from, layout, padding.mesh)
-        return state | padding.pad({"params": params}), 0
+        state = init_state(padding.program, padding.mesh)
+        if start_from is not None:
+            layout, fresh = padding.program.even().model.layout, padding.unpad(state)["params"]
+            params = warm_started(fresh, start_from, layout, padding.mesh)
+            state |= padding.pad({"params": params})
+        return state, 0
     state, step = checkpoints.restore(padding.unpadded)
     logger.info("Continuing from step %d.", step)
     return padding.pad(state), step

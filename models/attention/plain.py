@@ -69,7 +69,7 @@ def unnormalized_probs(
     layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Bias | None, mask_B11LM: Array
 ) -> tuple[Array, Array]:
     """Returns exp(logits - max) and its sum over the keys, both in float32."""
-    logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=jnp.float32)
+    logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=float)
     if bias is not None:
         logits_BJQLM = add_bias(layout, logits_BJQLM, bias)
     logits_BJQLM = jnp.where(mask_B11LM, logits_BJQLM, -1e9)
@@ -117,7 +117,7 @@ def _attention_forward(
 ) -> tuple[Array, Residuals]:
     probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
     probs_BJQLM = probs_BJQLM.astype(v_BJMK.dtype)
-    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, v_BJMK, dtype=jnp.float32)
+    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM, v_BJMK, dtype=float)
     y_BJQLK = y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK")
     y_BJQLK = y_BJQLK.astype(v_BJMK.dtype)
     bias = None if bias is None else bias._replace(values=None)  # its gradient needs none
@@ -129,12 +129,12 @@ def _attention_backward(
 ) -> tuple[Array, Array, Array, Bias | None, None]:
     einsum, like = layout.einsum, layout.broadcast_like
     q_BJQLK, k_BJMK, v_BJMK, bias, probs_BJQLM, sum_BJQL, y_BJQLK = residuals
-    wide_BJQLK = dy_BJQLK.astype(jnp.float32) / like(sum_BJQL, "BJQL", "BJQLK")
-    dot_BJQL = jnp.sum(wide_BJQLK * y_BJQLK.astype(jnp.float32), axis=-1)
+    wide_BJQLK = dy_BJQLK.astype(float) / like(sum_BJQL, "BJQL", "BJQLK")
+    dot_BJQL = jnp.sum(wide_BJQLK * y_BJQLK.astype(float), axis=-1)
     dy_BJQLK = wide_BJQLK.astype(dy_BJQLK.dtype)
-    dprobs_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=jnp.float32)
+    dprobs_BJQLM = einsum("BJQLK,BJMK->BJQLM", dy_BJQLK, v_BJMK, dtype=float)
     dprobs_BJQLM = dprobs_BJQLM - like(dot_BJQL, "BJQL", "BJQLM")
-    dlogits_BJQLM = probs_BJQLM.astype(jnp.float32) * dprobs_BJQLM
+    dlogits_BJQLM = probs_BJQLM.astype(float) * dprobs_BJQLM
     dbias = None if bias is None else bias_gradient(layout, bias, dlogits_BJQLM)
     dlogits_BJQLM = dlogits_BJQLM.astype(q_BJQLK.dtype)
     return (

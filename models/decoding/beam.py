@@ -55,7 +55,7 @@ class Beam:
             layout, state, logits_BWV, log_z_BW[:, :, None], inputs, step
         )
         here_BUT = layout.iota("BUT", tokens_BUT.shape, "T") == step
-        token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2)
+        token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2, dtype=jnp.int32)
         ends_BU = is_end(token_BU, inputs.stop_ids) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
         # An END counts where it is among the best `width`.  The best of the others continue.
@@ -68,7 +68,7 @@ class Beam:
             layout.take_along_axis(tokens_BUT, at_BW, "BWT"),
             next_BW,
             merge_best(layout, state.ended, DecodeOutput(tokens_BUT, final_BU, score_BU)),
-            state.count_B + jnp.sum(stops_BU, axis=1),
+            state.count_B + jnp.sum(stops_BU, axis=1, dtype=jnp.int32),
         )
         return (
             beams,
@@ -109,8 +109,8 @@ class Beam:
 
     def divisor(self, tokens: Array) -> Array:
         """Returns what the log-probability of a text with so many tokens is divided by."""
-        length = (5 + tokens) / 6 if self.penalty == "gnmt" else tokens.astype(jnp.float32)
-        return length**self.alpha
+        length = tokens.astype(float)
+        return ((5 + length) / 6 if self.penalty == "gnmt" else length) ** self.alpha
 
     def done(self, state: Beams, inputs: DecodeInputs, step: Array) -> Array:
         return (state.count_B >= self.width) | (step >= inputs.max_new_tokens_B)

@@ -230,7 +230,7 @@ def prefill(
     begin_Bl = layout.reshard(begins_B[:, None], "Bl")
     tokens_Bl = jnp.concatenate([begin_Bl, layout.reshard(inputs.prompts_BL, "Bl")], axis=1)
     last_Bl = layout.iota("Bl", tokens_Bl.shape, "l") == inputs.prompt_lengths_B[:, None]
-    last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1)
+    last_B = jnp.sum(jnp.where(last_Bl, tokens_Bl, 0), axis=1, dtype=jnp.int32)
     slot_Bm = layout.iota("Bm", (rows, cache_length), "m")
     mask_Bm = slot_Bm < inputs.prompt_lengths_B[:, None]
     if prompt:
@@ -253,7 +253,7 @@ def text_ends(
     )
     lengths_BW = jnp.min(jnp.where(ends_BWT, place_BWT, new_tokens), axis=2)
     here_BWT = place_BWT == lengths_BW[:, :, None] - 1
-    last_BW = jnp.sum(jnp.where(here_BWT, tokens_BWT, 0), axis=2)
+    last_BW = jnp.sum(jnp.where(here_BWT, tokens_BWT, 0), axis=2, dtype=jnp.int32)
     return lengths_BW, jnp.where(lengths_BW == 0, repeat(layout, last_B, width, "BW"), last_BW)
 
 

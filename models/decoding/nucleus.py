@@ -28,7 +28,7 @@ def nucleus(layout: Layout, logits_BWV: Array, top_p: float | Array) -> Array:
     the smallest logit that belongs and the last token among its equals; all that they need are
     sums over the vocabulary, which may be split.
     """
-    top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # the first always stays
+    top_p = jnp.maximum(top_p, float(jnp.finfo(jnp.float32).tiny))  # the first always stays
     share_BWV = jax.nn.softmax(logits_BWV, axis=-1)
     key_BWV = ordered_integers(logits_BWV)
     id_BWV = layout.iota("BWV", logits_BWV.shape, "V")

@@ -138,7 +138,7 @@ def sampled_of_best(
     if top_p is not None:
         weight_BWU = nucleus_of_sorted(layout, weight_BWU, top_p)
     weight_BWU += gumbel(layout, *noise, "BWU", weight_BWU.shape)
-    at_BW1 = jnp.argmax(weight_BWU, axis=-1, keepdims=True)
+    at_BW1 = jax.lax.argmax(weight_BWU, 2, jnp.int32)[:, :, None]
     return squeezed(layout, *(layout.take_last(x, at_BW1, "BWU") for x in (id_BWU, best_BWU)))
 
 

@@ -112,9 +112,9 @@ class SlotDecoder:
                 seeds_B=zeros(jnp.uint32),
                 max_new_tokens_B=numbers[3],
                 min_new_tokens_B=numbers[4],
-                temperature_B=zeros(jnp.float32),
+                temperature_B=zeros(float),
                 top_k_B=zeros(),
-                top_p_B=zeros(jnp.float32),
+                top_p_B=zeros(float),
             ),
         )
 
@@ -188,7 +188,7 @@ class SlotDecoder:
             )
             return slots, new_tokens
 
-        nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, jnp.float32))
+        nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, float))
         slots, new_tokens = jax.lax.fori_loop(0, count, add, (slots, nothing))
         return slots, new_tokens
 

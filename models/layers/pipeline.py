@@ -193,7 +193,7 @@ def run_stages(
             y_BLD, loads = run_group(groups, x_BLD, other, group)
             return ppermute(y_BLD, axes, onward), (y_BLD, loads)
 
-        ticks = jnp.arange(schedule.ticks)
+        ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
         _, (outputs, loads) = jax.lax.scan(tick, jnp.zeros_like(x_ABLD[0]), ticks)
         y_ABLD = by_microbatch(outputs, schedule.stages - 1, schedule)[:, -1]  # of the last stage
         loads = jax.tree.map(lambda x: by_microbatch(x, stage, schedule)[:, :, None], loads)

@@ -97,7 +97,7 @@ class Stack(nnx.Module):
             layer = self.remat(layer)
         if self.spec.scan:
             stacked = self.layout.gather_stack(weights)
-            numbers = first + jnp.arange(len(jax.tree.leaves(weights)[0]))
+            numbers = first + jnp.arange(len(jax.tree.leaves(weights)[0]), dtype=jnp.int32)
             return jax.lax.scan(layer, x_BLD, (stacked, numbers))
         each = []
         for index, layer_weights in enumerate(self.layout.unstack(weights)):

@@ -247,7 +247,7 @@ def run_exchanged(
     x_rd, choice_r2 = exchange.send(x_1cd[0], 0), exchange.send(choice_c2, -1)
 
     expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
-    ones_1r1 = jnp.ones_like(x_rd, jnp.float32, shape=(1, len(x_rd), 1))
+    ones_1r1 = jnp.ones_like(x_rd, float, shape=(1, len(x_rd), 1))
     received = RoutedTokens(x_rd[None], expert_1r1, ones_1r1, id_1r1)
     y_rd = run_shard(experts, received, draw, weights)[0]
     y_cd = exchange.send_back(y_rd)
@@ -265,14 +265,14 @@ def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
     experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
     blocks = experts + (choices - experts) // size
     expert_i = jnp.where((expert_i >= 0) & (expert_i < count), expert_i, count)
-    choices_e = jnp.bincount(expert_i, length=count)
+    choices_e = jnp.bincount(expert_i, length=count).astype(jnp.int32)
     blocks_e = -(-choices_e // size)
     ends_e = jnp.cumsum(blocks_e)
-    rank_i = jnp.argsort(jnp.argsort(expert_i, stable=True))
+    rank_i = jnp.argsort(jnp.argsort(expert_i, stable=True)).astype(jnp.int32)
     rank_i -= (jnp.cumsum(choices_e) - choices_e).at[expert_i].get(mode="clip")
     first_i = (ends_e - blocks_e).at[expert_i].get(mode="clip")
     slot_i = jnp.where(expert_i < count, first_i * size + rank_i, blocks * size)
-    expert_l = jnp.searchsorted(ends_e, jnp.arange(blocks), side="right")
+    expert_l = jnp.searchsorted(ends_e, jnp.arange(blocks, dtype=jnp.int32), side="right")
     return slot_i, expert_l
 
 
@@ -283,7 +283,7 @@ def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
     """
     groups, *shape = slot_Gsi.shape
     choices = math.prod(shape)
-    group_G1 = jnp.arange(groups)[:, None]
+    group_G1 = jnp.arange(groups, dtype=jnp.int32)[:, None]
     none_Gc = jnp.full((groups, slots), choices, jnp.int32)
     choice_i = jnp.arange(choices, dtype=jnp.int32)
     slot_Gs = slot_Gsi.reshape(groups, choices)
@@ -339,10 +339,11 @@ def _combine_backward(
     y_GcD, slot_Gsi, here_Gc, gate_Gsi = residuals
     choices = gate_Gsi.shape[-1]
     token_Gc = here_Gc // choices
-    is_here_Gci = (here_Gc % choices)[:, :, None] == jnp.arange(choices)[None, None]
+    choice_11i = jnp.arange(choices, dtype=jnp.int32)[None, None]
+    is_here_Gci = (here_Gc % choices)[:, :, None] == choice_11i
     gate_Gc = jnp.sum(jnp.where(is_here_Gci, rows(gate_Gsi, token_Gc), 0), axis=-1)
     dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * rows(dy_GsD, token_Gc)
-    wide_GsD = dy_GsD.astype(jnp.float32)
+    wide_GsD = dy_GsD.astype(float)
     dgates = [jnp.sum(wide_GsD * rows(y_GcD, slot_Gsi[:, :, i]), axis=-1) for i in range(choices)]
     return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
 

@@ -25,7 +25,7 @@ class Exchange(NamedTuple):
     @classmethod
     def of(cls, axes: tuple[str, ...], destination_c: Array) -> "Exchange":
         """Prepares to send rows to these devices; an index beyond the last one sends nowhere."""
-        size_n = jnp.bincount(destination_c, length=jax.lax.axis_size(axes))
+        size_n = jnp.bincount(destination_c, length=jax.lax.axis_size(axes)).astype(jnp.int32)
         return cls(axes, destination_c.size, jax.lax.all_gather(size_n, axes))
 
     @property
@@ -44,7 +44,7 @@ class Exchange(NamedTuple):
             jnp.full_like(x_cd, empty, shape=(devices * self.rows, x_cd.shape[1])),
             self.starts_nn[device],
             self.sizes_nn[device],
-            jnp.full(devices, device * self.rows),
+            jnp.full(devices, device * self.rows, jnp.int32),
             self.sizes_nn[:, device],
         )
 
@@ -54,7 +54,7 @@ class Exchange(NamedTuple):
         return self.exchange(
             y_rd,
             jnp.zeros_like(y_rd, shape=(self.rows, y_rd.shape[1])),
-            jnp.arange(devices) * self.rows,
+            jnp.arange(devices, dtype=jnp.int32) * self.rows,
             self.sizes_nn[:, device],
             self.starts_nn[:, device],
             self.sizes_nn[device],
@@ -83,7 +83,7 @@ def padded_all_to_all(
     max_rows: int,
 ) -> Array:
     """Does what `jax.lax.ragged_all_to_all` does, which XLA does not have on CPUs."""
-    row_1c = jnp.arange(max_rows)[None]
+    row_1c = jnp.arange(max_rows, dtype=jnp.int32)[None]
     x_ncd = x_cd.at[start_n[:, None] + row_1c].get(mode="fill", fill_value=0)
     all_to_all = functools.partial(jax.lax.all_to_all, axis_name=axes, split_axis=0, concat_axis=0)
     place_nc = all_to_all(place_n)[:, None] + row_1c

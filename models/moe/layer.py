@@ -89,11 +89,11 @@ class MoeLayer(nnx.Module):
 
     def logits(self, x_GsD: Array, key: Array | None) -> Array:
         """Returns the router's logits, in float32."""
-        rate, wide_GsD = self.moe.router.jitter, x_GsD.astype(jnp.float32)
+        rate, wide_GsD = self.moe.router.jitter, x_GsD.astype(float)
         if key is not None and rate:
             drawn_GsD = self.layout.random(jax.random.uniform, key, "GsD", x_GsD.shape)
             wide_GsD *= 1 + rate * (2 * drawn_GsD - 1)
-        router_De = self.router_DE[...].astype(jnp.float32)
+        router_De = self.router_DE[...].astype(float)
         router_De = self.layout.reshard(router_De, "De", stored=True)
         return self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
 
@@ -145,8 +145,8 @@ def load_of(
     """Sums what a router did with the tokens, padding left out."""
     shape = (*routing.expert_Gsi.shape, gates_Gse.shape[-1])
     here_Gsie = layout.iota("Gsie", shape, "e") == routing.expert_Gsi[..., None]
-    kept_Gsi = routing.kept_Gsi.astype(jnp.float32)
-    count_Gs = is_token_Gs.astype(jnp.float32)
+    kept_Gsi = routing.kept_Gsi.astype(float)
+    count_Gs = is_token_Gs.astype(float)
     count_Gs1 = count_Gs[:, :, None]
     tokens_G1 = jnp.sum(count_Gs1, axis=1)
     first_Gse = jnp.where(here_Gsie[:, :, 0], count_Gs1, 0)
@@ -161,7 +161,7 @@ def load_of(
         z=jnp.sum(jnp.square(log_z_Gs) * count_Gs),
         entropy=jnp.sum(entropy_Gs * count_Gs),
         kept_e=layout.einsum("Gsie->e", jnp.where(here_Gsie, kept_Gsi[..., None], 0)),
-        chosen_i=layout.einsum("Gsi->i", routing.chosen_Gsi.astype(jnp.float32)),
+        chosen_i=layout.einsum("Gsi->i", routing.chosen_Gsi.astype(float)),
         kept_i=layout.einsum("Gsi->i", kept_Gsi),
         tokens=jnp.sum(tokens_G1),
     )

@@ -204,7 +204,7 @@ class ExpertChoice(Router):
         sizes = range(segments_Gs.shape[1] + 1)
         by_size = [self.capacity(size, experts, training=training) for size in sizes]
         same_Gsc = segments_Gs[:, :, None] == segments_Gs[:, None, :]
-        return jnp.array(by_size)[jnp.sum(same_Gsc, axis=2)]
+        return jnp.array(by_size, jnp.int32)[jnp.sum(same_Gsc, axis=2)]
 
 
 def rank_in_segment(gates_Gse: Array, segments_Gs: Array) -> Array:
@@ -218,7 +218,7 @@ def rank_in_segment(gates_Gse: Array, segments_Gs: Array) -> Array:
     order_Gse = jnp.lexsort((-gates_Gse, segments_Gse), axis=1)
     earlier_Gsc = segments_Gs[:, None, :] < segments_Gs[:, :, None]
     start_Gs1 = jnp.sum(earlier_Gsc, axis=2)[:, :, None]
-    return jnp.argsort(order_Gse, axis=1) - start_Gs1
+    return (jnp.argsort(order_Gse, axis=1) - start_Gs1).astype(jnp.int32)
 
 
 def drop_overflow(
@@ -245,4 +245,4 @@ def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, exper
     totals_G1ie = so_far_Gsie[:, -1:]
     before_G1ie = jnp.cumsum(totals_G1ie, axis=2) - totals_G1ie
     place_Gsie = so_far_Gsie - 1 + before_G1ie
-    return jnp.sum(jnp.where(chosen_Gsie > 0, place_Gsie, 0), axis=-1)
+    return jnp.sum(jnp.where(chosen_Gsie > 0, place_Gsie, 0), axis=-1, dtype=jnp.int32)

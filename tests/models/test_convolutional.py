@@ -25,7 +25,7 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.convolutional import ConvNet
 from models.loss import CROSS_ENTROPY
-from tests.toys import ROOT, SPLITTABLE, WHOLE
+from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, WHOLE
 from tests.trainer.conftest import optax_types  # noqa: F401
 from trainer.checks import check_layout, check_run, record_loss
 from trainer.evaluate import evaluate
@@ -37,8 +37,9 @@ from trainer.optimizers.schedules import Constant
 from trainer.run import Run
 from trainer.step import TrainStepSpec, init_state, train_step
 
+pytestmark = pytest.mark.usefixtures("float64")
 HEIGHT, WIDTH, CLASSES, ROWS, STEPS = 11, 9, 5, 6, 3
-SPEC = ConvNet(vocab=CLASSES, channels=3, d_model=4, d_ff=8, layers=2)
+SPEC = ConvNet(vocab=CLASSES, channels=3, d_model=4, d_ff=8, layers=2, precision=FLOAT64)
 TASK = ImageTask(
     name="toy", source=Tsv(train="x", validation="x"), height=HEIGHT, width=WIDTH, channels=3
 )
@@ -99,9 +100,9 @@ def whole() -> Trained:
 def test_training_under_a_layout_is_training_on_one_device(name: str, whole: Trained) -> None:
     """Heights of 11 and 6, widths of 9 and 5: none divides."""
     split = steps_under(LAYOUTS[name])
-    np.testing.assert_allclose(split.numbers, whole.numbers, rtol=5e-6)
+    np.testing.assert_allclose(split.numbers, whole.numbers, rtol=ROUND_OFF)
     for weight, expected in zip(*map(jax.tree.leaves, (split.last, whole.last)), strict=True):
-        np.testing.assert_allclose(weight, expected, rtol=0, atol=5e-6)
+        np.testing.assert_allclose(weight, expected, rtol=0, atol=ROUND_OFF)
 
 
 def test_training_changes_every_weight_and_loss(whole: Trained) -> None:
@@ -149,7 +150,7 @@ def test_an_evaluation_is_that_of_each_image(whole: Trained) -> None:
     evaluation, _ = evaluate(model, whole.last, rows, mesh, batch_sequences=ROWS)
     with jax.set_mesh(mesh):
         losses = jax.jit(model.token_losses)(whole.last, rows.batch(np.arange(8)))
-    assert evaluation.tokens == 8 and np.isclose(evaluation.loss, np.mean(losses), rtol=1e-6)
+    assert evaluation.tokens == 8 and np.isclose(evaluation.loss, np.mean(losses), rtol=ROUND_OFF)
     assert evaluation.numbers().keys() == {
         "loss", "accuracy", "examples"
     }  # fmt: skip
@@ -175,7 +176,7 @@ def test_kernels_may_reach_over_several_devices() -> None:
             return float(jax.jit(model.model(layout).token_losses)(params, batch).sum())
 
     np.testing.assert_allclose(
-        loss(Layout(mesh="rows:4", rules="height:rows+")), loss(WHOLE), rtol=2e-6
+        loss(Layout(mesh="rows:4", rules="height:rows+")), loss(WHOLE), rtol=ROUND_OFF
     )
 
 

@@ -21,6 +21,10 @@ from scripts.launch_local import free_port
 from tests.toys import ROOT, ignoring
 from trainer.metrics.jsonl import read_lines
 
+FLOAT64 = [
+    "Transformer.precision = @Precision()", "Precision.store = 'float64'",
+    "Precision.compute = 'float64'",
+]  # fmt: skip
 STEPS = 160
 EVERY = 20
 BATCH = 8
@@ -95,11 +99,13 @@ class Command:
     model_dir: Path
     data_dir: Path
     text: Path
+    float64: bool = False
+    """Whether to compute in float64, to compare layouts (`tests.toys.ROUND_OFF`)."""
 
     @classmethod
-    def on_new_text(cls, folder: Path) -> "Command":
+    def on_new_text(cls, folder: Path, *, float64: bool = False) -> "Command":
         text = write_text(folder / "text.txt")
-        return cls(folder / "run", folder / "data", text)
+        return cls(folder / "run", folder / "data", text, float64)
 
     def elsewhere(self, model_dir: Path) -> "Command":
         """The same text and settings for another model directory."""
@@ -119,6 +125,9 @@ class Command:
         rows = prepare(self.task, self.data_dir).splits["train"]
         return row_ids(0, step - 1, BATCH, len(rows))
 
+    def settings(self) -> list[str]:
+        return [*settings(self.text), *(FLOAT64 if self.float64 else [])]
+
     def train(
         self, *flags: str, layout: str = "whole", params: Sequence[str] = (), devices: int = 1,
         ignores: str = "",
@@ -129,11 +138,12 @@ class Command:
             sys.executable, "-m", "scripts.meshloom", "train", f"--model_dir={self.model_dir}",
             f"--data_dir={self.data_dir}", f"--simulate_devices={devices}",
             f"--gin_file=layouts/{layout}.gin", *flags,
-            *(f"--gin_param={setting}" for setting in [*settings(self.text), *params]),
+            *(f"--gin_param={setting}" for setting in [*self.settings(), *params]),
         ]  # fmt: skip
         environment = {
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache"),
+            "JAX_ENABLE_X64": str(int(self.float64)),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of the time goes into compilation
         }
         popen = subprocess.Popen(command, cwd=ROOT, env=environment, text=True,

@@ -16,14 +16,13 @@ from models.architectures import Transformer
 from models.loss import Criterion
 from models.moe.routing import Top2, TopK
 from models.spec import Moe
-from tests.toys import WHOLE, pair_rows, toy
+from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from trainer.feed import place, placement
 from trainer.optimizers.adamw import AdamW
 from trainer.step import TrainStepSpec, add_microbatches
 
 BATCH = pair_rows([[3, 5], [8], [2, 2, 2], [1]], [[4, 2], [6], [1, 3, 1], [5]], 8, 22)
-# Sums of float32 in another order; gradients are compared with the largest number of their array.
-ROUND_OFF = 5e-6
+pytestmark = pytest.mark.usefixtures("float64")
 MODELS, CASES = 3, 5
 
 
@@ -37,6 +36,7 @@ def random_model(rng: np.random.Generator) -> Transformer:
         "shares_bias": bool(rng.integers(2)),
         "encoder_layers": int(rng.integers(2)),
         "dropout": float(rng.choice([0.0, 0.2])),
+        "precision": FLOAT64,
     }
     if settings["dropout"]:
         settings["attention_dropout"] = float(rng.choice([0.0, 0.3]))

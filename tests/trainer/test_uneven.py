@@ -21,13 +21,8 @@ from models.loss import Criterion
 from models.moe.routing import Top2
 from models.spec import Moe
 from models.transformer import TransformerModel
-from tests.toys import WHOLE, pair_rows, toy
-from tests.trainer.test_layout_sweep import (
-    LOSS_ROUND_OFF,
-    SLOT_ROUND_OFF,
-    WEIGHT_ROUND_OFF,
-    by_path,
-)
+from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
+from tests.trainer.test_layout_sweep import by_path
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.decoding.score import token_losses
@@ -37,6 +32,7 @@ from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
 from trainer.step import State, TrainStepSpec, train_step
 
+pytestmark = pytest.mark.usefixtures("float64")
 STEPS = 3
 RATE = Constant(peak=3e-3, warmup_steps=2)
 ROUTER = Top2(jitter=0.1, z_loss=1e-3, capacity_factor=0.75, least_capacity=1)
@@ -56,7 +52,7 @@ EXPERTS = Case(
     TrainStepSpec(
         TransformerModel(
             toy(layers=1, pattern=("moe",), vocab=23, dropout=0.1, attention_dropout=0.2,
-                moe=Moe(experts=6, d_ff=12, router=ROUTER, group_tokens=24)),
+                precision=FLOAT64, moe=Moe(experts=6, d_ff=12, router=ROUTER, group_tokens=24)),
             WHOLE,
         ),
         Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=3),
@@ -69,7 +65,8 @@ EXPERTS = Case(
 # One matrix for both vocabularies, weights that are split twice.
 DENSE = Case(
     TrainStepSpec(
-        TransformerModel(toy(layers=1), WHOLE), AdamW(schedule=RATE, clip_global_norm=0.5),
+        TransformerModel(toy(layers=1, precision=FLOAT64), WHOLE),
+        AdamW(schedule=RATE, clip_global_norm=0.5),
         Criterion(label_smoothing=0.1), STEPS, 5,
     ),
     5,
@@ -132,10 +129,10 @@ def trained(name: str, *, padded: bool) -> Trained:
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_one_device(name: str) -> None:
     computed, expected = trained(name, padded=True), trained(name, padded=False)
-    np.testing.assert_allclose(computed.metrics, expected.metrics, rtol=LOSS_ROUND_OFF)
+    np.testing.assert_allclose(computed.metrics, expected.metrics, rtol=ROUND_OFF)
     for path, array in expected.saved.items():
         is_weight, largest = path.startswith("params"), np.abs(array).max()
-        limit = WEIGHT_ROUND_OFF if is_weight else SLOT_ROUND_OFF * largest
+        limit = ROUND_OFF if is_weight else ROUND_OFF * largest
         np.testing.assert_allclose(computed.saved[path], array, rtol=0, atol=limit, err_msg=path)
 
 
@@ -212,4 +209,4 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
     np.testing.assert_array_equal(computed[1], expected[1])
     assert len(np.unique(computed[1])) > 5
     for value, other in zip(computed[::2], expected[::2], strict=True):
-        np.testing.assert_allclose(value, other, rtol=LOSS_ROUND_OFF)
+        np.testing.assert_allclose(value, other, rtol=ROUND_OFF)

@@ -5,7 +5,6 @@ is what it leaves to its user: which checkpoints to keep, and how to tell a dama
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import logging
@@ -453,12 +452,6 @@ class _KeepBest(PreservationPolicy):
 def signed(metric: float | None, *, higher_is_better: bool | None) -> float | None:
     """Returns the metric, negated where a lower one is better."""
     return metric if metric is None or higher_is_better else -metric
-
-
-def return_freed_memory() -> None:
-    """Returns freed memory to the system: glibc keeps what a save freed, as much as the state."""
-    with contextlib.suppress(AttributeError, OSError):  # other C libraries
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _sync(name: str) -> None:

@@ -5,7 +5,6 @@ Komatsuzaki et al. 2022.
 
 import logging
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -40,15 +39,12 @@ class WeightSource(NamedTuple):
         return (layers * self.stride, *rest)
 
 
-def warm_started(
-    init: Callable[[], Params], abstract_params: Params, folder: str, layout: Layout, mesh: Mesh
-) -> Params:
-    """Returns the weights of the newest checkpoint of another run in place of new ones.
+def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Params:
+    """Returns the weights of the newest checkpoint of another run in place of these.
 
-    Routers that the other run has not stay as `init` makes them, which is called once the memory
-    that reading needs is free again.
+    Routers that the other run has not stay as they are.
     """
-    shapes = traverse_util.flatten_dict(abstract_params, sep="/")
+    new = traverse_util.flatten_dict(params, sep="/")
     with Checkpoints(path_of(folder)) as checkpoints:
         step = checkpoints.latest
         if step is None:
@@ -57,7 +53,7 @@ def warm_started(
                 "a run that has saved one."
             )
         saved = saved_weights(checkpoints, step)
-        sources = weight_sources(shapes, saved, f"Run.start_from = {folder!r}, step {step}")
+        sources = weight_sources(new, saved, f"Run.start_from = {folder!r}, step {step}")
         abstract = abstract_weights(saved, layout, mesh)
         restored = traverse_util.flatten_dict(checkpoints.restore_params(abstract, step), sep="/")
 
@@ -67,9 +63,8 @@ def warm_started(
             for path, source in sources.items()
         }
 
-    new = traverse_util.flatten_dict(init(), sep="/")
     with jax.set_mesh(mesh):
-        weights = jax.jit(replace, donate_argnums=1)(restored, new)
+        weights = jax.jit(replace)(restored, new)
     kept = sorted(new.keys() - sources.keys())
     logger.info(
         "Weights of %s, step %d%s.", folder, step, f"; new: {', '.join(kept)}" if kept else ""

@@ -151,7 +151,7 @@ def stacked_axes(path: str) -> int:
 
 def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Array:
     """Returns the mean over so many numbers: all but the zeros of the padding."""
-    total = jnp.sum(x, axis, jnp.float32, keepdims=keepdims)
+    total = jnp.sum(x, axis, float, keepdims=keepdims)
     return (total / float(count)).astype(x.dtype)  # a count may be beyond int32
 
 

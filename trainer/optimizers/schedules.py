@@ -22,7 +22,7 @@ class ScheduleSpec:
     def rate(self, steps: int) -> Schedule:
         """Returns the learning rate by step, counted from 0, in a run of so many."""
         rate_of_update = self.rate_of_update(steps)
-        return lambda step: rate_of_update(step + 1)
+        return lambda step: rate_of_update(jnp.asarray(step + 1, float))
 
     def rate_of_update(self, steps: int) -> Schedule:
         """Returns the learning rate by update, counted from 1, in a run of so many."""

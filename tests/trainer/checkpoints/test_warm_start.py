@@ -18,7 +18,6 @@ from models.spec import Moe
 from tests.toys import SPLITTABLE, WHOLE, on_mesh, packed_rows
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.warm_start import warm_started
-from trainer.step import abstract_params
 
 DENSE = dataclasses.replace(SPLITTABLE, layers=4, positions="rotary", gated=True)
 ROOMY = Moe(experts=8, router=Top2(evaluation_capacity_factor=9.0))
@@ -38,14 +37,10 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Params]:
 
 
 def started(spec: Transformer, layout: Layout, folder: Path) -> Params:
-    mesh, model = make_mesh(layout), spec.model(layout)
-
-    def init() -> Params:
-        with jax.set_mesh(mesh):
-            params: Params = jax.jit(model.init)(jax.random.key(2))
-        return params
-
-    return warm_started(init, abstract_params(model, mesh), str(folder), layout, mesh)
+    mesh = make_mesh(layout)
+    with jax.set_mesh(mesh):
+        params = jax.jit(spec.model(layout).init)(jax.random.key(2))
+    return warm_started(params, str(folder), layout, mesh)
 
 
 def loss(spec: Transformer, layout: Layout, params: Params) -> float:

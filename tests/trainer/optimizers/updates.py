@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.toys import ROUND_OFF
+
 STEPS, LAYERS = 30, 3
-
-
-# Some dozen float32 operations an update, ten updates.
-ROUND_OFF = 1e-5
 
 
 SHAPES = {
@@ -33,6 +31,7 @@ def trees(seed: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
+@jax.enable_x64(True)
 def updated(
     optimizer: Any, layers: list[dict[str, np.ndarray]], gradients: list[Any], stacked: bool
 ) -> list[dict[str, np.ndarray]]:
@@ -44,7 +43,7 @@ def updated(
             result: dict[str, Any] = {"layers_N": joined}
         else:
             result = {f"layer{i}": layer for i, layer in enumerate(layers)}
-        return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), result)
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), result)
 
     transform = optimizer.transform(STEPS)
 

@@ -1,8 +1,8 @@
 """Compares the numbers of two checkouts of Meshloom, bit for bit.
 
-    python -m scripts.benchmarks.studies.compare_checkouts OLD NEW
-    python -m scripts.benchmarks.studies.compare_checkouts OLD --record=FILE
-    python -m scripts.benchmarks.studies.compare_checkouts FILE NEW
+    python -m tests.compare_checkouts OLD NEW
+    python -m tests.compare_checkouts OLD --record=FILE
+    python -m tests.compare_checkouts FILE NEW
 
 Shows that a refactoring moved no number.  Each checkout trains the same small models under the same
 layouts, on text that is made here, and decodes with them; losses, norms of gradients and decoded
