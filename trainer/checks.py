@@ -136,6 +136,11 @@ def layout_name(origins: Mapping[str, str]) -> str:
     return Path(origins.get("Layout.rules", "default").partition(":")[0]).stem
 
 
+def describe_layout(layout: Layout, origins: Mapping[str, str]) -> str:
+    """Returns the name, the mesh and the rules of a layout."""
+    return f"layout {layout_name(origins)} (mesh {layout.mesh!r}, rules {layout.rules!r})"
+
+
 def sources(origins: Mapping[str, str]) -> dict[str, str]:
     """Adds to the origins the settings that decide the sizes of batch and length."""
     return {"batch": "Run.batch_sequences", "length": "Task.length", **origins}

@@ -19,9 +19,10 @@ from scripts.commands.common import (
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
-from trainer.checks import Program, check_layout, explained_errors
+from trainer.checks import Program, check_layout, describe_layout, explained_errors
 from trainer.memory import check_batch_memory
 from trainer.planning.decoding import shortest_shape, trace_decode
+from trainer.processes.native_log import name_layout_of_abort
 from trainer.run import Run
 
 
@@ -38,6 +39,7 @@ def trained_models(
     check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
     sizes, origins = dict(make_mesh(layout).shape), setting_origins(config)
+    name_layout_of_abort(describe_layout(layout, origins))
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in check_layout(fitting, layout, sizes, origins):

@@ -1,4 +1,4 @@
-"""Shortens to one line what JAX's runtime logs of a lost process with a C++ stack trace.
+"""Shortens what JAX logs of a lost process to one line; names the layout where a process aborts.
 
 A thread of the runtime prints the trace and aborts.  `trainer.processes.peers` learns of most
 losses too: it only needs a moment to name the process and to end with an exit code that means
@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
+import jax
+
 from trainer.processes.ending import FAILED, RESTART, end_process
 
 # Of these files of the runtime: each record begins with a letter, a date and a place.
@@ -22,6 +24,9 @@ REASON = re.compile(r"absl::Status: \w+: (.*?)(?:RPC:|Additional GRPC|\*\*\*|$)"
 
 PEERS_S = 2.0
 """How long `trainer.processes.peers` has to end the process with a better line."""
+
+AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_handlers: list[object] = []  # C calls them: they must live as long as the process
 
 
 def hide_lost_processes() -> None:
@@ -91,3 +96,21 @@ def delay_abort() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+
+
+def name_layout_of_abort(layout: str) -> None:
+    """Lets an abort of this process, as of a compiler, print the layout in its last line.
+
+    With several processes an abort is rarely the layout's fault: `hide_lost_processes` handles it.
+    """
+    if jax.process_count() > 1:
+        return
+    line = (
+        f"meshloom: this process aborted under {layout}.  If the lines above are a compiler's, "
+        "try another layout or another Transformer.remat.\n"
+    )
+    handler = AbortHandler(lambda signal: os.write(2, line.encode()))
+    _handlers.append(handler)
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, AbortHandler), ctypes.c_void_p
+    libc.signal(signal.SIGABRT, handler)

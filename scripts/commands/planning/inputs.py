@@ -1,10 +1,10 @@
 """Reads what to plan, and makes the best plan that this machine can."""
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +20,15 @@ from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes
 from scripts.commands.common import setting_origins, settings_of
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
-from trainer.checks import Program, check_layout, check_run, explained_errors, layout_name
-from trainer.planning.child import in_child
+from trainer.checks import (
+    Program,
+    check_layout,
+    check_run,
+    describe_layout,
+    explained_errors,
+    layout_name,
+)
+from trainer.planning.child import CompilerAborted, in_child
 from trainer.planning.training import (
     StepPlan,
     compile_step,
@@ -66,9 +73,15 @@ class PlanInputs(NamedTuple):
         ):
             print_note(warning)
 
-    def explained_errors(self, run: Run, program: Program) -> AbstractContextManager[None]:
-        """Turns an error of JAX that the layout causes into one message."""
-        return explained_errors(run, self.layout, self.sizes, setting_origins(self.config), program)
+    @contextlib.contextmanager
+    def explained_errors(self, run: Run, program: Program) -> Iterator[None]:
+        """Turns an error of JAX or an abort that the layout causes into one message."""
+        origins = setting_origins(self.config)
+        try:
+            with explained_errors(run, self.layout, self.sizes, origins, program):
+                yield
+        except CompilerAborted as error:
+            raise CompilerAborted(f"{describe_layout(self.layout, origins)}: {error}") from None
 
     @property
     def title(self) -> str:

@@ -34,6 +34,7 @@ from trainer.checks import (
     check_layout,
     check_run,
     check_vocab_settings,
+    describe_layout,
     explained_errors,
     step_flops,
 )
@@ -48,6 +49,7 @@ from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
 from trainer.planning.prediction import CostPrediction
 from trainer.processes.join import leave
+from trainer.processes.native_log import name_layout_of_abort
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
@@ -71,6 +73,7 @@ def train_locked(flags: TrainFlags) -> None:
     warn_unused(config, Run, Layout)
     changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
     mesh = make_mesh(layout)
+    name_layout_of_abort(describe_layout(layout, setting_origins(config)))
     check_run(run)
     check_vocab_settings(run)
     for tracker in run.trackers:

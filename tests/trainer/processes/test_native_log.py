@@ -46,3 +46,27 @@ def test_any_other_abort_is_one() -> None:
     code, lines = run(other)
     assert code == -6
     assert "F1122 20:13:38.705 829 other.cc:8] Check failed" in lines
+
+
+ABORTS = """
+import ctypes, os, sys, threading
+from trainer.processes.native_log import name_layout_of_abort
+name_layout_of_abort("layout other")
+name_layout_of_abort("layout fsdp")
+abort = ctypes.CDLL(None).abort
+os.write(2, b"F1122 20:13:38.705 829 spmd_partitioner.cc:562] Check failed\\n")
+if sys.argv[1] == "thread":
+    threading.Thread(target=abort).start()
+    threading.Event().wait()
+abort()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_an_abort_ends_with_the_layout(where: str) -> None:
+    command = [sys.executable, "-c", ABORTS, where]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == -6
+    assert done.stderr.splitlines()[-1].startswith(
+        "meshloom: this process aborted under layout fsdp."
+    )
