@@ -93,6 +93,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
     try:
         for line in path.read_text().splitlines():
             lines.append(json.loads(line))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     return lines

@@ -145,6 +145,7 @@ class TaskCaches:
     ):
         self.task, self.data_dir = task, path_of(data_dir).expanduser()
         self.given: Mapping[str, Vocab | None] = {"vocab": vocab, "source_vocab": source_vocab}
+        remote.check_bucket(self.data_dir)
         self.key = CacheKey.of(task, self.given)
         self._content_hash = content_hash
 
@@ -209,7 +210,7 @@ class TaskCaches:
                 )  # fmt: skip
         vocabs = Vocabs.load(folder, task.source_vocab_file)
         for name, hash_now in vocabs.hashes().items():
-            if stored[name] != hash_now:
+            if stored.get(name) != hash_now:
                 file = folder / f"{name.removesuffix('_hash')}.model"
                 raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
         splits = {

@@ -6,12 +6,16 @@ import importlib.metadata
 import json
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt
 
 from configs.errors import UserError
+from configs.json_reader import checked, read_json
 from configs.paths import path_of
+from data.packing.rows import Counts
 from data.storage import lookup, remote
 from data.storage.files import atomic_write
 from data.task import Task
@@ -27,6 +31,32 @@ _OF_THE_ORDER = (  # the rows do not depend on these
     "Mixture.rates", "Mixture.temperature", "TextMixture.rates", "TextMixture.temperature",
 )  # fmt: skip
 _GIVEN = "given_vocabs"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Part(Counts):
+    name: str
+    dropped: dict[str, NonNegativeInt]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split(Counts):
+    parts: Sequence[_Part] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """Describes what a manifest holds; older ones lack what has a default."""
+
+    settings: dict[str, Any]
+    content_hash: str
+    vocab_hash: str
+    splits: dict[str, _Split]
+    fingerprint: dict[str, Any] | None
+    file_bytes: Annotated[dict[str, NonNegativeInt], Field(min_length=1)]
+    source_vocab_hash: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    given_vocabs: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,20 +237,19 @@ def read(folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> dict[str, Any]:
     """Reads a manifest; of another format, only its number."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
+        manifest = read_json((folder / NAME).read_bytes(), dict[str, Any], NAME)
         checksum = manifest.pop(CHECKSUM, None)
         is_old = checksum is None and "versions" not in manifest  # checksums came before versions
         if not is_old and checksum != _checksum(manifest):
-            raise ValueError("it is damaged")
+            raise ValueError(f"{NAME}: it is damaged")
         if manifest["format"] != FORMAT:
             return {"format": manifest["format"], "file_bytes": {}}
-        if not manifest["file_bytes"]:
-            raise ValueError("it names no files")
+        checked(manifest, _Stored, NAME)
         return manifest
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         remote.raise_failure(error)
         raise UserError(
-            f"{folder}: is not a complete cache ({NAME}: {error}).  {rebuild_hint()}"
+            f"{folder}: is not a complete cache ({str(error).rstrip('.')}).  {rebuild_hint()}"
         ) from None
 
 

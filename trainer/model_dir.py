@@ -27,6 +27,7 @@ from configs.write import diff, dump
 from data import order
 from data.cache import Prepared
 from data.mixture import TABLE_ROWS
+from data.storage import lookup
 from data.storage.files import atomic_write
 from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
@@ -46,7 +47,7 @@ class ModelDir:
         self.layout_file = model_dir / "layout.gin"
 
     def has_run(self) -> bool:
-        return self.config_file.exists()
+        return lookup.exists(self.config_file)
 
     def load(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
         """Loads the saved settings under the given ones.  The layout is only ever a given one."""

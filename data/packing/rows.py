@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from data.mixture import MixtureOrder
 from data.packing import pack
@@ -33,17 +34,17 @@ class Counts:
     examples, are not counted.  Of pairs, the texts count, with one newline each.
     """
 
-    lines: int = 0
-    words: int = 0
-    bytes: int = 0  # of the raw lines in UTF-8, with one newline a line
-    tokens: int = 0  # with one end a line
-    rows: int = 0
+    lines: NonNegativeInt = 0
+    words: NonNegativeInt = 0
+    bytes: NonNegativeInt = 0  # of the raw lines in UTF-8, with one newline a line
+    tokens: NonNegativeInt = 0  # with one end a line
+    rows: NonNegativeInt = 0
     # Only of pairs, of which the numbers above count the targets.
-    source_words: int = 0
-    source_bytes: int = 0
-    source_tokens: int = 0
-    left_out: int = 0  # pairs that are longer than a row; no other number counts them
-    repeats: int = 0  # pairs that are segmented again; only tokens and rows count them
+    source_words: NonNegativeInt = 0
+    source_bytes: NonNegativeInt = 0
+    source_tokens: NonNegativeInt = 0
+    left_out: NonNegativeInt = 0  # pairs that are longer than a row; no other number counts them
+    repeats: NonNegativeInt = 0  # pairs that are segmented again; only tokens and rows count them
 
     def __add__(self, other: "Counts") -> "Counts":
         a, b = dataclasses.asdict(self), dataclasses.asdict(other)

@@ -1,10 +1,10 @@
 """Reads text and pairs from lines of JSON."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from configs.errors import UserError, brief
+from configs.json_reader import read_json
 from configs.spec import spec
 from data.sources import text_files
 from data.sources.pair_kinds import FilePairs
@@ -103,9 +103,7 @@ def records(paths: Sequence[str], setting: str, errors: str = "strict") -> Itera
 
 def _parsed(line: str, place: str) -> Any:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{place}: is not JSON: {error}.  Legal: one JSON object per line (found "
-            f"{brief(repr(line), 60)})."
-        ) from None
+        return read_json(line, object, place)
+    except UserError as error:
+        shown = brief(repr(line), 60)
+        raise UserError(f"{error}  Legal: one JSON object per line (found {shown}).") from None

@@ -94,10 +94,9 @@ def check_output(name: str | Path) -> None:
     """Raises where no file can be written under a name, before work is done for it."""
     if name == "":
         raise UserError("the name of a file to write is empty.")
-    path = path_of(name)
-    if is_remote(path):
-        problem = None if remote.bucket_exists(path) else "there is no such bucket"
-    else:
+    path, problem = path_of(name), None
+    remote.check_bucket(path)
+    if not is_remote(path):
         problem = None if is_stream(path) else _output_problem(path)
         if problem is None and os.fspath(name).endswith("/"):
             problem = "a name that ends in / is a folder's"

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 def open_to_read(name: str, path: Path) -> IO[bytes]:
     """Opens a file, a pipe or a terminal; refuses a device, which may never end."""
     if is_remote(path):
+        if not path.exists():
+            remote.check_bucket(path)
         remote_file: Any = path.open("rb")
         return io.BufferedReader(remote_file)
     if path.is_fifo():
@@ -36,6 +38,14 @@ def read_bytes(name: str, path: Path) -> bytes:
     """Returns the content of a file, which `name` calls in an error."""
     with open_to_read(name, path) as file:
         return file.read()
+
+
+def exists(path: Path) -> bool:
+    """Returns whether a path is there; refuses one in a bucket that is not."""
+    if not path.exists():
+        remote.check_bucket(path)
+        return False
+    return True
 
 
 def size_of(path: Path) -> int:
@@ -65,7 +75,10 @@ def written_s(path: Path) -> float:
 def matches(pattern: str) -> list[str]:
     """Returns the files that a glob matches, sorted; a file of just this name is the only one."""
     if is_remote(path_of(pattern)):
-        return remote.matches(pattern)
+        names = remote.matches(pattern)
+        if not names:
+            remote.check_bucket(path_of(pattern))
+        return names
     path = os.path.expanduser(pattern)
     return [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
 

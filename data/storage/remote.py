@@ -6,18 +6,21 @@ other modules of this folder know what is done in place of these.
 
 import contextlib
 import functools
+import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.errors import one_line
-from configs.paths import REMOTE
+from configs.errors import UserError, brief, one_line
+from configs.paths import REMOTE, is_remote
 
 # What gcsfs logs as an error, with a traceback, it also raises.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 _LIBRARIES = {"gcsfs", "fsspec", "google", "aiohttp", "requests"}
+_PAGE = re.compile(r"(?is)<(!doctype )?html(.*?<title>(?P<title>.*?)</title>)?")
 _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUTHENTICATED",
                 "PERMISSION_DENIED")  # fmt: skip
 """What TensorStore's errors begin with where its retries did not help."""
@@ -28,9 +31,15 @@ def failure(error: BaseException) -> str | None:
     library = type(error).__module__.partition(".")[0]
     is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
     is_forbidden = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
-    if library in _LIBRARIES or is_of_tensorstore or is_forbidden:
-        return f"Google Cloud Storage does not answer as it should: {one_line(error)}"
-    return None
+    page = _PAGE.search(error.doc if isinstance(error, json.JSONDecodeError) else str(error))
+    is_page = isinstance(error, json.JSONDecodeError) and page is not None
+    if not (library in _LIBRARIES or is_of_tensorstore or is_forbidden or is_page):
+        return None
+    text = one_line(error)
+    if page is not None:
+        title = brief(" ".join((page["title"] or "without a title").split()))
+        text = f"a web page answers ({title}); a proxy or a sign-in page may be in the way"
+    return f"Google Cloud Storage does not answer as it should: {text}"
 
 
 def raise_failure(error: BaseException) -> None:
@@ -79,12 +88,24 @@ def written_s(path: Path) -> float:
 
 def matches(pattern: str) -> list[str]:
     """Returns the objects that a glob matches, sorted."""
-    return sorted(REMOTE + name for name in _file_system().glob(pattern))
+    try:
+        return sorted(REMOTE + name for name in _file_system().glob(pattern))
+    except FileNotFoundError:  # of a bucket that is not there
+        return []
 
 
-def bucket_exists(path: Path) -> bool:
-    """Returns whether the bucket of a path is there."""
-    return bool(_file_system().exists(str(path).removeprefix(REMOTE).partition("/")[0]))
+def check_bucket(path: Path) -> None:
+    """Refuses a remote path whose bucket is not there; what is in no bucket looks just missing."""
+    if not is_remote(path):
+        return
+    bucket = str(path).removeprefix(REMOTE).partition("/")[0]
+    try:
+        _file_system().call("GET", "b/{}/o", bucket, maxResults=1)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: there is no bucket {bucket!r}.  Correct the name, or make it: gcloud storage "
+            f"buckets create {REMOTE}{bucket}."
+        ) from None
 
 
 class ConditionalObject:
@@ -93,6 +114,7 @@ class ConditionalObject:
     def __init__(self, path: Path):
         from google.cloud import storage
 
+        check_bucket(path)
         self._conflicts = _conflicts()
         bucket, _, name = str(path).removeprefix(REMOTE).partition("/")
         self._bucket, self._name = storage.Client().bucket(bucket), name

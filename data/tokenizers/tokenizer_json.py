@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from configs.errors import UserError, brief, did_you_mean
+from configs.json_reader import read_json
 from configs.paths import path_of
 from configs.spec import spec
 from data.tokenizers.chat_template import template_text
@@ -260,10 +261,4 @@ def _utf8(raw: bytes, name: str) -> str:
 
 
 def _object(text: str, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: is not JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{name}: holds a {type(content).__name__}.  Legal: an object.")
-    return content
+    return read_json(text, dict[str, Any], name)

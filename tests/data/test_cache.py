@@ -23,6 +23,7 @@ from data.task import Task
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
+from trainer.prepare import prepare as trainer_prepare
 
 TEXT = [f"the row number {i} of this text has words and a number {i * i % 97}" for i in range(400)]
 FILES = [
@@ -272,6 +273,24 @@ def test_a_truncated_file_is_named(text, data_dir, name):
     prepare(task_of(text), data_dir, rebuild=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocab_hash", None), ("content_hash", 3), ("settings", []), ("splits", {"train": None}),
+        ("splits", {"train": {"rows": -1}}), ("splits", {"train": {"rows": 1.5}}),
+        ("splits", {"train": {"parts": [{"name": "a"}]}}), ("file_bytes", {}), ("versions", "x"),
+        ("file_bytes", {"train.targets.npy": "x"}), ("fingerprint", 1), ("given_vocabs", {"a": 1}),
+    ],
+)  # fmt: skip
+def test_a_manifest_of_wrong_types_is_refused_although_its_checksum_is_right(
+    text, data_dir, name, value
+):
+    folder = prepare(task_of(text), data_dir).folder
+    manifest.write(folder, {**manifest.load(folder), name: value})
+    with pytest.raises(UserError, match=rf"manifest\.json: {name}: .*meshloom prepare --rebuild"):
+        prepare(task_of(text), data_dir)
+
+
 def test_a_changed_row_is_found_when_it_is_read(text, data_dir):
     rows = prepare(task_of(text), data_dir).splits["train"]
     path = data_dir / "mine" / "train.targets.npy"
@@ -322,21 +341,25 @@ def test_bad_text_leaves_nothing(text, data_dir):
     assert _left(data_dir) == []
 
 
-def test_a_split_without_lines_is_named(text, data_dir):
+def test_few_examples_of_which_none_is_held_out_are_trained_on(text, data_dir):
     text.write_text("one line of text alone is here\n")
-    with pytest.raises(UserError, match=r"mine: the split '\w+' has no lines|no text to train on"):
-        prepare(task_of(text, size=280), data_dir)
-    assert _left(data_dir) == []
+    for _ in range(2):
+        prepared = prepare(task_of(text, size=280), data_dir)
+        assert list(prepared.splits) == ["train"]
+    assert not list(prepared.folder.glob("validation*"))
 
 
-def test_a_split_without_pairs_is_named_with_the_settings_that_mend_it(pairs, data_dir):
+def test_a_split_without_pairs_is_named_with_the_settings_that_mend_it(pairs, data_dir, caplog):
     pairs.write_text("eins\tone\nzwei\ttwo\n")  # neither is among the 2 % held out
-    with pytest.raises(UserError) as error:
-        prepare(translation_of(Tsv(train=str(pairs)), vocab=SentencePiece(size=280)), data_dir)
-    assert str(error.value) == (
-        "pair: the split 'validation' has no lines.  Give it a Tsv.validation_fraction above 0.02, "
-        "files of its own (Tsv.validation), or more text."
-    )
+    task = translation_of(Tsv(train=str(pairs)), vocab=SentencePiece(size=280))
+    for _ in range(2):  # built, and read
+        caplog.clear()
+        assert list(trainer_prepare(task, data_dir).splits) == ["train"]
+        assert caplog.messages[-1] == (
+            "Warning: pair: too few examples to hold some out, so nothing is validated.  For a "
+            "validation split give it a Tsv.validation_fraction above 0.02, files of its own "
+            "(Tsv.validation), or more text."
+        )
 
 
 @pytest.mark.parametrize("old", [False, True])

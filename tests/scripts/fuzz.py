@@ -19,12 +19,14 @@ import tempfile
 import threading
 import time
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import click
 
@@ -118,6 +120,45 @@ def mutate_bytes(random: Random, content: bytes) -> bytes:
         new = random.choice((b"", part * 2, odd, flipped, flipped, b"\xff", b"\0" * 4))
         content = content[:start] + new + content[stop:]
     return content[: random.randint(0, len(content))] if random.randint(0, 9) == 0 else content
+
+
+ODD_VALUES = (None, True, 0, -1, 1.5, float("nan"), 2**63, 10**400, "", "x", [], [None], {},
+              {"x": None}, "DEEP")  # fmt: skip
+
+
+def mutate_json(random: Random, value: Any) -> Any:
+    """Replaces or removes a node of what a JSON file holds."""
+    keys = list(
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    if not keys or random.randint(0, 3) == 0:
+        return random.choice(ODD_VALUES)
+    key = random.choice(keys)
+    copy = value.copy()
+    if random.randint(0, 7) == 0:
+        del copy[key]
+    else:
+        copy[key] = mutate_json(random, value[key])
+    return copy
+
+
+def as_json(value: Any) -> str:
+    """Returns a file with a value, which may be nested deeper than Python's own writer goes."""
+    return json.dumps(value).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
+
+
+def changed_json(random: Random, text: str) -> str:
+    """Changes one value of a JSON text."""
+    return as_json(mutate_json(random, json.loads(text)))
+
+
+def sign(text: str) -> str:
+    """Returns the text of a manifest with the checksum that belongs to it."""
+    with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
+        fields = json.loads(text)
+        fields.pop("crc32", None)
+        return json.dumps({**fields, "crc32": zlib.crc32(json.dumps(fields).encode())})
+    return text
 
 
 def as_argument(text: str) -> str:
@@ -283,7 +324,8 @@ PART = {"bleu": 20.5, "train_pairs": 1000, "references_hash": "abc", "sentences"
 def json_file(random: Random, inputs: Inputs, folder: Path) -> Case:
     evaluation = json.dumps({"step": 4, "loss": 2.5, "parts": {"de-en": PART, "fr-en": PART}})
     (folder / "a.json").write_text(evaluation)
-    write(folder / "b.json", random.choice((mutate(random, evaluation), random.choice(ODD))))
+    changed = (mutate(random, evaluation), changed_json(random, evaluation), random.choice(ODD))
+    write(folder / "b.json", random.choice(changed))
     files = [folder / "a.json", folder / "b.json"]
     random.shuffle(files)
     flags = [f"--baseline={files[0]}", f"--evaluation={files[1]}", f"--output={folder / 'g.png'}"]
@@ -296,6 +338,9 @@ def metrics_file(random: Random, inputs: Inputs, folder: Path) -> Case:
         lines = (inputs.model_dir / name).read_text()
         if random.randint(0, 1):
             lines = mutate_line(random, lines)
+        elif random.randint(0, 1):
+            first, *rest = lines.splitlines()
+            lines = "\n".join([changed_json(random, first), *rest, ""])
         write(folder / "run" / name, lines)
     return Case(["report", f"--model_dir={folder / 'run'}"])
 
@@ -305,20 +350,28 @@ def hugging_face(random: Random, inputs: Inputs, folder: Path) -> Case:
         "model_type": "t5", "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2,
         "vocab_size": 288, "feed_forward_proj": "relu", "tie_word_embeddings": True,
     }  # fmt: skip
+    decoder = {
+        "model_type": "mistral", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 288, "head_dim": 4,
+        "sliding_window": 8, "layer_types": ["full_attention"] * 2, "rope_theta": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "hidden_act": "silu",
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "max_position_embeddings": 64,
+    }  # fmt: skip
     index = {"metadata": {}, "weight_map": {"shared.weight": "model-1.safetensors"}}
-    source = folder / "t5"
+    source = folder / "model"
     source.mkdir()
-    write(
-        source / "config.json",
-        random.choice((json.dumps(config), mutate(random, json.dumps(config)))),
-    )
+    command, config = random.choice((("t5", config), ("hf", decoder), ("hf", decoder)))
+    text = json.dumps(config)
+    changed = (text, mutate(random, text), changed_json(random, text), changed_json(random, text))
+    write(source / "config.json", random.choice(changed))
     odd = random.choice((json.dumps(index), mutate(random, json.dumps(index)), random.choice(ODD)))
     write(source / "model.safetensors.index.json", odd)
     (source / "model-1.safetensors").write_bytes(
         mutate_bytes(random, b"\x08\0\0\0\0\0\0\0{}      ")
     )
-    shutil.copy(inputs.model_dir / "vocab.model", source / "spiece.model")
-    return Case(["import", "t5", f"--input={source}", f"--model_dir={folder / 'run'}"])
+    name = "spiece.model" if command == "t5" else "tokenizer.model"
+    shutil.copy(inputs.model_dir / "vocab.model", source / name)
+    return Case(["import", command, f"--input={source}", f"--model_dir={folder / 'run'}"])
 
 
 def checkpoint(random: Random, inputs: Inputs, folder: Path) -> Case:
@@ -331,8 +384,12 @@ def checkpoint(random: Random, inputs: Inputs, folder: Path) -> Case:
     )
     file = copied(inputs, folder, f"checkpoints/4/state/{random.choice(names)}")
     content = file.read_bytes()
-    if random.randint(0, 1):
+    way = random.randint(0, 2)
+    if way == 0:
         write(file, mutate(random, content.decode()))
+    elif way == 1 and file.suffix != ".txt":
+        write(file, changed_json(random, content.decode()))
+        sign_checkpoint(folder / "run/checkpoints/4/state")
     else:
         file.write_bytes(mutate_bytes(random, content))
     which = random.choice(("latest", "best", "4", "all", random.choice(ODD)))
@@ -340,6 +397,49 @@ def checkpoint(random: Random, inputs: Inputs, folder: Path) -> Case:
     if random.randint(0, 9) == 0:
         return Case(["evaluate", *flags, inputs.data_dir])
     return Case(["inspect", "checkpoint", *flags])
+
+
+def sign_checkpoint(folder: Path) -> None:
+    """Gives the manifest of a checkpoint the fingerprints of its files, and its checksum."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    for name in listed if isinstance(listed, dict) else ():
+        if (folder / name).is_file() and isinstance(listed[name], list) and len(listed[name]) == 2:
+            content = (folder / name).read_bytes()
+            listed[name] = [len(content), zlib.crc32(content)]
+    file.write_text(sign(json.dumps(manifest)))
+
+
+def cache(random: Random, inputs: Inputs, folder: Path) -> Case:
+    """Changes the manifest of a cache, and signs it again."""
+    shutil.copytree(inputs.place.folder / "data", folder / "data")
+    file = folder / "data" / "toy" / "manifest.json"
+    write(file, sign(changed_json(random, file.read_text())))
+    commands = (
+        ["prepare", "--list", *inputs.place.flags()[1:]],
+        ["prepare", *inputs.place.flags()[1:]],
+        ["inspect", "data", f"--model_dir={inputs.model_dir}", "--rows=0"],
+        ["doctor", "--data"],
+    )
+    flags = [f"--data_dir={folder / 'data'}"]
+    return Case([*random.choice(commands[:3]), *flags])
+
+
+def run_records(random: Random, inputs: Inputs, folder: Path) -> Case:
+    """Changes the history or the lock of a run."""
+    name = random.choice(("history.jsonl", "history.jsonl", "train.lock"))
+    file = copied(inputs, folder, name)
+    if name == "train.lock":
+        holder = json.dumps({"pid": 1, "host": "elsewhere", "since": "now"})
+        changed = changed_json(random, holder).encode()
+        file.write_bytes(random.choice((changed, mutate_bytes(random, changed))))
+        return Case(["report", f"--model_dir={file.parent}", "--watch"])
+    first, *rest = file.read_text().splitlines()
+    write(file, "\n".join([changed_json(random, first), *rest, ""]))
+    command = random.choice((["inspect", "data", "--rows=0"], ["inspect", "config"], ["train"]))
+    flags = [inputs.data_dir] if command[:2] != ["inspect", "config"] else []
+    return Case([*command, f"--model_dir={file.parent}", *random.choice((flags, []))])
 
 
 def saved_config(random: Random, inputs: Inputs, folder: Path) -> Case:
@@ -371,7 +471,7 @@ def translations(random: Random, inputs: Inputs, folder: Path) -> Case:
 KINDS: dict[Kind, int] = {
     gin_file: 25, gin_param: 20, layout: 15, flag: 10, saved_config: 4, checkpoint: 5, text: 4,
     vocabulary: 3, json_file: 3, metrics_file: 1, hugging_face: 3, rows: 3, translations: 2,
-    prompt: 2, decode_flags: 3,
+    prompt: 2, decode_flags: 3, cache: 3, run_records: 3,
 }  # fmt: skip
 
 

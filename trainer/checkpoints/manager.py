@@ -31,6 +31,7 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from configs.errors import RunError, UserError, one_line
 from configs.paths import absolute, is_remote, path_of
+from data.storage import remote
 from data.storage.errors import describe_full
 from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
@@ -116,7 +117,10 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Returns the steps of all finished checkpoints, in order."""
         names = ocp.path.step.standard_name_format()
-        return sorted(name.step for name in names.find_all(self.folder))
+        steps = sorted(name.step for name in names.find_all(self.folder))
+        if not steps:
+            remote.check_bucket(path_of(self.folder))
+        return steps
 
     @property
     def latest(self) -> int | None:

@@ -125,6 +125,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
         for text in path.read_bytes().decode("utf-8", "replace").split("\n"):
             try:
                 entries.append(json.loads(text))
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break
     return entries

@@ -1,9 +1,12 @@
 """Reads files of one JSON object a line."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
+
+from configs.errors import UserError
+from configs.json_reader import read_json
+from data.storage import lookup
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
 
     A last line without an end, which a kill cut short, is neither.
     """
-    if not path.exists():
+    if not lookup.exists(path):
         return [], []
     lines: list[Line] = []
     damaged: list[str] = []
@@ -44,7 +47,6 @@ def is_number(value: object) -> bool:
 
 def _line_of(text: str) -> Line | None:
     try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text, Line, "line")
+    except UserError:
         return None
-    return line if isinstance(line, dict) else None

@@ -14,9 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Annotated, TextIO
+
+from pydantic import Field
 
 from configs.errors import UserError, one_line
+from configs.json_reader import read_json
 from configs.paths import is_remote
 from data.storage.errors import write_errors
 from data.storage.locks import try_flock
@@ -39,7 +42,7 @@ logger = logging.getLogger(__name__)
 class Holder:
     """Describes the process that trains in a model directory."""
 
-    pid: int
+    pid: Annotated[int, Field(gt=0, lt=1 << 31)]
     host: str
     since: str
 
@@ -55,18 +58,18 @@ class Holder:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> "Holder | None":
+    def parse(cls, text: str | bytes) -> "Holder | None":
         """Returns what a lock says; None where no process trains."""
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):  # empty, or a process died while it wrote
+            return read_json(text, cls, FILE)
+        except UserError:  # empty, or a process died while it wrote
             return None
 
 
 def holder_of(model_dir: Path) -> tuple[Holder, bool] | None:
     """Returns the process that a lock names, and whether it may still train; None without one."""
     try:
-        holder = Holder.parse((model_dir / FILE).read_text())
+        holder = Holder.parse((model_dir / FILE).read_bytes())
     except OSError:
         return None
     if holder is None:
@@ -155,9 +158,9 @@ def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None
         lock.remove()
 
 
-def _holder_of(file: IO[str]) -> Holder | None:
+def _holder_of(file: TextIO) -> Holder | None:
     file.seek(0)
-    return Holder.parse(file.read())
+    return Holder.parse(file.buffer.read())
 
 
 def _refusal(target: Path, work: str, flag: str, other: Holder | None) -> UserError:

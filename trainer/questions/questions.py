@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from configs.errors import UserError, brief, did_you_mean, listed
+from configs.json_reader import read_json
 from data.sources.text_files import LONE_SURROGATE
 
 ANSWER_FIELDS = ("answer", "answers")
@@ -66,11 +67,9 @@ def parse_questions(
 def _question(number: int, line: str, answer_field: str | None) -> Question:
     """Parses one line; raises ValueError with what is wrong."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error}): {brief(line, 40)}.  {EXAMPLES}") from None
-    if not isinstance(entry, dict):
-        raise ValueError(f"is not a JSON object.  {EXAMPLES}")
+        entry = read_json(line, dict[str, Any], brief(line, 40))
+    except UserError as error:
+        raise ValueError(f"{error}  {EXAMPLES}") from None
     text = _text(entry.get("question"), entry, "question")
     name = _answer_field(entry, answer_field)
     if "choices" not in entry:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from flax import traverse_util
 
+from configs import json_reader
 from configs.errors import UserError
 from configs.paths import absolute, local_path
 from configs.write import dump
@@ -242,7 +243,7 @@ def export_hf(flags: ExportHfFlags) -> None:
     vocab = ModelDir(model_dir).vocabs(run.task).target
     files, original = kept_files(model_dir), None
     if SETTINGS in files:
-        original = json.loads(files[SETTINGS])
+        original = json_reader.read_json(files[SETTINGS], Settings, SETTINGS)
     settings = decoder.exported_settings(run.model, original)
     if original is None:
         files, ids = tokenizer_files(vocab)

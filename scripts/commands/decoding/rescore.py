@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from configs.errors import UserError
+from configs.json_reader import read_json
 from data.sources.pairs import Pair
 from data.task import Task
 from scripts.commands.common import input_lines, open_output
@@ -48,7 +49,7 @@ def rank(
 
 def _entry(number: int, line: str) -> dict[str, Any]:
     try:
-        entry: dict[str, Any] = json.loads(line)
+        entry = read_json(line, dict[str, Any], "it")
         for one in entry["hypotheses"]:
             one["text"], one["log_probability"] = str(one["text"]), float(one["log_probability"])
         entry["source"] = str(entry["source"])

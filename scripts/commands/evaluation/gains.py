@@ -1,13 +1,15 @@
 """Runs `meshloom gains`: plots the gains of models over a baseline, part by part."""
 
-import json
-import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
 
 from configs.errors import UserError
+from configs.json_reader import read_json
 from configs.paths import path_of
 from data.storage import lookup
 from data.storage.errors import write_errors
@@ -19,6 +21,22 @@ from scripts.terminal import print_note, print_table
 SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6
 
 
+@dataclass(frozen=True)
+class Part:
+    """Holds what an evaluation says of one part of a mixture."""
+
+    bleu: Annotated[float, Field(ge=0, lt=101)]  # round-off may exceed 100
+    train_pairs: PositiveInt
+    references_hash: str
+
+
+@dataclass(frozen=True)
+class MixtureScores:
+    """Holds what is read of an evaluation."""
+
+    parts: Annotated[dict[str, Part], Field(min_length=1)]
+
+
 def gains(flags: GainsFlags) -> dict[str, Any]:
     """Reads what `meshloom evaluate --json` wrote, prints a table and draws a picture.
 
@@ -28,25 +46,25 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
     models = {path: parts_of(path) for path in flags.evaluation}
     for path, parts in models.items():
         check_same(flags.baseline, baseline, path, parts)
-    names = sorted(baseline, key=lambda name: -baseline[name]["train_pairs"])
+    names = sorted(baseline, key=lambda name: -baseline[name].train_pairs)
     gained = {
-        path: [parts[name]["bleu"] - baseline[name]["bleu"] for name in names]
+        path: [parts[name].bleu - baseline[name].bleu for name in names]
         for path, parts in models.items()
     }
     rows = [
         [
             name,
-            f"{baseline[name]['train_pairs']:,}",
-            f"{baseline[name]['bleu']:.2f}",
+            f"{baseline[name].train_pairs:,}",
+            f"{baseline[name].bleu:.2f}",
             *(f"{part_gains[i]:+.2f}" for part_gains in gained.values()),
         ]
         for i, name in enumerate(names)
     ]
     means = {path: statistics.fmean(part_gains) for path, part_gains in gained.items()}
-    of_baseline = statistics.fmean(baseline[name]["bleu"] for name in names)
+    of_baseline = statistics.fmean(baseline[name].bleu for name in names)
     rows.append(["mean", "", f"{of_baseline:.2f}", *(f"{mean:+.2f}" for mean in means.values())])
     print_table(["part", "train pairs", f"BLEU of {flags.baseline}", *models], rows)
-    pairs = [baseline[name]["train_pairs"] for name in names]
+    pairs = [baseline[name].train_pairs for name in names]
     draw(flags.output, names, pairs, gained)
     print_note(f"Wrote {flags.output}.")
     result = {
@@ -60,43 +78,29 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
     return result
 
 
-def parts_of(path: str) -> Mapping[str, Mapping[str, Any]]:
+def parts_of(path: str) -> Mapping[str, Part]:
     """Reads the parts of an evaluation, each with its BLEU and its data size."""
     try:
-        evaluation = json.loads(lookup.read_bytes(path, path_of(path)))
-    except (OSError, ValueError) as error:
+        content = lookup.read_bytes(path, path_of(path))
+    except OSError as error:
         raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
-    parts = evaluation.get("parts", {}) if isinstance(evaluation, dict) else {}
-    if not isinstance(parts, dict) or not parts or not all(map(_is_part, parts.values())):
+    try:
+        return read_json(content, MixtureScores, "it").parts
+    except UserError as error:
         raise UserError(
-            f"{path}: holds no BLEU by part.  Evaluate a split of a mixture, one checkpoint: "
-            "meshloom evaluate --split=test --json=FILE."
-        )
-    return dict(parts)
-
-
-def _is_part(part: object) -> bool:
-    """Returns whether a part of an evaluation has a BLEU, a data size and a hash of references."""
-    if not isinstance(part, dict):
-        return False
-    bleu, pairs = part.get("bleu"), part.get("train_pairs")
-    return (
-        isinstance(bleu, int | float)
-        and math.isfinite(bleu)
-        and isinstance(pairs, int)
-        and pairs > 0
-        and isinstance(part.get("references_hash"), str)
-    )
+            f"{path}: holds no BLEU by part ({str(error).rstrip('.')}).  Evaluate a split of a "
+            "mixture, one checkpoint: meshloom evaluate --split=test --json=FILE."
+        ) from None
 
 
 def check_same(
-    baseline: str, expected: Mapping[str, Any], path: str, parts: Mapping[str, Any]
+    baseline: str, expected: Mapping[str, Part], path: str, parts: Mapping[str, Part]
 ) -> None:
     """Refuses evaluations of other sentences than the baseline's."""
     if differing := sorted(set(expected) ^ set(parts)):
         raise UserError(f"{baseline} and {path}: only one of them has {', '.join(differing)}.")
     for name, part in parts.items():
-        if part["references_hash"] != expected[name]["references_hash"]:
+        if part.references_hash != expected[name].references_hash:
             raise UserError(
                 f"{baseline} and {path}: their references for {name} differ.  Evaluate both on the "
                 "same split, with the same --sentences."

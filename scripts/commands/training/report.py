@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from configs.errors import UserError
+from configs.json_reader import read_json
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
@@ -143,10 +143,10 @@ def prediction(model_dir: Path) -> Iterator[str]:
     """Shows what was predicted of the run's step, where this version can read it."""
     file = model_dir / "plan.json"
     try:
-        figures = json.loads(file.read_bytes())
+        figures = read_json(file.read_bytes(), dict[str, Any], file)
     except (OSError, ValueError):
         return
-    if isinstance(figures, dict) and figures.get("schema_version") == SCHEMA_VERSION:
+    if figures.get("schema_version") == SCHEMA_VERSION:
         yield "<h2>Prediction for a step</h2>"
         yield head(figures)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import zstandard
 from pyarrow import parquet
 
 from configs.errors import UserError
+from configs.paths import path_of
 from data import manifest
+from data.cache import TaskCaches
 from data.sources.compression import open_file, read_errors
 from data.sources.json_lines import JsonlText
 from data.sources.lm1b import Lm1b
@@ -29,8 +32,12 @@ from data.storage.remote import ConditionalObject
 from data.tokenizers.sentence_piece import SentencePiece
 from data.tokenizers.tokenizer_json import TokenizerJson
 from data.vocab import make
+from tests.data.test_cache import task_of
 from tests.data.tokenizers.test_tokenizer_json import byte_level
 from tests.gcs import BUCKET, Cloud
+from trainer.checkpoints.manager import Checkpoints
+from trainer.metrics.plots import RunPlots
+from trainer.model_dir import ModelDir
 
 
 def test_an_object_is_written_once_by_those_who_know_the_same(there: Path) -> None:
@@ -82,10 +89,34 @@ def test_texts_are_matched_and_read(there: Path) -> None:
         next(read_lines(f"{there}/absent"))
 
 
-def test_a_bucket_that_is_not_there_is_named(cloud: Cloud) -> None:
+def test_a_bucket_that_is_not_there_is_named(cloud: Cloud, tmp_path: Path) -> None:
     check_output(f"gs://{BUCKET}/file")
-    with pytest.raises(UserError, match="there is no such bucket"):
+    with pytest.raises(UserError, match="there is no bucket"):
         check_output("gs://another-bucket/file")
+    absent = path_of("gs://another-bucket/run")
+    for look in (
+        lambda: ModelDir(absent).load(),
+        lambda: Checkpoints(absent).steps(),
+        lambda: ConditionalObject(absent / "lock"),
+        lambda: expand(f"{absent}/*.txt", "TextFiles.train"),
+        lambda: next(read_lines(str(absent / "a.txt"))),
+        lambda: TaskCaches(task_of(tmp_path / "a.txt"), absent),
+        lambda: RunPlots(absent),
+    ):
+        with pytest.raises(UserError, match="there is no bucket 'another-bucket'"):
+            look()
+
+
+def test_a_web_page_in_place_of_an_answer_is_one_line() -> None:
+    page = "<!DOCTYPE html>\n<html><head><title>Sign\nin</title></head>" + "<p>Pay.</p>\n" * 99
+    with pytest.raises(json.JSONDecodeError) as error:
+        json.loads(page)
+    for problem in (error.value, OSError(f"Forbidden: b/x\n{page}"), requests.HTTPError(page)):
+        text = remote.failure(problem)
+        assert text is not None and text.endswith(
+            "a web page answers (Sign in); a proxy or a sign-in page may be in the way"
+        )
+    assert remote.failure(json.JSONDecodeError("no", "{", 0)) is None
 
 
 def test_a_request_that_fails_is_no_damaged_data() -> None:

@@ -214,7 +214,7 @@ def test_a_damaged_file_beside_the_tokenizer_is_named_with_its_folder(folder):
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(UserError) as error:
         given(folder)
-    assert str(error.value) == f"{folder}/tokenizer_config.json: holds a list.  Legal: an object."
+    assert str(error.value) == f"{folder}/tokenizer_config.json: should be an object (found [])."
 
 
 def test_two_tokens_of_one_id_are_refused(folder):

@@ -14,7 +14,7 @@ from configs.errors import UserError
 from data.storage.remote import ConditionalObject
 from tests.toys import ROOT
 from trainer.processes import training_lock
-from trainer.processes.training_lock import FILE, Holder, lock
+from trainer.processes.training_lock import FILE, Holder, holder_of, lock
 
 OTHER = """
 import sys
@@ -141,3 +141,13 @@ def test_a_lock_that_says_nothing_is_free(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
     with lock(tmp_path):
         assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("content", [b'{"pid": 1, "host": "\xff", "since": "now"}', b"[" * 10**5,
+    b'{"pid": 1e400, "host": "h", "since": "now"}', b'{"pid": 1, "host": [], "since": "now"}',
+])  # fmt: skip
+def test_a_lock_of_odd_bytes_or_types_names_nobody(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    assert holder_of(tmp_path) is None
+    with lock(tmp_path):
+        pass

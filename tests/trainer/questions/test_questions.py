@@ -41,7 +41,7 @@ def test_choices_are_read() -> None:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[1]", "is not a JSON object"),
+        ("[1]", "should be an object"),
         ({"answer": "x"}, 'there is no "question".  Found: answer.'),
         ({"question": "q"}, 'there is no "answer"'),
         ({"question": " ", "answer": "x"}, "blank"),

@@ -1,6 +1,7 @@
 """Converts decoders between Hugging Face's settings and tensors and the Transformer here."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -88,7 +89,8 @@ def check_settings(settings: Settings, source: object) -> None:
     """Refuses settings that the Transformer here lacks, and unknown settings."""
     family = family_of(settings, source)
     full = completed(settings, family)
-    problems = [*_wrong_settings(full, family), *_unknown_settings(full, family)]
+    wrong = [*_wrong_settings(full, family)] or [*_wrong_windows(full), *rope.problems(full)]
+    problems = [*wrong, *_unknown_settings(full, family)]
     if problems:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
 
@@ -103,7 +105,8 @@ def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
             yield f"{name} = {size!r}: legal: {legal}."
     for name in NUMBERS:
         number = full.get(name, 0.0)
-        if not isinstance(number, int | float) or isinstance(number, bool) or number < 0:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not 0 <= number < math.inf:
             yield f"{name} = {number!r}: legal: a number of at least 0."
     for name in FLAGS:
         if not isinstance(full.get(name, False), bool):
@@ -114,8 +117,6 @@ def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
     if full["hidden_act"] not in list(family.activations):  # a file may hold what has no hash
         legal = ", ".join(map(repr, family.activations))
         yield f"hidden_act = {full['hidden_act']!r}: legal: {legal}."
-    yield from _wrong_windows(full)
-    yield from rope.problems(full)
 
 
 def _wrong_windows(full: Settings) -> Iterator[str]:

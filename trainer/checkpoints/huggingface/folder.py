@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from configs import json_reader
 from configs.errors import UserError, brief
 from data.storage.files import atomic_path, atomic_write
 from trainer.checkpoints.huggingface.weights import TensorInfo
@@ -57,13 +58,7 @@ def existing(folder: Path, name: str) -> Path:
 def read_json(folder: Path, name: str) -> Settings:
     """Reads a file that holds an object."""
     path = existing(folder, name)
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}.  Legal: an object.")
-    return content
+    return json_reader.read_json(path.read_bytes(), Settings, path)
 
 
 class StoredTensor(NamedTuple):

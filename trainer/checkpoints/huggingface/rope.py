@@ -1,5 +1,6 @@
 """Converts rotary positions between Hugging Face's settings and those here."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ def problems(settings: Settings) -> Iterator[str]:
     yield from _contradictions(settings)
     rope = parameters(settings)
     kind, theta = kind_of(rope), rope["rope_theta"]
-    if not isinstance(theta, int | float) or theta <= 1:
+    if not isinstance(theta, int | float) or not 1 < theta < math.inf:
         yield f"rope_theta = {theta!r}: legal: a number above 1."
     if kind not in (PLAIN, *SCALINGS):
         yield f"rope_type = {kind!r}: legal: {', '.join(map(repr, (PLAIN, *SCALINGS)))}."

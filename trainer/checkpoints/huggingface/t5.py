@@ -142,7 +142,7 @@ def _wrong_settings(settings: Settings) -> Iterator[str]:
     for name, legal in FIXED.items():
         if settings[name] != legal:
             yield f"{name} = {settings[name]!r}: legal: {legal!r}."
-    if settings["feed_forward_proj"] not in ACTIVATIONS:
+    if settings["feed_forward_proj"] not in list(ACTIVATIONS):  # it may have no hash
         value, legal = settings["feed_forward_proj"], ", ".join(map(repr, ACTIVATIONS))
         yield f"feed_forward_proj = {value!r}: legal: {legal}."
     rate = settings["dropout_rate"]

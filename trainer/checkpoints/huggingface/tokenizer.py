@@ -8,6 +8,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as proto
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from configs.json_reader import read_json
 from data.tokenizers.tokenizer_json import CONFIG, GENERATION, TOKENIZER, TokenizerJsonVocab
 from data.vocab import Vocab
 
@@ -61,9 +62,9 @@ def tokenizer_files(vocab: Vocab) -> tuple[dict[str, bytes], dict[str, int]]:
         files[TOKENIZER] = tokenizer.to_str(pretty=True).encode()
     for name, i in ids.items():
         [names[name.removesuffix("_id")]] = vocab.pieces([i])
-    files[CONFIG] = _json({**json.loads(kept.get(CONFIG, "{}")), **names})
+    files[CONFIG] = _json({**read_json(kept.get(CONFIG, "{}"), dict[str, Any], CONFIG), **names})
     ends = vocab.stop_ids if len(vocab.stop_ids) > 1 else vocab.end_id
-    generation = json.loads(kept.get(GENERATION, "{}"))
+    generation = read_json(kept.get(GENERATION, "{}"), dict[str, Any], GENERATION)
     files[GENERATION] = _json({**generation, **ids, "eos_token_id": ends})
     return files, ids
 

@@ -33,12 +33,21 @@ def test_a_picture_of_gains(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "part",
     [None, [], 3, {}, {**PART, "bleu": None}, {**PART, "bleu": float("nan")},
-     {**PART, "train_pairs": "many"}, {**PART, "train_pairs": 0}, {"bleu": 2, "train_pairs": 3}],
+     {**PART, "train_pairs": "many"}, {**PART, "train_pairs": 0}, {"bleu": 2, "train_pairs": 3},
+     {**PART, "bleu": 10**400},
+     {**PART, "train_pairs": 10**400}],
 )  # fmt: skip
 def test_foreign_json_is_refused(tmp_path: Path, part: object) -> None:
     with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part"):
         gains(flags(tmp_path, part))
     assert not (tmp_path / "gains.png").exists()
+
+
+def test_deep_json_is_refused(tmp_path: Path) -> None:
+    given = flags(tmp_path, PART)
+    (tmp_path / "b.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"b\.json: holds no BLEU by part \(it: is not JSON"):
+        gains(given)
 
 
 def test_an_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:

@@ -470,6 +470,13 @@ def miss_a_shard(folder: Path) -> None:
         ("llama", change(vocab_size=12), ["another shape", "embed_tokens"]),
         ("qwen3", change(max_window_layers=1, layer_types=None), ["in all layers or in none"]),
         ("llama", change(hidden_act=["silu"]), ["hidden_act = ['silu']: legal: 'silu'"]),
+        ("mistral", change(sliding_window=[None]), ["sliding_window = [None]: legal: an integer"]),
+        ("llama", change(rms_norm_eps=10**400), ["rms_norm_eps = inf: legal: a number of"]),
+        (
+            "llama",
+            change(rope_parameters={"rope_theta": 10**400}),
+            ["rope_theta = inf: legal: a number above 1"],
+        ),
         ("qwen3", change(layer_types=7), ["layer_types = 7: legal: 'full_attention' or"]),
         ("qwen3", change(layer_types=["full_attention"]), ["'sliding_attention' for each layer"]),
         ("qwen3", change(layer_types=["linear_attention"] * 2), ["layer_types = ['linear_att"]),

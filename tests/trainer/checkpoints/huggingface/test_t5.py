@@ -472,7 +472,7 @@ def other_ids(folder: Path) -> None:
         (remove("spiece.model"), ["spiece.model is missing"]),
         (other_index, ["model-00001-of-00001.safetensors is missing"]),
         (write("config.json", b"{"), ["config.json", "not JSON"]),
-        (write("config.json", b"[]"), ["config.json", "list", "object"]),
+        (write("config.json", b"[]"), ["config.json", "object (found [])"]),
         (write("model.safetensors", b"x" * 100), ["model.safetensors", "cannot be read"]),
         (write("spiece.model", b"x"), ["spiece.model", "SentencePiece"]),
         (other_ids, ["begin with id 1 and end with 2", "Legal for a T5"]),

@@ -1,0 +1,48 @@
+"""Reads JSON of a known type, which a file or another program may have wrong."""
+
+import functools
+import json
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from configs.errors import UserError, brief
+
+T = TypeVar("T")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def read_json(text: str | bytes, kind: type[T], name: object) -> T:
+    """Returns the value of a JSON text; raises UserError that names it where it is none of `kind`.
+
+    An integer of more than 20 digits reads as a float, perhaps an infinite one.
+    """
+    try:
+        value = json.loads(text, parse_int=_number)
+    except RecursionError:
+        raise UserError(f"{name}: is not JSON: its values are nested too deeply.") from None
+    except ValueError as error:
+        raise UserError(f"{name}: is not JSON: {error}.") from None
+    return checked(value, kind, name)
+
+
+def checked(value: Any, kind: type[T], name: object) -> T:
+    """Returns a value that JSON held as a `kind`; raises UserError where it is none."""
+    adapter = _adapter(cast(Any, kind))
+    try:
+        result: T = adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"{part}: " for part in first["loc"])
+        problem = first["msg"].removeprefix("Input ").replace("a valid dictionary", "an object")
+        shown = brief(repr(first["input"]))
+        raise UserError(f"{name}: {brief(place)}{problem} (found {shown}).") from None
+    return result
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 20 else float(digits)
