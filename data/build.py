@@ -103,7 +103,8 @@ def build(
     packing = Packing(task, vocabs, key.versions)
     builder = SplitBuilder(folder, packing, log, in_order, on_progress)
     names = task.source.splits()
-    splits = {name: log.splits.get(name) or builder.build(name) for name in names}
+    built = {name: log.splits.get(name) or builder.build(name) for name in names}
+    splits = {name: entry for name, entry in built.items() if entry}
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")
     made = {
@@ -167,7 +168,7 @@ class SplitBuilder:
         self._task, self._in_order, self._on_progress = packing.task, in_order, on_progress
 
     def build(self, split: str) -> dict[str, Any]:
-        """Writes the rows of a split, and returns its entry in the manifest."""
+        """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
         columns = self._task.columns(self._packing.vocabs)
         digest = hashlib.sha256()
         parts: list[PartOfText] = []
@@ -187,6 +188,10 @@ class SplitBuilder:
                 self._report(split, total, total := total + counts, share)
             counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
             entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
+        if not entry:
+            for path in self._folder.glob(f"{split}.*.npy"):
+                path.unlink()
+            return entry
         for name in columns:
             verify_written(self._array(split, name))
         self._log.add_split(split, entry)
@@ -249,7 +254,10 @@ class SplitBuilder:
                 {"name": part.name, "dropped": dict(part.dropped)} | part_counts.written()
             )
         if not counts.lines:
-            raise UserError(_no_lines(task, split, repr(split), counts, dropped))
+            problem = _no_lines(task, split, repr(split), counts, dropped)
+            if split != "validation" or +dropped or counts.left_out:
+                raise UserError(problem)
+            return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**counts.written(), **task.fills(counts), "content_hash": content_hash,
                  "chunks": max(map(len, counts_of_chunks))}  # fmt: skip

@@ -50,6 +50,12 @@ def prepare(
         first = gather(no_manifest)[0]
         is_stale = rebuild and first != cache.find_manifest(task, data_dir, **given)
         prepared = cache.prepare(task, data_dir, rebuild=is_stale, **given, **build)
+    if "validation" in task.source.splits() and "validation" not in prepared.splits:
+        remedy = ", ".join([*task.source.remedies("validation"), "or more text"])
+        logger.warning(
+            "Warning: %s: too few examples to hold some out, so nothing is validated.  For a "
+            "validation split give it %s.", task.name, remedy,
+        )  # fmt: skip
     check_same(
         {f"{name} of {task.name}": prepared.manifest[name] for name in
          ("content_hash", *prepared.vocabs.hashes())},

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
+from trainer.processes import peers
 from trainer.processes.ending import FAILED, RESTART, end_process
 
 # Of these files of the runtime: each record begins with a letter, a date and a place.
@@ -65,7 +66,7 @@ def without_lost_processes(lines: Iterable[bytes], fatal: list[bytes]) -> Iterat
         if record := RECORD.match(line):
             hidden = record[1].startswith(QUIET)
             if hidden and line.startswith(b"F") and not fatal:
-                timer = threading.Timer(PEERS_S, lambda: end_process(FAILED, reason(fatal)))
+                timer = threading.Timer(PEERS_S, lambda: _end(fatal))
                 timer.daemon = True
                 timer.start()
                 fatal.append(b"")
@@ -73,6 +74,12 @@ def without_lost_processes(lines: Iterable[bytes], fatal: list[bytes]) -> Iterat
             fatal.append(line)
         if not hidden:
             yield line
+
+
+def _end(fatal: list[bytes]) -> None:
+    others = peers.current()
+    known = None if others is None else others.failure  # JAX calls its end a loss
+    end_process(*(known or (FAILED, reason(fatal))))
 
 
 def reason(fatal: list[bytes]) -> str:

@@ -31,6 +31,8 @@ class Peers:
         self._changed = threading.Condition()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._failed: set[int] = set()
+        self.failure: tuple[int, str] | None = None
+        """Exit code and reason of the first other process that failed."""
         # Of this process.
         self._step = 0
         self._checks = 0
@@ -125,7 +127,7 @@ class Peers:
         with self._changed:
             host = self._links.pop(index).host
             self._changed.notify_all()
-            if self._all_left or index in self._failed:
+            if self._all_left or self._failed:  # after a failure, processes end at their pace
                 return
             line = f"process {index} on {host} is lost.  {RESTART}"
             if self.index == 0:
@@ -190,8 +192,9 @@ class Peers:
             elif kind == "failed":
                 index, code, line = values
                 self._failed.add(index)
-                if index != self.index:  # most errors are found by all processes
+                if index != self.index and self.failure is None:  # all find most errors
                     why = f"process {index} ended with exit code {code}: {line}"
+                    self.failure = code, why
                     self._after(GRACE_S / 2, lambda: end_process(code, why))
             elif kind == "gathered":
                 self._gathered = values[0]

@@ -91,6 +91,16 @@ for call in range(3):
 others.leave()
 """
 FAIL = 'others.fail(2, "no such file"); sys.exit(2)'
+LOST_FOR_JAX = """
+import os
+from trainer.processes.native_log import hide_lost_processes
+peers.set_current(others)
+hide_lost_processes()
+while others.failure is None:
+    time.sleep(0.1)
+os.write(2, b"F1122 20:13:38.705 829 client.h:80] Ends.  absl::Status: UNAVAILABLE: Tasks\\n")
+time.sleep(100)
+"""
 STALL = "others.stop_signal(4); time.sleep(2); others.stalled(); time.sleep(100)"
 GROUPS: dict[str, Callable[[], Group]] = {
     "stop": lambda: Group.start(dict.fromkeys(range(4), STEPS)),
@@ -98,6 +108,8 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "hub lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "other lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "failed": lambda: Group.start({0: SLEEP, 1: FAIL, 2: FAIL}),
+    "failed alone": lambda: Group.start({0: SLEEP, 1: FAIL, 2: SLEEP, 3: LOST_FOR_JAX}),
+    "hub failed": lambda: Group.start({0: FAIL, 1: SLEEP, 2: LOST_FOR_JAX}),
     "stalled": lambda: Group.start({0: STALL, 1: f"others.stop_signal(3); {SLEEP}"}),
 }
 
@@ -142,6 +154,16 @@ def test_a_failure_ends_the_processes_that_do_not_fail_alike(groups: dict[str, G
     assert [code for code, _, _ in ends.values()] == [2] * 3
     assert re.search("process [12] ended with exit code 2: no such file", ends[0][2])
     assert ends[1][2] == ends[2][2] == ""
+
+
+@pytest.mark.parametrize(("name", "failed"), [("failed alone", 1), ("hub failed", 0)])
+def test_a_failure_is_no_loss(groups: dict[str, Group], name: str, failed: int) -> None:
+    ends = groups[name].ends()
+    assert ends.pop(failed)[0] == 2
+    for code, _, error in ends.values():
+        assert (code, error) == (
+            2, f"meshloom: process {failed} ended with exit code 2: no such file\n"
+        )  # fmt: skip
 
 
 def test_a_stall_shows_all_stacks_and_who_is_behind(groups: dict[str, Group]) -> None:
