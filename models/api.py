@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import jax
 
+from configs.errors import UserError
 from configs.spec import Count, abstract_spec
 from layouts.layout import Layout
 from models.loss import Criterion, LossSums
@@ -40,8 +41,16 @@ class Step(Protocol):
 class ModelSpec:
     """Holds the settings of an architecture; a run file names one of its kinds."""
 
-    vocab: Count
-    """Rows of the embedding: at least as many as the task's vocabulary has tokens."""
+    vocab: Count | None = None
+    """Rows of the embedding: at least as many as the task's vocabulary has tokens. None: as many,
+    rounded up to a multiple of 128."""
+
+    @property
+    def vocab_rows(self) -> int:
+        """Returns the rows of the embedding, which a run derives where no setting has them."""
+        if self.vocab is None:
+            raise UserError(f"{type(self).__name__}.vocab = None: no task gives its vocabulary.")
+        return self.vocab
 
     @property
     def max_length(self) -> int | None:

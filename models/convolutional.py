@@ -60,7 +60,7 @@ class ConvNet(ModelSpec):
     def sizes(self) -> dict[str, int]:
         """Returns the size of each axis of the weights, by letter."""
         return {
-            "V": self.vocab, "N": self.layers, "D": self.d_model, "F": self.d_ff,
+            "V": self.vocab_rows, "N": self.layers, "D": self.d_model, "F": self.d_ff,
             "Z": self.channels, "O": self.kernel, "P": self.kernel,
         }  # fmt: skip
 

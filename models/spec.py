@@ -82,7 +82,8 @@ class TransformerSpec(ModelSpec):
     encoder_layers: CountOrZero = 0
     """Layers of the encoder; 0 is a decoder-only model."""
     source_vocab: Count | None = None
-    """Rows of a separate embedding of the source. None: both sides share one."""
+    """Rows of a separate embedding of the source. None: both sides share one, unless vocab
+    is None as well and the task has a separate vocabulary for the source."""
     d_model: Count
     """Width of the residual stream."""
     d_ff: Count
@@ -318,6 +319,7 @@ class TransformerSpec(ModelSpec):
         """Returns the size of each axis of the weights, by letter."""
         experts = {"E": self.moe.experts} if self.moe else {}
         return experts | {
-            "V": self.vocab, "N": self.layers, "D": self.d_model, "F": self.d_ff, "K": self.d_kv,
-            "J": self.heads // self.queries, "Q": self.queries, "L": self.length, "R": self.buckets,
+            "V": self.vocab_rows, "N": self.layers, "D": self.d_model, "F": self.d_ff,
+            "K": self.d_kv, "J": self.heads // self.queries, "Q": self.queries,
+            "L": self.length, "R": self.buckets,
         }  # fmt: skip

@@ -23,7 +23,7 @@ from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
 from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes
-from trainer.run import Run
+from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def check_vocab_settings(run: Run) -> None:
     """
     if run.start_from is not None:  # its vocabularies replace those that the task would train
         return
-    rows_of = {TARGET_FILE: ("vocab", run.model.vocab)}
+    rows_of = {TARGET_FILE: ("vocab", run.model.vocab_rows)}
     if run.model.source_vocab_size is not None:
         rows_of[SOURCE_FILE] = ("source_vocab", run.model.source_vocab_size)
     for file, settings in run.task.vocab_settings.items():
@@ -213,14 +213,14 @@ def _too_many_tokens(run: Run, name: str, rows: int, tokens: int) -> str:
 
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
-    sides = [("vocab", vocabs.target, run.model.vocab)]
+    sides = [("vocab", vocabs.target, run.model.vocab_rows)]
     source_size, model = run.model.source_vocab_size, type(run.model).__name__
-    if vocabs.source is not None:
-        sides.append(("source_vocab", vocabs.source, source_size or run.model.vocab))
+    if vocabs.source is not None and source_size is not None:
+        sides.append(("source_vocab", vocabs.source, source_size))
     for name, vocab, rows in sides:
         if vocab.size > rows:
             raise UserError(_too_many_tokens(run, name, rows, vocab.size))
-        if vocab.size < rows:
+        if rows - vocab.size >= max(ROWS_MULTIPLE, rows // 8):  # few are padding
             logger.warning(
                 "Warning: %s.%s = %d: the vocabulary of task %s has %d tokens; no text "
                 "has those of the other %d rows.",

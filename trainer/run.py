@@ -1,6 +1,8 @@
 """Configures one run: its model, task, length and intervals."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from configs.errors import UserError
@@ -9,6 +11,8 @@ from data.task import Task
 from data.tasks import images as images  # task files name what these define
 from data.tasks import prompts as prompts
 from data.tasks import translation as translation
+from data.vocab import Tokenizer
+from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.hlo.compilation import CompilerOption
 from models.api import ModelSpec
 from models.loss import Criterion
@@ -17,6 +21,8 @@ from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.optimizer import OptimizerSpec
 
+ROWS_MULTIPLE = 128
+"""Of the rows of an embedding: they split over many devices."""
 OPTIMIZERS = (Adafactor, AdamW)  # gin files name these without an import
 
 
@@ -78,6 +84,8 @@ class Run:
     other platforms are ignored.  configs/compilers/ has sets for TPU v5e, TPU v5p and GPUs."""
 
     def __post_init__(self) -> None:
+        model = with_vocab_rows(self.model, self.task.vocab_settings)
+        object.__setattr__(self, "model", model)  # the spec is frozen
         for option in self.compiler_options:
             CompilerOption.parse(option)
         if self.best_by == "bleu" and not self.bleu_sentences:
@@ -123,3 +131,20 @@ class Run:
         return Criterion(
             label_smoothing=self.label_smoothing, z_loss=self.z_loss, r_drop=self.r_drop
         )
+
+
+def with_vocab_rows(model: ModelSpec, tokenizers: Mapping[str, Tokenizer]) -> ModelSpec:
+    """Returns the model with rows for the vocabularies of a task, if its vocab is None."""
+    if model.vocab is not None:
+        return model
+    sides = {"vocab": TARGET_FILE, "source_vocab": SOURCE_FILE if model.has_encoder else ""}
+    rows = dict[str, int]()
+    for name, file in sides.items():
+        tokenizer = tokenizers.get(file)
+        if tokenizer is None or getattr(model, name, 0) is not None:
+            continue
+        given = tokenizer.given()
+        size = tokenizer.trained_size if given is None else given.size
+        if size is not None:
+            rows[name] = -(-size // ROWS_MULTIPLE) * ROWS_MULTIPLE
+    return dataclasses.replace(model, **rows) if rows else model

@@ -1,16 +1,21 @@
 """Settings of a run that do not fit each other, and what follows from them."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.errors import UserError
+from data.sources.pair_kinds import Tsv
+from data.tasks.translation import Translation
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocab import make
 from models.moe.routing import TopK
 from models.spec import Moe
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
-from trainer.run import Run
+from trainer.run import Run, with_vocab_rows
 
 RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
 
@@ -29,6 +34,33 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         dataclasses.replace(RUN, **changes)
+
+
+def test_the_embedding_has_the_rows_of_the_vocabulary_unless_they_are_set(tmp_path: Path) -> None:
+    model = dataclasses.replace(TOY, vocab=None)
+    for size, rows in ((500, 512), (512, 512), (513, 640)):
+        task = dataclasses.replace(TASK, vocab=SentencePiece(size=size))
+        assert dataclasses.replace(RUN, model=model, task=task).model.vocab == rows
+        assert dataclasses.replace(RUN, task=task).model.vocab == TOY.vocab
+    lines = ["a line of words", "another line"]
+    file = tmp_path / "vocab.model"
+    file.write_bytes(make(SentencePiece(size=280), iter(lines)).model)
+    task = dataclasses.replace(TASK, vocab=SentencePiece(model_file=str(file)))
+    assert dataclasses.replace(RUN, model=model, task=task).model.vocab == 384
+
+
+def test_both_sides_have_the_rows_of_their_vocabularies() -> None:
+    task = Translation(
+        name="pairs", source=Tsv(train="none"), vocab=SentencePiece(size=300), length=6,
+        source_vocab=SentencePiece(size=200), source_length=6,
+    )  # fmt: skip
+    for encoder_layers, rows in ((1, (384, 256)), (0, (384, None))):
+        model = dataclasses.replace(TOY, vocab=None, encoder_layers=encoder_layers)
+        derived = dataclasses.replace(RUN, model=model, task=task).model
+        assert (derived.vocab, derived.source_vocab_size) == rows
+    alone = with_vocab_rows(model, {})
+    with pytest.raises(UserError, match=r"Transformer\.vocab = None: no task gives"):
+        _ = alone.vocab_rows
 
 
 def test_what_happens_at_intervals_happens_after_the_last_step_too() -> None:

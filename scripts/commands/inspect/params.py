@@ -6,6 +6,8 @@ import numpy as np
 from configs.load import Config
 from configs.read import Reference
 from configs.spec import SPECS
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocabs import TARGET_FILE
 from layouts.axes import BY_LETTER
 from layouts.layout import Layout
 from layouts.lint.recorder import record
@@ -13,9 +15,10 @@ from layouts.lint.report import table
 from layouts.mesh import mesh_sizes
 from models.api import ModelSpec
 from models.architectures import Transformer
-from scripts.commands.common import settings_of, write_json
+from scripts.commands.common import settings_of, task_of, write_json
 from scripts.commands.inspect.flags import InspectParamsFlags
 from scripts.terminal import print_table
+from trainer.run import with_vocab_rows
 
 
 def params(flags: InspectParamsFlags) -> None:
@@ -54,7 +57,11 @@ def model_of(config: Config) -> ModelSpec:
     kind = SPECS[reference.target] if isinstance(reference, Reference) else Transformer
     model = config.make(kind)
     assert isinstance(model, ModelSpec)
-    return model
+    has_task = "Run.task" in bound
+    tokenizers = (
+        task_of(config).vocab_settings if has_task else {TARGET_FILE: config.make(SentencePiece)}
+    )
+    return with_vocab_rows(model, tokenizers)
 
 
 def planned_sizes(layout: Layout) -> dict[str, int]:

@@ -44,12 +44,12 @@ def assert_explained(error: str) -> None:
 
 def test_rows_that_no_text_has_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     vocab = make(SentencePiece(size=270), iter(["some words"]))
-    for size, warnings in ((270, 0), (288, 1)):
+    for size, warnings in ((270, 0), (384, 0), (512, 1)):
         caplog.clear()
         run = toy_run(dataclasses.replace(DENSE, vocab=size))
-        checks.check_vocabs(run, Vocabs(vocab, None))
+        checks.check_vocabs(run, Vocabs(vocab, vocab))  # one for both sides
         assert len(caplog.records) == warnings
-    assert "Transformer.vocab = 288: the vocabulary of task toy has 270 tokens" in caplog.text
+    assert "Transformer.vocab = 512: the vocabulary of task toy has 270 tokens" in caplog.text
     with pytest.raises(UserError, match=r"Transformer.vocab = 256: .* has 270 tokens"):
         checks.check_vocabs(toy_run(dataclasses.replace(DENSE, vocab=256)), Vocabs(vocab, None))
 
