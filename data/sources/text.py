@@ -163,19 +163,20 @@ class FileText(Source):
 
 @spec
 class TextFiles(FileText):
-    """Reads text files, plain, .gz, .xz or .zst.  What has only white space is no example."""
+    """Reads text files, plain, .gz, .xz or .zst."""
 
-    example: Literal["line", "paragraph", "file"] = "line"
-    """What an example is: a line, a paragraph, which blank lines separate, or a whole file."""
+    example: Literal["line", "any line", "paragraph", "file"] = "line"
+    """What an example is: a line that is not blank, any line (of a blank one, the model predicts
+    the end), a paragraph, which blank lines separate, or a whole file that is not blank."""
 
     @property
     def has_newlines(self) -> bool:
-        return self.example != "line"
+        return self.example in ("paragraph", "file")
 
     def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
         match self.example:
-            case "line":
-                return text_files.read_examples(paths, setting)
+            case "line" | "any line" as kind:
+                return text_files.read_examples(paths, setting, with_blank=kind == "any line")
             case "paragraph":
                 return text_files.with_text(text_files.read_paragraphs(paths), setting, "paragraph")
             case "file":

@@ -119,14 +119,15 @@ def decoded_lines(file: ByteFile, name: str, errors: str = "strict") -> Iterator
         yield line.removesuffix("\n")
 
 
-def read_examples(paths: Sequence[str], setting: str) -> Iterator[str]:
-    """Yields the raw lines of some files that hold more than white space."""
+def read_examples(paths: Sequence[str], setting: str, *, with_blank: bool) -> Iterator[str]:
+    """Yields the raw lines of some files, blank ones only `with_blank`."""
     empty = []
     for path in paths:
         is_empty = True
         for line in read_raw_lines(path):
-            if line and not line.isspace():
-                is_empty = False
+            is_blank = not line or line.isspace()
+            is_empty = is_empty and is_blank
+            if with_blank or not is_blank:
                 yield line
         empty += [path] if is_empty else []
     check_empty(setting, paths, empty, "line of text")

@@ -145,6 +145,11 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             lines.append(line | ({"parts": parts} if parts else {}))
     names = ["step", *evaluation.numbers()]
     print_table(names, [[short(line[name]) for name in names] for line in lines])
+    if not task.takes_pairs:
+        of_task = 'examples; a blank line is one only with TextFiles.example = "any line"'
+        ends = of_task if flags.text.text_file is None else "lines, blank ones too"
+        counted = f"{evaluation.words:,} words and the ends of {evaluation.lines:,} {ends}"
+        print_note(f"Perplexity per word counts {counted}.")
     if drops_tokens:
         print(dropping(flags.drop_tokens))
     write_json(flags.json_file, lines if len(steps) > 1 else lines[0])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data.packing.rows import NO_ROW, Counts, Rows, hashed_bytes, read_word_list, with_unk
+from data.sources.text import TextFiles
 from data.sources.text_files import read_lines, read_raw_lines
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
@@ -94,3 +95,28 @@ def test_lm1b_held_out_shard_has_159658_words_with_ends_of_lines():
         )
     counts = Counts.of(list(read_lines(str(path))))
     assert (counts.words, counts.lines) == (153_583, 6_075)
+
+
+def test_wikitext_2_has_245569_words_with_ends_of_lines():
+    """Merity et al. 2016, table 1: 245,569 tokens of test text, an <eos> on each line."""
+    path = SHARED / "wikitext-2" / "test.txt.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not here; set MESHLOOM_SHARED_DATA to the folder above wikitext-2")
+    source = TextFiles(train="none", test=str(path), example="any line")
+    counts = Counts.of(list(source.lines("test")))
+    assert (counts.words, counts.lines) == (241_211, 4_358)
+    assert counts == Counts.of(list(read_lines(str(path))))
+    assert counts.words + counts.lines == 245_569
+
+
+def test_blank_lines_are_examples_where_every_line_is_one(vocab, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(" = Title = \n \n\n words in a line \n")
+    counts = {
+        kind: Rows.from_lines(TextFiles(train="none", test=str(path), example=kind).lines("test"),
+                              vocab, 16).counts
+        for kind in ("line", "any line")
+    }  # fmt: skip
+    of_file = Rows.from_lines(read_lines(str(path)), vocab, 16).counts
+    assert [(c.words, c.lines) for c in counts.values()] == [(7, 2), (7, 4)]
+    assert counts["any line"] == of_file and of_file.bytes == path.stat().st_size
