@@ -677,7 +677,6 @@ def test_weights_alone_do_not_train_on(imported: Path) -> None:
     [
         ({"positions": "learned"}, "positions = 'learned', legal: 'rotary'"),
         ({"gated": False}, "gated = False, legal: True"),
-        ({"embed_scale": 3.0}, "embed_scale = 3.0, legal: 1.0"),
         ({"encoder_layers": 1, "sliding_window": None}, "encoder_layers = 1"),
     ],
 )
@@ -685,6 +684,8 @@ def test_a_model_that_no_family_expresses_is_refused(changes: dict[str, Any], wo
     case = golden()["mistral"]
     spec = spec_of(case["config"], "float32", "config.json")
     assert exported_settings(spec, None)["model_type"] == "mistral"
+    scaled = dataclasses.replace(spec, embed_scale=3.0)  # multiplied into the weights
+    assert exported_settings(scaled, None)["model_type"] == "mistral"
     with pytest.raises(UserError, match=re.escape(words)):
         exported_settings(dataclasses.replace(spec, **changes), None)
 
