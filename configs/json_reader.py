@@ -17,7 +17,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def read_json(text: str | bytes, kind: type[T], name: object) -> T:
-    """Returns the value of a JSON text; raises UserError that names it where it is none of `kind`.
+    """Parses JSON text as a `kind`; raises UserError that begins with `name` if it is another.
 
     An integer of more than 20 digits reads as a float, perhaps an infinite one.
     """
@@ -31,7 +31,7 @@ def read_json(text: str | bytes, kind: type[T], name: object) -> T:
 
 
 def checked(value: Any, kind: type[T], name: object) -> T:
-    """Returns a value that JSON held as a `kind`; raises UserError where it is none."""
+    """Validates a value parsed from JSON as a `kind`; raises UserError if it is another."""
     adapter = _adapter(cast(Any, kind))
     try:
         result: T = adapter.validate_python(value)

@@ -54,7 +54,7 @@ class HeadNorm(nnx.Module):
 
 
 def normed(spec: NormSettings, layout: Layout, x: Array, scale: Array, axes: str) -> Array:
-    """Divides by the root mean square along the last of these axes, in float32, and scales."""
+    """Divides by the root mean square along the last axis, in JAX's float type, and scales."""
     wide, wide_scale = x.astype(float), scale.astype(float)
     if spec.norm_offset:
         wide_scale = 1 + wide_scale

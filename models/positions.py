@@ -28,7 +28,7 @@ def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
 
 
 class Rotation(NamedTuple):
-    """Holds the angles by which positions rotate heads, in float32, of both halves of a head."""
+    """Holds the angles by which positions rotate heads, in JAX's float type, of both halves."""
 
     cos_BLk: Array
     sin_BLk: Array

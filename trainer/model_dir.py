@@ -66,10 +66,10 @@ class ModelDir:
 
     def recorded_run(self) -> Run:
         """Returns the settings in the record of the run; before it had any, those of config.gin."""
-        text = self.record.settings if self.record else None
+        record = self.record
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / self.config_file.name
-            file.write_text(text or self.config_file.read_text())
+            file.write_text((record and record.settings) or self.config_file.read_text())
             return load([str(file)]).make(Run)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs, step: int = 0, **record: Any) -> None:
@@ -106,14 +106,15 @@ class ModelDir:
 
     def check_text(self, prepared: Prepared, task: Task) -> None:
         """Refuses to continue a run on other text, or on its rows in another order."""
-        before, content_hash = self.content_hash, prepared.manifest["content_hash"]
+        record, content_hash = self.record, prepared.manifest["content_hash"]
+        before = None if record is None else record.content_hash
         if before not in (None, content_hash):
             raise UserError(
                 f"{self.model_dir} was trained on other text of task {task.name} (content hash "
                 f"{before}, now {content_hash}).  Give the --data_dir of "
                 "that text, or choose another --model_dir."
             )
-        version = order.VERSION if self.record is None else self.record.order
+        version = order.VERSION if record is None else record.order
         if not order.has_order_of(version, prepared.splits["train"]):
             raise UserError(
                 f"{self.model_dir} was trained on the rows in the order of an earlier version "
@@ -125,11 +126,12 @@ class ModelDir:
     @property
     def content_hash(self) -> str | None:
         """Returns the hash of the text that the run reads; None before it has begun."""
-        return None if self.record is None else self.record.content_hash
+        record = self.record
+        return None if record is None else record.content_hash
 
     @property
     def record(self) -> Start | None:
-        """Returns the newest record of the run."""
+        """Reads the newest record, of history.jsonl and of the newest checkpoint."""
         return record_of(self.model_dir)
 
     @property

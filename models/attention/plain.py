@@ -68,7 +68,7 @@ def attend_with_dropout(
 def unnormalized_probs(
     layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Bias | None, mask_B11LM: Array
 ) -> tuple[Array, Array]:
-    """Returns exp(logits - max) and its sum over the keys, both in float32."""
+    """Returns exp(logits - max) and its sum over the keys, both in JAX's float type."""
     logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=float)
     if bias is not None:
         logits_BJQLM = add_bias(layout, logits_BJQLM, bias)

@@ -88,7 +88,7 @@ class MoeLayer(nnx.Module):
         return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
 
     def logits(self, x_GsD: Array, key: Array | None) -> Array:
-        """Returns the router's logits, in float32."""
+        """Returns the router's logits, in JAX's float type, not in that of products."""
         rate, wide_GsD = self.moe.router.jitter, x_GsD.astype(float)
         if key is not None and rate:
             drawn_GsD = self.layout.random(jax.random.uniform, key, "GsD", x_GsD.shape)

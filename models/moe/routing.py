@@ -47,7 +47,7 @@ class Load(NamedTuple):
 
 @abstract_spec
 class Router:
-    """Holds what all routers share.  Gates are a softmax over the experts, in float32."""
+    """Holds what all routers share.  Gates are a softmax over the experts."""
 
     capacity_factor: Positive = 1.0
     """Slots of an expert, relative to an even share of the choices, in training."""

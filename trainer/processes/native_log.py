@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 
@@ -100,9 +101,7 @@ def delay_abort() -> None:
 
     Meanwhile the other threads continue; then it aborts as it would have.
     """
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    handle_abort(ctypes.cast(ctypes.CDLL(None).sleep, AbortHandler))
 
 
 def name_layout_of_abort(layout: str) -> None:
@@ -116,7 +115,11 @@ def name_layout_of_abort(layout: str) -> None:
         f"meshloom: this process aborted under {layout}.  If the lines above are a compiler's, "
         "try another layout or another Transformer.remat.\n"
     )
-    handler = AbortHandler(lambda signal: os.write(2, line.encode()))
+    handle_abort(AbortHandler(lambda signal: os.write(2, line.encode())))
+
+
+def handle_abort(handler: Any) -> None:
+    """Installs a C function as the handler of SIGABRT."""
     _handlers.append(handler)
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, AbortHandler), ctypes.c_void_p

@@ -135,9 +135,9 @@ class SlotEngine:
         return next(n for n in powers(2, SHORTEST, self.max_length) if n >= length)
 
     def fit(self, running: Collection[int], count: int, length: int) -> dict[int, int]:
-        """Makes room for so many texts of so many positions; nothing but running slots is kept.
+        """Resizes the slots to hold `count` texts of `length` positions; keeps the running ones.
 
-        Returns the new slot of each of these.
+        Returns the new slot of each running one.
         """
         wanted = SlotSize(
             next(slots for slots in self.slot_counts if slots >= count),
@@ -250,7 +250,7 @@ class SlotEngine:
 
 
 def powers(base: int, first: int, last: int) -> list[int]:
-    """Returns numbers up to the last: each is so many times the one before.
+    """Returns first, first * base, first * base**2, ... below last, and then last.
 
     >>> powers(2, 64, 300), powers(2, 64, 20)
     ([64, 128, 256, 300], [20])
