@@ -23,6 +23,10 @@ class Config:
         """Makes a spec, and all specs nested in it, from what is bound."""
         return Maker(self.bound).make(cls)
 
+    def value(self, name: str) -> Any:
+        """Returns the value of one setting, with the specs that it refers to; None if it is unset."""
+        return Maker(self.bound).make_value(self.bound[name]) if name in self.bound else None
+
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())
 

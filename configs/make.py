@@ -43,10 +43,18 @@ class Maker:
 
     def make(self, cls: type[T]) -> T:
         made = self._spec(cls, (), (), None)
-        if self.problems:
-            raise UserError(listed(cls.__name__, list(dict.fromkeys(self.problems))))
+        self._raise_problems(cls.__name__)
         assert isinstance(made, cls)
         return made
+
+    def make_value(self, binding: Binding) -> Any:
+        made = self._value(binding.value, (), (), binding.origin)
+        self._raise_problems(binding.name)
+        return made
+
+    def _raise_problems(self, name: str) -> None:
+        if self.problems:
+            raise UserError(listed(name, list(dict.fromkeys(self.problems))))
 
     def _spec(self, cls: Any, scopes: tuple[str, ...], chain: _Chain, base: Any) -> Any:
         """Makes one spec; `_FAILED` after a problem, so that what holds it is still checked.

@@ -66,6 +66,7 @@ def given(command: str, flag: str) -> list[str]:
 # What stands for the file that an import of a model writes into its directory under runs/.
 IMPORTED = """
 include 'configs/models/tiny.gin'
+Transformer.vocab = 512
 VOCAB = @TokenizerJson()
 TokenizerJson.path = 'tokenizer.json'
 """

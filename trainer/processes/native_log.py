@@ -14,8 +14,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax
-
 from trainer.processes import peers
 from trainer.processes.ending import FAILED, RESTART, end_process
 
@@ -109,6 +107,8 @@ def name_layout_of_abort(layout: str) -> None:
 
     With several processes an abort is rarely the layout's fault: `hide_lost_processes` handles it.
     """
+    import jax
+
     if jax.process_count() > 1:
         return
     line = (

@@ -7,7 +7,7 @@ from configs.load import Config
 from configs.read import Reference
 from configs.spec import SPECS
 from data.tokenizers.sentence_piece import SentencePiece
-from data.vocabs import TARGET_FILE
+from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.axes import BY_LETTER
 from layouts.layout import Layout
 from layouts.lint.recorder import record
@@ -15,7 +15,7 @@ from layouts.lint.report import table
 from layouts.mesh import mesh_sizes
 from models.api import ModelSpec
 from models.architectures import Transformer
-from scripts.commands.common import settings_of, task_of, write_json
+from scripts.commands.common import settings_of, write_json
 from scripts.commands.inspect.flags import InspectParamsFlags
 from scripts.terminal import print_table
 from trainer.run import with_vocab_rows
@@ -57,10 +57,13 @@ def model_of(config: Config) -> ModelSpec:
     kind = SPECS[reference.target] if isinstance(reference, Reference) else Transformer
     model = config.make(kind)
     assert isinstance(model, ModelSpec)
-    has_task = "Run.task" in bound
-    tokenizers = (
-        task_of(config).vocab_settings if has_task else {TARGET_FILE: config.make(SentencePiece)}
-    )
+    task = bound.get("Run.task")
+    task_kind = task.target if isinstance(task, Reference) else "Task"
+    source = config.value(f"{task_kind}.source_vocab")
+    tokenizers = {
+        TARGET_FILE: config.value(f"{task_kind}.vocab") or config.make(SentencePiece),
+        **({} if source is None else {SOURCE_FILE: source}),
+    }
     return with_vocab_rows(model, tokenizers)
 
 

@@ -1,6 +1,7 @@
 """A stack runs its blocks in order, whatever runs them, and shares what layers share."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +59,13 @@ def test_layers_run_in_order_with_one_bias_and_keys_of_their_own(scan: bool) -> 
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_each_layer_has_a_cache_of_its_own(scan: bool) -> None:
-    spec = dataclasses.replace(SPEC, scan=scan)
+    def start() -> Any:
+        stack = made(dataclasses.replace(SPEC, scan=scan))
+        weights = nnx.to_pure_dict(nnx.split(stack.layers_N)[1])
+        return stack.start_decoding(weights if scan else WHOLE.unstack(weights), 5, 9, None)[1]
+
     with jax.set_mesh(make_mesh(WHOLE)):
-        caches = jax.eval_shape(lambda: made(spec).start_decoding(5, 9, None)[1])
+        caches = jax.eval_shape(start)
     keys = [cache["keys_BJMK"].shape for cache in ([caches] if scan else caches)]
     assert keys == ([(3, 5, 3, 9, 4)] if scan else [(5, 3, 9, 4)] * 3)
 
