@@ -24,7 +24,7 @@ class Config:
         return Maker(self.bound).make(cls)
 
     def value(self, name: str) -> Any:
-        """Returns the value of one setting, with the specs that it refers to; None if it is unset."""
+        """Returns the value of a setting, with the specs that it refers to; None if unset."""
         return Maker(self.bound).make_value(self.bound[name]) if name in self.bound else None
 
     def bindings(self) -> tuple[Binding, ...]:
