@@ -23,11 +23,15 @@ from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
 from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes
+from models.spec import Precision
 from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
 
 MAX_BUBBLE = 0.2  # of their time that stages may idle without a warning
+
+NARROW_PRODUCTS = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16"}}
+"""What Linux calls the products that an x86 processor has beside those of float32."""
 
 # Traces a program of a run under a layout, on a mesh that may have no devices.
 Program = Callable[[Run, Layout, Mesh | AbstractMesh], object]
@@ -88,6 +92,24 @@ def check_bubble(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> lis
         f"Warning: Run.microbatches = {run.microbatches}: {stages} stages of layers idle "
         f"{schedule.bubble:.0%} of their time.  With {enough} microbatches{legal}, "
         f"{idle:.0%} at most.{other}"
+    ]
+
+
+def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Returns a warning where this machine's CPU has no products of the type that a run trains in.
+
+    It does not hold for decoding, where reading the weights takes the time.
+    """
+    precision = getattr(run.model, "precision", Precision())
+    flags = NARROW_PRODUCTS.get(precision.compute)
+    if flags is None or jax.default_backend() != "cpu" or not cpuinfo.is_file():
+        return []
+    if flags & set(cpuinfo.read_text().split()):
+        return []
+    return [
+        f"Warning: Precision.compute = {precision.compute!r}: this processor has none of "
+        f"{', '.join(sorted(flags))} and trains faster in float32.  "
+        "Set Precision.compute = 'float32' on this machine."
     ]
 
 

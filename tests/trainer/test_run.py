@@ -12,9 +12,10 @@ from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 from models.moe.routing import TopK
-from models.spec import Moe
+from models.spec import Moe, Precision
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
+from trainer.checks import check_precision
 from trainer.run import Run, with_vocab_rows
 
 RUN = Run(model=TOY, task=TASK, steps=10, batch_sequences=6)
@@ -73,3 +74,21 @@ def test_the_rows_of_a_group_stay_together(group_tokens: int | None, rows: int) 
     moe = Moe(experts=4, router=TopK(), group_tokens=group_tokens)
     model = dataclasses.replace(TOY, pattern=("moe",), moe=moe)
     assert dataclasses.replace(RUN, model=model).rows_together == rows
+
+
+@pytest.mark.parametrize(
+    ("flags", "compute", "warns"),
+    [
+        ("avx512f", "bfloat16", True), ("avx512f", "float16", True), ("avx512f", "float32", False),
+        ("avx512f avx512_bf16", "bfloat16", False), ("amx_bf16 amx_tile", "bfloat16", False),
+    ],
+)  # fmt: skip
+def test_a_type_that_this_processor_is_slow_in_is_warned_of(
+    tmp_path: Path, flags: str, compute: str, warns: bool
+) -> None:
+    (cpuinfo := tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
+    model = dataclasses.replace(TOY, precision=dataclasses.replace(Precision(), compute=compute))
+    run = dataclasses.replace(RUN, model=model)
+    warnings = check_precision(run, cpuinfo)
+    assert [f"Precision.compute = '{compute}'" in warning for warning in warnings] == [True] * warns
+    assert check_precision(run, tmp_path / "none") == []

@@ -32,6 +32,7 @@ from trainer.checks import (
     Program,
     check_bubble,
     check_layout,
+    check_precision,
     check_run,
     check_vocab_settings,
     describe_layout,
@@ -82,6 +83,7 @@ def train_locked(flags: TrainFlags) -> None:
     for warning in (
         *check_layout(run, layout, dict(mesh.shape), setting_origins(config)),
         *check_bubble(run, layout, dict(mesh.shape)),
+        *check_precision(run),
     ):
         print_note(warning)
     if step is None:
