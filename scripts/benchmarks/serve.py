@@ -6,7 +6,7 @@ Each client sends a request as soon as its last one is answered: a prompt of 1 t
 of 8 to 64 new tokens, a seed, and temperature 0.8.  The same requests are then decoded as the lines
 of a file, as many together as the server has slots, in alternating rounds.  Every answer is
 compared with the text of `decode`.  Clients, server and decoder share the machine.  Compilation is
-not counted.
+not counted.  All is done for each limit of `--max_length`: a long one costs short texts nothing.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from scripts.benchmarks.options import AT_LEAST_ONE, count_option, json_option, rounds_option
+from scripts.benchmarks.options import count_option, json_option, rounds_option, sizes_option
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
 
 WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
@@ -192,25 +192,27 @@ def measure(
     cases: Sequence[LoadCase],
     clients: int,
     slots: int,
-    max_length: int | None,
+    max_length: int,
     count: int,
 ) -> dict[str, Any]:
     """Runs rounds of load on a server, and of decoding the same requests."""
-    rounds, flags = [], [f"--slots={slots}", f"--queue={clients}"]
-    if max_length is not None:
-        flags.append(f"--max_length={max_length}")
+    rounds = []
+    flags = [f"--slots={slots}", f"--queue={clients}", f"--max_length={max_length}"]
     with (
         server(str(model_dir), *flags) as port,
         decoding(model_dir, slots) as decode,
     ):
         decode(cases)  # compiles
-        load(port, cases[:clients], clients)
+        before = -1.0
+        while before != (compilations := metric(port, "meshloom_compilations_total")):
+            before = compilations
+            load(port, cases, clients)  # the server compiles for sizes that the requests take
         for _ in range(count):
             start = time.perf_counter()
             answers = load(port, cases, clients)
             seconds = time.perf_counter() - start
             rounds.append(summary(answers, seconds, decode(cases)))
-        compilations = metric(port, "meshloom_compilations_total")
+        compilations = metric(port, "meshloom_compilations_total") - before
     medians = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
     sizes = {"clients": clients, "requests": len(cases), "slots": slots, "cores": cores()}
     return {"median": medians, "rounds": rounds, "compilations": compilations, **sizes}
@@ -227,12 +229,7 @@ def measure(
 @count_option("--clients", default=64, help="Clients that wait for an answer at a time.")
 @count_option("--requests", default=2000, help="Requests of a round.")
 @count_option("--slots", default=32, help="Slots of the server, and rows of a batch of `decode`.")
-@click.option(
-    "--max_length",
-    type=AT_LEAST_ONE,
-    metavar="N",
-    help="Tokens of a prompt and its continuation in the server.  Default: the row length.",
-)
+@sizes_option("--max_length", "128,2048", "Tokens of a prompt and its continuation in the server.")
 @click.option("--full_length", is_flag=True, help="Lets no text end before its limit.")
 @json_option()
 def main(
@@ -241,14 +238,17 @@ def main(
     clients: int,
     requests: int,
     slots: int,
-    max_length: int | None,
+    max_length: list[int],
     full_length: bool,
     json_file: str | None,
 ) -> None:
     """Compares a server under load with decoding the same requests from a file."""
     cases = cases_of(requests, full_length=full_length)
-    result = measure(model_dir.resolve(), cases, clients, slots, max_length, count)
-    show(result | {"full_length": full_length, "max_length": max_length}, json_file)
+    measured = {
+        length: measure(model_dir.resolve(), cases, clients, slots, length, count)
+        for length in max_length
+    }
+    show({"full_length": full_length, "max_length": measured}, json_file)
 
 
 if __name__ == "__main__":
