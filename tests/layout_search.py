@@ -10,13 +10,18 @@ import functools
 import itertools
 import math
 import re
+import shutil
+import tempfile
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from data.vocab import EOS
 from layouts.axes import BY_LETTER, BY_NAME, SYNONYMS, axes_of_path
@@ -24,9 +29,13 @@ from layouts.layout import Layout, pairs, parse_rules
 from layouts.lint.errors import Problem
 from layouts.lint.report import lint
 from layouts.mesh import abstract_mesh, batch_shards, make_mesh, mesh_sizes
+from models.api import Decodable
+from models.decoding.sampling import Sampling
 from models.loss import LossSums
+from tests.data.test_vocab import Digits
 from tests.random_layouts import Case, chosen_case
-from tests.toys import ROOT, ROUND_OFF, WHOLE, optax_promotion, packed_rows, pair_rows
+from tests.toys import FLOAT64, ROOT, ROUND_OFF, WHOLE, optax_promotion, packed_rows, pair_rows
+from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.checks import record_loss
 from trainer.decoding.decoder import SHORTEST, Decoder, Request
@@ -34,9 +43,14 @@ from trainer.decoding.score import token_losses
 from trainer.feed import place, placement
 from trainer.planning.decoding import DecodeShape, trace_decode
 from trainer.run import Run
-from trainer.step import TrainStepSpec, abstract_params, add_microbatches, train_step_spec
+from trainer.serving.continuous import ContinuousService
+from trainer.serving.service import Job
+from trainer.serving.slot_engine import SlotEngine
+from trainer.step import State, TrainStepSpec, abstract_params, add_microbatches, train_step_spec
 from trainer.traces import trace_evaluate_step, trace_score_step, trace_train_step
 
+BFLOAT16_LOSS = 0.02
+"""Largest difference of a loss in bfloat16, as a share; a number of it has 8 bits."""
 # Letters of activations: what shares a tensor cannot share a mesh axis.
 ACTIVATIONS = ("BLD", "BLF", "BLV", "BLJQK", "BMJK", "BJQLM")
 SOURCE_ACTIVATIONS = ("BMD",)
@@ -77,9 +91,16 @@ class Verdict:
     failures: tuple[Failure, ...]
 
 
-@jax.enable_x64(True)
-def judge(case: Case, *, runs: bool) -> Verdict:
-    """Judges a case; runs it, too, if it is legal and `runs` says so."""
+Judge = Callable[..., Verdict]
+
+
+def judge(case: Case, *, runs: bool, compiles: bool = False) -> Verdict:
+    """Judges a case; a legal one is run, or compiled where it has stages, if the flags say so."""
+    with jax.enable_x64(case.spec.precision == FLOAT64):
+        return _judge(case, runs=runs, compiles=compiles)
+
+
+def _judge(case: Case, *, runs: bool, compiles: bool) -> Verdict:
     sizes = mesh_sizes(case.layout.mesh, None)
     problems = lint(case.layout, sizes, record_loss(case.run), {})
     errors = [problem for problem in problems if problem.severity == "error"]
@@ -87,9 +108,11 @@ def judge(case: Case, *, runs: bool) -> Verdict:
     if errors:
         return Verdict(codes, False, tuple(without_reason(case, errors)))
     failures = tuple(untraceable(case, "accepted"))
-    if failures or not runs:
-        return Verdict(codes, False, failures)
-    return Verdict(codes, True, tuple(different(case)))
+    if not failures and runs:
+        return Verdict(codes, True, tuple(different(case)))
+    if not failures and compiles and "layers:" in case.layout.rules:
+        failures = tuple(uncompilable(case))
+    return Verdict(codes, False, failures)
 
 
 # Accepted: it traces.
@@ -126,6 +149,17 @@ def programs(case: Case) -> dict[str, Callable[[], object]]:
         "score": lambda: trace_score_step(run, layout, mesh),
         "decode": lambda: trace_decode(run, layout, mesh, shape),
     }
+
+
+def uncompilable(case: Case) -> Iterator[Failure]:
+    """Compiles what runs in stages."""
+    mesh = make_mesh(case.layout)
+    for trace in (trace_train_step, trace_evaluate_step):
+        try:
+            with optax_promotion():
+                trace(case.run, case.layout, mesh)[0].lower().compile()
+        except Exception as error:
+            yield failed("accepted", "compile", error)
 
 
 def decoded_rows(run: Run, layout: Layout) -> int:
@@ -246,6 +280,8 @@ class Result:
 
     numbers: dict[str, np.ndarray]
     texts: list[Any]
+    folder: str | None = None
+    """Where the run on one device saves its state after the first step."""
 
 
 def plain(case: Case) -> Case:
@@ -273,52 +309,102 @@ def plain(case: Case) -> Case:
 def different(case: Case) -> Iterator[Failure]:
     """Runs a case and its plain one; yields what differs by more than round-off."""
     rows = decoded_rows(case.run, case.layout)
+    on_one_device = plain_result(plain(case), rows)
     try:
-        under_layout = result(case, rows)
+        under_layout = result(case, rows, on_one_device.folder)
     except Exception as error:
         yield failed("accepted", "run", error)
         return
-    on_one_device = plain_result(plain(case), rows)
+    if case.spec.precision != FLOAT64:
+        yield from different_loss(under_layout, on_one_device)
+        return
     for name, number in on_one_device.numbers.items():
-        limit = ROUND_OFF * np.abs(number).max()
-        difference = np.abs(under_layout.numbers[name] - number).max()
-        if not difference <= limit:
-            share = difference / np.abs(number).max()
-            yield Failure("differs", name, f"{share:.2g} of the largest, at most {limit:.2g}")
+        share = distance(under_layout.numbers[name], number)
+        if not share <= ROUND_OFF:
+            yield Failure("differs", name, f"{share:.2g} of the largest, at most {ROUND_OFF}")
     for row, (text, one) in enumerate(zip(under_layout.texts, on_one_device.texts, strict=True)):
         if text != one:
             yield Failure("differs", "texts", f"row {row}: {text} is not {one}")
             return
 
 
+def different_loss(under_layout: Result, on_one_device: Result) -> Iterator[Failure]:
+    """Compares what bfloat16 computes; one token that goes to another expert changes the rest."""
+    share = distance(under_layout.numbers["sums/loss"], on_one_device.numbers["sums/loss"])
+    if not share <= BFLOAT16_LOSS:
+        yield Failure("differs", "sums/loss", f"{share:.2g} of it, at most {BFLOAT16_LOSS}")
+
+
+def distance(numbers: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the largest difference as a share of the largest number."""
+    largest, difference = np.abs(expected).max(), np.abs(numbers - expected).max()
+    return float(difference / largest) if difference else 0.0
+
+
 @functools.lru_cache(maxsize=4)
 def plain_result(case: Case, rows: int) -> Result:
-    return result(case, rows)
+    on_one_device = result(case, rows, None)
+    if on_one_device.folder:
+        weakref.finalize(on_one_device, shutil.rmtree, on_one_device.folder)
+    return on_one_device
 
 
-def result(case: Case, rows: int) -> Result:
-    """Scores, decodes, and computes the gradients of a training step."""
+def result(case: Case, rows: int, folder: str | None) -> Result:
+    """Updates, saves, resumes, scores, computes the gradients of a training step and decodes.
+
+    folder: that of the run on one device, from whose checkpoint this one resumes.
+    """
     run = case.run
     padding = StatePadding(train_step_spec(run, case.layout), make_mesh(case.layout))
     model, mesh = padding.program.model, padding.mesh
-    with optax_promotion():
-        params = first_params(padding)
+    resumes, folder = folder is not None, folder or tempfile.mkdtemp()
+    with Checkpoints(folder) as checkpoints, optax_promotion():
+        state = updated(padding, first_state(padding), seed=1)
+        numbers = by_path({"first": jax.device_get(padding.unpad(state))})
+        if resumes:
+            state = padding.pad(checkpoints.restore(padding.unpadded)[0])
+        else:
+            checkpoints.save(1, padding.unpad(state))
+        state = updated(padding, state, seed=2)
+    numbers |= by_path({"second": jax.device_get(padding.unpad(state))})
+    params = state["params"]
     with jax.set_mesh(mesh):
         batch = place(placement(model.layout, mesh, 1), rows_of(run, rows), rows, 1)
-        numbers = {"score": np.asarray(token_losses(model, params, batch))}
+        numbers["score"] = np.asarray(token_losses(model, params, batch))
         where_microbatches = placement(model.layout, mesh, run.microbatches)
         host_batch = rows_of(run, run.batch_sequences)
         batch = place(where_microbatches, host_batch, run.batch_sequences, run.microbatches)
         gradients, sums = step_gradients(padding.program, params, batch)
     for name in ("objective", "loss", "correct", "tokens"):
         numbers[f"sums/{name}"] = np.asarray(getattr(sums, name))
-    numbers |= by_path({"gradients": unpadded(padding, gradients)})
+    numbers |= by_path({"gradients": jax.device_get(unpadded(padding, gradients))})
     decoder = Decoder(model, params, mesh, case.search, rows)
     answers = sorted(itertools.chain(*decoder.decode(requests(case))))
     hypotheses = [by_rank for _, by_rank in answers]
     texts = [[one.tokens for one in by_rank] for by_rank in hypotheses]
     scores = [(one.score, one.log_probability) for by_rank in hypotheses for one in by_rank]
-    return Result(numbers | {"decode": np.array(scores)}, texts)
+    numbers["decode"] = np.array(scores)
+    if not case.spec.has_encoder and isinstance(case.search, Sampling) and case.search.width == 1:
+        jobs = served(case, model, params, mesh, rows)
+        numbers["serve"] = np.concatenate([job.log_probabilities for job in jobs])
+        texts += [job.tokens for job in jobs]
+    return Result(numbers, texts, folder)
+
+
+def served(case: Case, model: Decodable, params: Any, mesh: Mesh, slots: int) -> list[Job]:
+    """Answers the requests as `meshloom serve` does, each with its number of new tokens."""
+    vocab = Digits(case.spec.vocab or 0, begin_id=0, end_id=EOS)
+    assert isinstance(case.search, Sampling)
+    jobs = [Job(request, case.search) for request in requests(case)]
+    with jax.set_mesh(mesh):
+        params = jax.tree.map(jnp.copy, params)  # the engine frees its weights
+        engine = SlotEngine(model, params, mesh, vocab, slots, max_length=2 * SHORTEST)
+        service = ContinuousService(engine, step=0, queue=len(jobs))
+        service.warm_up()
+        service.submit(jobs)
+        while not all(job.is_done for job in jobs):
+            service.advance(service.next_jobs())
+    return jobs
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -327,12 +413,15 @@ def step_gradients(program: TrainStepSpec, params: Any, batch: Any) -> tuple[Any
     return add_microbatches(program, params, batch, jax.random.key(5))
 
 
-def first_params(padding: StatePadding) -> Any:
-    """Returns the same random weights under every layout."""
-    rng, shapes = np.random.default_rng(1), padding.unpadded["params"]
+def random_params(padding: StatePadding, seed: int, mean: float = 0.0) -> Any:
+    """Returns the same random weights under every layout.
+
+    mean: of scales; that of other weights is 0.
+    """
+    rng, shapes = np.random.default_rng(seed), padding.unpadded["params"]
 
     def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        drawn = rng.normal("scale" in path, 0.25, leaf.shape)
+        drawn = rng.normal(mean * ("scale" in path), 0.25, leaf.shape)
         return jax.device_put(np.asarray(drawn, leaf.dtype), leaf.sharding)
 
     leaves = [number(path, leaf) for path, leaf in by_path(shapes).items()]
@@ -340,8 +429,26 @@ def first_params(padding: StatePadding) -> Any:
     return padding.pad({"params": params})["params"]
 
 
+def first_state(padding: StatePadding) -> State:
+    params = random_params(padding, seed=0, mean=1.0)
+    with jax.set_mesh(padding.mesh):
+        opt_state = jax.jit(padding.program.transform().init)(params)
+    return {"params": params, "opt_state": opt_state, "step": jnp.zeros((), jnp.int32)}
+
+
+def updated(padding: StatePadding, state: State, seed: int) -> State:
+    """Updates by random gradients, those of a batch with another seed."""
+    with jax.set_mesh(padding.mesh):
+        return update(padding.program, state, random_params(padding, seed))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def update(program: TrainStepSpec, state: State, gradients: Any) -> State:
+    return program.update(state, gradients)
+
+
 def unpadded(padding: StatePadding, params: Any) -> Any:
-    return jax.device_get(padding.unpad({"params": params})["params"])
+    return padding.unpad({"params": params})["params"]
 
 
 def rows_of(run: Run, rows: int) -> dict[str, np.ndarray]:
@@ -383,7 +490,9 @@ def by_path(tree: Any) -> dict[str, Any]:
 # A failure with few settings.
 
 
-def simplest(options: Sequence[int], failure: Failure, tries: int) -> tuple[Case, Failure]:
+def simplest(
+    options: Sequence[int], failure: Failure, tries: int, judge: Judge
+) -> tuple[Case, Failure]:
     """Takes simpler options, many at a time and then few, while the case fails in the same way."""
 
     def same_failure(tried: Sequence[int]) -> Failure | None:

@@ -25,7 +25,7 @@ from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
 from models.moe.routing import ExpertChoice, Router, Top2, TopK
-from models.spec import Moe
+from models.spec import Moe, Precision
 from tests.toys import FLOAT64
 from trainer.checks import check_run
 from trainer.optimizers.adafactor import Adafactor
@@ -36,7 +36,7 @@ from trainer.run import Run
 
 T = TypeVar("T")
 MESHES = ((2,), (4,), (8,), (2, 2), (2, 4), (4, 2), (2, 2), (2, 4), (8, 1), (2, 3), (2, 2, 2),
-          (2, 2, 2), (1, 4, 2))  # fmt: skip
+          (2, 2, 2), (1, 4, 2), (3,), (5,), (3, 2), (7,), (1, 3), (6,))  # fmt: skip
 MESH_AXES = "xyz"
 LAYOUTS_A_RUN = 8
 MOSTLY = (True,) * 5 + (False,)
@@ -61,6 +61,7 @@ DENSE_AXES = (
     *(axis.name for axis in AXES if axis.name not in EXPERT_AXES),
     *SYNONYMS,
 )
+BFLOAT16 = Precision(compute="bfloat16")
 RATE = Constant(peak=3e-3, warmup_steps=2)
 # A floor under AdamW's divisor: a gradient that is nothing but round-off moves no weight.
 OPTIMIZERS: tuple[OptimizerSpec, ...] = (
@@ -124,7 +125,7 @@ class Choose(Protocol):
     def __call__(self, options: Sequence[T], /) -> T: ...
 
 
-def a_router(choose: Choose, *, causal: bool) -> Router:
+def a_router(choose: Choose, experts: int, *, causal: bool) -> Router:
     shared: dict[str, Any] = {
         "capacity_factor": choose((1.0, 0.75, 16.0)),
         "least_capacity": choose((4, 1)),
@@ -132,18 +133,21 @@ def a_router(choose: Choose, *, causal: bool) -> Router:
         "z_loss": choose((0.0, 1e-3)),
     }
     kind = choose(("top 2", "top k") if causal else ("top 2", "top k", "expert choice"))
-    if kind == "top k":
-        return TopK(k=choose((1, 3)), normalises=choose((False, True)), **shared)
+    if kind == "top k" or experts == 1:
+        return TopK(
+            k=choose((1, 3)) if experts > 1 else 1, normalises=choose((False, True)), **shared
+        )
     if kind == "expert choice":
         return ExpertChoice(**shared)
     return Top2(random_second=choose((False, True)), **shared)
 
 
 def some_experts(choose: Choose, length: int, *, causal: bool) -> Moe:
+    experts = choose((8, 16, 4, 6, 8, 1))
     return Moe(
-        experts=choose((8, 16, 4, 6)),
+        experts=experts,
         d_ff=choose((None, 24)),
-        router=a_router(choose, causal=causal),
+        router=a_router(choose, experts, causal=causal),
         dispatch=choose(("gather", "einsum", "dropless")),
         group_tokens=choose((None, length, length // 2, 2 * length, 8 * length)),
     )
@@ -162,52 +166,60 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
     has_experts = causal or "moe" in (encoder_pattern or ())
     queries, kv_heads = choose(((1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (2, 3), (1, 5)))
     positions = choose(("learned", "rotary", "relative", "sinusoidal"))
+    window = choose((None, None, 5, 7))
     repeats = (1, 1, 2, 4)  # four: two stages, each with two groups of layers
+    # Chosen where they have no effect as well: an option then moves none of those that follow.
+    encoder_repeats, source_vocab = choose(repeats) * has_encoder, choose((None, 72))
+    given_kv_heads, length_limit = choose((None, kv_heads)), choose((32, 36))
+    buckets, shares_bias = choose((8, 6)), choose((False, True))
     return Transformer(
         vocab=choose((64, 48, 64, 62)),
         layers=choose(repeats) * len(pattern),
-        encoder_layers=choose(repeats) * len(encoder_pattern or pattern) if has_encoder else 0,
-        source_vocab=choose((None, 72)) if has_encoder else None,
+        encoder_layers=encoder_repeats * len(encoder_pattern or pattern),
+        source_vocab=source_vocab if has_encoder else None,
         d_model=choose((16, 24, 16, 18)),
         d_ff=choose((40, 32, 40, 30)),
         heads=queries * kv_heads,
-        kv_heads=choose((None, kv_heads)) if queries == 1 else kv_heads,
+        kv_heads=given_kv_heads if queries == 1 else kv_heads,
         d_kv=choose((8, 6)),
         gated=choose((False, True)),
         positions=positions,
         # Decoding takes 16 places for the prompt and 16 for the text.
-        length=choose((32, 36)) if positions == "learned" else 256,
-        buckets=choose((8, 6)) if positions == "relative" else 32,
+        length=length_limit if positions == "learned" else 256,
+        buckets=buckets if positions == "relative" else 32,
         max_distance=16 if positions == "relative" else 128,
-        shares_bias=choose((False, True)) if positions == "relative" else False,
+        shares_bias=shares_bias and positions == "relative",
         tied=choose((True, False)),
         combined_qkv=choose((False, True)),
         dropout=choose((0.0, 0.1)),
         attention_dropout=choose((0.0, 0.0, 0.2)),
         scan=choose((True, False)),
+        sliding_window=None if has_encoder else window,
         remat=choose(("none", "dots", "full")),
         attention_chunks=choose((1, 2, 3)),
         loss_chunks=choose((1, 2, 3)),
         pattern=pattern,
         encoder_pattern=encoder_pattern,
         moe=some_experts(choose, length, causal=causal) if has_experts else None,
-        precision=FLOAT64,
+        precision=choose((FLOAT64, FLOAT64, FLOAT64, FLOAT64, BFLOAT16)),
     )
 
 
 def a_run(choose: Choose) -> Run:
     """Chooses what is trained; groups of tokens that a batch does not divide into become rows."""
-    has_encoder, length = choose((False, True)), choose((16, 24, 12))
+    has_encoder, length, source_length = (
+        choose((False, True)), choose((16, 24, 12)), choose((8, 16, 12, 18))
+    )  # fmt: skip
     vocab = SentencePiece(size=48)
     if has_encoder:
         task: Task = Translation(
             name="phrases", source=Phrases(), vocab=vocab, length=length,
-            source_length=choose((8, 16, 12, 18)),
+            source_length=source_length,
         )  # fmt: skip
     else:
         task = Task(name="docstrings", source=Docstrings(), vocab=vocab, length=length)
     microbatches, model = choose((1, 2, 3)), a_model(choose, length, has_encoder=has_encoder)
-    r_drop = choose((0.0, 0.0, 0.0, 1.0)) if model.has_dropout else 0.0
+    r_drop = choose((0.0, 0.0, 1.0)) if model.has_dropout else 0.0
     run = Run(
         model=model,
         task=task,
@@ -272,7 +284,7 @@ def a_layout(choose: Choose, run: Run) -> Layout:
 
 
 def perhaps_in_stages(choose: Choose, layout: Layout) -> Layout:
-    """Runs the layers of some layouts in stages, over a mesh axis that then splits nothing else."""
+    """Runs the layers of some layouts in stages; their mesh axis may split batch and vocab too."""
     layout = dataclasses.replace(layout, pipeline_repeats=choose((1, 1, 2)))
     if choose(MOSTLY):
         return layout
@@ -280,7 +292,11 @@ def perhaps_in_stages(choose: Choose, layout: Layout) -> Layout:
     others = [
         rule for rule in layout.rules.split(";") if rule.rstrip("?+").split(":")[-1] != stages
     ]
-    return dataclasses.replace(layout, rules=";".join(filter(None, [*others, f"layers:{stages}"])))
+    shared = choose(
+        ("", "", f"vocab:{stages}", f"batch:{stages}", f"vocab:{stages};batch:{stages}")
+    )
+    rules = filter(None, [*others, shared, f"layers:{stages}"])
+    return dataclasses.replace(layout, rules=";".join(rules))
 
 
 def a_case(choose: Choose, run: Run) -> Case:

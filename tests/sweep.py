@@ -9,21 +9,24 @@ goes on with --seed, and `--seed=4711 --cases=1 --run_every=1` tries one case ag
 import argparse
 import dataclasses
 import datetime
-import gc
 import itertools
 import platform
+import signal
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 
 import jax
 
 import tests.conftest as conftest  # noqa: F401  eight devices, strict types
-from tests.layout_search import Failure, judge, simplest
-from tests.random_layouts import LAYOUTS_A_RUN, numbered_case
+from tests.layout_search import Failure, Verdict, judge, simplest
+from tests.random_layouts import LAYOUTS_A_RUN, Case, numbered_case
 
 PROGRESS_S = 10
-CLEAR_EVERY = 2 * LAYOUTS_A_RUN  # cases after which JAX forgets its traces, or they fill the memory
+CASES_A_CHILD = 8 * LAYOUTS_A_RUN  # JAX keeps what it traces: it would fill the memory
 
 
 @dataclasses.dataclass
@@ -55,17 +58,37 @@ class Tally:
         return "\n".join(lines)
 
 
+class Child:
+    """Judges cases in a process of its own, which XLA may abort."""
+
+    pool: ProcessPoolExecutor | None = None
+
+    def judge(self, case: Case, *, runs: bool) -> Verdict:
+        self.pool = self.pool or ProcessPoolExecutor(
+            1, get_context("spawn"), start_in_child, max_tasks_per_child=CASES_A_CHILD
+        )
+        try:
+            return self.pool.submit(judge, case, runs=runs, compiles=True).result()
+        except BrokenProcessPool:
+            self.pool = None
+            phase = "run" if runs else "compile"
+            return Verdict((), runs, (Failure("accepted", phase, "the process aborts"),))
+
+
+def start_in_child() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
 def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
     """Judges case after case; prints a failure of each kind with few settings."""
-    tally, shown = Tally(), time.monotonic()
+    tally, child, shown = Tally(), Child(), time.monotonic()
     numbers = itertools.count(seed) if cases is None else range(seed, seed + cases)
     try:
         for number in numbers:
             case, options = numbered_case(number)
             runs = bool(run_every) and number // LAYOUTS_A_RUN % run_every == 0
-            if runs:  # an abort of XLA would leave no other trace of its case
-                print(f"seed {number} runs", end="\r", flush=True)
-            verdict = judge(case, runs=runs)
+            verdict = child.judge(case, runs=runs)
             tally.cases += 1
             (tally.refused if verdict.codes else tally.accepted)[case.kind] += 1
             tally.codes.update(set(verdict.codes))
@@ -74,22 +97,19 @@ def search(seed: int, cases: int | None, run_every: int, tries: int) -> Tally:
                 seeds = tally.failures.setdefault(failure.signature, [])
                 seeds.append(number)
                 if len(seeds) == 1:
-                    report(number, options, failure, tries)
+                    report(number, options, failure, tries, child)
             if time.monotonic() - shown > PROGRESS_S:
                 print(f"seed {number}: {tally.line()}", flush=True)
                 shown = time.monotonic()
-            if tally.cases % CLEAR_EVERY == 0:
-                jax.clear_caches()
-                gc.collect()
     except KeyboardInterrupt:
         print(f"Stopped.  Go on with --seed={number}.", file=sys.stderr)
     return tally
 
 
-def report(number: int, options: list[int], failure: Failure, tries: int) -> None:
+def report(number: int, options: list[int], failure: Failure, tries: int, child: Child) -> None:
     """Prints a failure, and a case with few settings that has it."""
     print(f"\nFAILED seed {number}: {' '.join(failure.signature)}", flush=True)
-    case, simple = simplest(options, failure, tries // 4 if failure.runs else tries)
+    case, simple = simplest(options, failure, tries // 4 if failure.runs else tries, child.judge)
     print(f"{simple.line}\n{simple.error}\n\n{case.gin()}", flush=True)
 
 
@@ -101,7 +121,6 @@ def main() -> int:
     parser.add_argument("--run_every", type=int, default=10, help="run each such model; 0: none")
     parser.add_argument("--tries", type=int, default=24, help="to show a failure in fewer settings")
     flags = parser.parse_args()
-    jax.config.update("jax_enable_compilation_cache", False)
     tally = search(flags.seed, flags.cases, flags.run_every, flags.tries)
     today, python = datetime.date.today(), platform.python_version()
     print(f"\n{today}, jax {jax.__version__}, Python {python}, {platform.machine()}: "

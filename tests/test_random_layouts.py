@@ -20,7 +20,8 @@ from tests.random_layouts import LAYOUTS_A_RUN, Case, cases, chosen_case, number
 from trainer.checks import record_loss
 
 SIMPLEST = chosen_case([])
-RUNS = (905, 1865)  # R-drop and dropless experts: in three microbatches, and with padded heads
+# Dropless experts in stages, with padded heads and rows, updated by Adafactor and served.
+RUNS = (1233,)
 
 
 def under(mesh: str, rules: str, param_rules: str = "") -> Case:
@@ -109,11 +110,12 @@ def test_a_lint_that_refuses_without_a_reason_is_found(
 def test_a_layout_that_changes_a_number_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def result(case: Case, rows: int) -> Result:
+    def result(case: Case, rows: int, folder: str | None) -> Result:
         is_split = bool(case.layout.rules)
         numbers = {"sums/loss": np.ones(3), "gradients/w_DF": np.ones(3)}
         numbers = {key: x + 1e-4 * (is_split and key == name) for key, x in numbers.items()}
-        return Result(numbers, [[5, 6 + (is_split and name == "texts")]])
+        texts = [[5, 6 + (is_split and name == "texts")]]
+        return Result(numbers, texts)
 
     monkeypatch.setattr(layout_search, "result", result)
     (failure,) = judge(under("x:8", "batch:x"), runs=True).failures
@@ -121,7 +123,7 @@ def test_a_layout_that_changes_a_number_is_found(
     layout_search.plain_result.cache_clear()
 
 
-def test_a_failure_is_shown_with_few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_shown_with_few_settings() -> None:
     """Of the many of a random case, the two that it takes."""
 
     def judged(case: Case, *, runs: bool) -> Verdict:
@@ -129,11 +131,10 @@ def test_a_failure_is_shown_with_few_settings(monkeypatch: pytest.MonkeyPatch) -
         failure = Failure("accepted", "train", "TypeError: no")
         return Verdict((), False, (failure,) * fails)
 
-    monkeypatch.setattr(layout_search, "judge", judged)
     for number in range(0, 800, LAYOUTS_A_RUN):
         case, options = numbered_case(number)
         for failure in judged(case, runs=False).failures:
-            simple, same = simplest(options, failure, tries=200)
+            simple, same = simplest(options, failure, 200, judged)
             assert same == failure
             assert simple.spec == dataclasses.replace(SIMPLEST.spec, remat="full")
             assert simple.run.microbatches == 2 and "remat = 'full'" in simple.gin()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from data.vocab import Vocab
 from models.api import Decodable
@@ -215,16 +216,20 @@ class SlotEngine:
             reads_begin=self.vocab.reads_begin,
         )
 
-        def vector(values: Sequence[float], dtype: type = np.int32) -> np.ndarray:
+        default_float = jax.dtypes.result_type(float)
+
+        def vector(values: Sequence[float], dtype: DTypeLike = np.int32) -> np.ndarray:
             return np.array(values, dtype)
 
         settings: dict[str, Any] = {
             "seeds_B": vector([request.seed for request, _ in filled], np.uint32),
             "max_new_tokens_B": vector([request.max_new_tokens for request, _ in filled]),
             "min_new_tokens_B": vector([request.min_new_tokens for request, _ in filled]),
-            "temperature_B": vector([s.temperature for _, s in filled], np.float32),
+            "temperature_B": vector([s.temperature for _, s in filled], default_float),
             "top_k_B": vector([s.top_k or 0 for _, s in filled]),
-            "top_p_B": vector([1 if s.top_p is None else s.top_p for _, s in filled], np.float32),
+            "top_p_B": vector(
+                [1 if s.top_p is None else s.top_p for _, s in filled], default_float
+            ),
         }
         texts: dict[str, Any] = {
             "slots_B": vector([*requests, *[self.slots] * unused]),
