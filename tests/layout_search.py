@@ -309,8 +309,8 @@ def plain(case: Case) -> Case:
 def different(case: Case) -> Iterator[Failure]:
     """Runs a case and its plain one; yields what differs by more than round-off."""
     rows = decoded_rows(case.run, case.layout)
-    on_one_device = plain_result(plain(case), rows)
     try:
+        on_one_device = plain_result(plain(case), rows)
         under_layout = result(case, rows, on_one_device.folder)
     except Exception as error:
         yield failed("accepted", "run", error)

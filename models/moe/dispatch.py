@@ -344,7 +344,12 @@ def _combine_backward(
     gate_Gc = jnp.sum(jnp.where(is_here_Gci, rows(gate_Gsi, token_Gc), 0), axis=-1)
     dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * rows(dy_GsD, token_Gc)
     wide_GsD = dy_GsD.astype(float)
-    dgates = [jnp.sum(wide_GsD * rows(y_GcD, slot_Gsi[:, :, i]), axis=-1) for i in range(choices)]
+
+    def dgate_Gs(i: int) -> Array:
+        y_GsD = rows(y_GcD, slot_Gsi[:, :, i])
+        return jnp.sum(wide_GsD * y_GsD.astype(float), axis=-1)
+
+    dgates = [dgate_Gs(i) for i in range(choices)]
     return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
 
 

@@ -18,7 +18,7 @@ from layouts.lint.report import lint
 from layouts.mesh import make_mesh
 from models.architectures import Transformer
 from models.initializers import Weights
-from models.moe.dispatch import block_slots
+from models.moe.dispatch import block_slots, combine
 from models.moe.layer import MoeLayer
 from models.moe.routing import Top2, TopK
 from models.spec import Dispatch, Moe
@@ -218,3 +218,21 @@ def test_blocks_hold_each_choice_once_and_one_expert_each(experts: list[int], si
             assert slot == len(expert_l) * size
     assert list(expert_l) == sorted(expert_l)
     assert len(expert_l) * size < CHOICES + COUNT * size
+
+
+def test_gradients_in_bfloat16_are_those_of_float32_to_its_round_off() -> None:
+    rng = np.random.default_rng(0)
+    slots = rng.permutation(6).astype(np.int32)
+    here_1c = np.argsort(slots).astype(np.int32)[None]
+    y_1cD, dy_1sD = rng.normal(size=(1, 6, 4)), rng.normal(size=(1, 3, 4))
+    gates_1si = rng.random((1, 3, 2)).astype(np.float32)
+
+    def gradients(dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
+        def objective(y_1cD: jax.Array, gates_1si: jax.Array) -> jax.Array:
+            out_1sD = combine(y_1cD, slots.reshape(1, 3, 2), here_1c, gates_1si)
+            return jnp.sum(out_1sD.astype(float) * jnp.asarray(dy_1sD, float))
+
+        return jax.grad(objective, (0, 1))(jnp.asarray(y_1cD, dtype), jnp.asarray(gates_1si))
+
+    for narrow, wide in zip(gradients(jnp.bfloat16), gradients(float), strict=True):
+        np.testing.assert_allclose(narrow.astype(float), wide, rtol=0, atol=2e-2)
