@@ -23,6 +23,7 @@ class Link:
         self.connection = connection
         self.host = connection.getpeername()[0]
         self._rest = b""
+        self.unread = list[Message]()  # received together with the one that started the run
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEP_ALIVE.items():

@@ -157,8 +157,9 @@ def _wait_until_ready(link: Link, until: float) -> bool:
         messages = link.receive()
         if messages is None:
             break
-        for kind, *values in messages:
+        for number, (kind, *values) in enumerate(messages, 1):
             if kind == "ready":
+                link.unread = messages[number:]
                 link.connection.settimeout(None)
                 link.host = values[0]
                 return True

@@ -103,6 +103,8 @@ class Peers:
         selector = selectors.DefaultSelector()
         for index, link in self._links.items():
             selector.register(link.connection, selectors.EVENT_READ, index)
+            for message in link.unread:
+                self._obey(index, *message)
         while True:
             for key, _ in selector.select(POLL_S):
                 messages = self._links[key.data].receive()
