@@ -377,7 +377,8 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
         gradients, sums = step_gradients(padding.program, params, batch)
     for name in ("objective", "loss", "correct", "tokens"):
         numbers[f"sums/{name}"] = np.asarray(getattr(sums, name))
-    numbers |= by_path({"gradients": jax.device_get(unpadded(padding, gradients))})
+    gradients = padding.unpad({"params": gradients})["params"]
+    numbers |= by_path({"gradients": jax.device_get(gradients)})
     decoder = Decoder(model, params, mesh, case.search, rows)
     answers = sorted(itertools.chain(*decoder.decode(requests(case))))
     hypotheses = [by_rank for _, by_rank in answers]
@@ -445,10 +446,6 @@ def updated(padding: StatePadding, state: State, seed: int) -> State:
 @functools.partial(jax.jit, static_argnums=0)
 def update(program: TrainStepSpec, state: State, gradients: Any) -> State:
     return program.update(state, gradients)
-
-
-def unpadded(padding: StatePadding, params: Any) -> Any:
-    return padding.unpad({"params": params})["params"]
 
 
 def rows_of(run: Run, rows: int) -> dict[str, np.ndarray]:

@@ -98,7 +98,7 @@ def check_bubble(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> lis
 def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Returns a warning where this machine's CPU has no products of the type that a run trains in.
 
-    It does not hold for decoding, where reading the weights takes the time.
+    For training alone: decoding takes the time of reading the weights, which a narrow type halves.
     """
     precision = getattr(run.model, "precision", Precision())
     flags = NARROW_PRODUCTS.get(precision.compute)
@@ -108,7 +108,7 @@ def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str
         return []
     return [
         f"Warning: Precision.compute = {precision.compute!r}: this processor has none of "
-        f"{', '.join(sorted(flags))} and trains faster in float32.  "
+        f"{', '.join(sorted(flags))}, so training is not faster than in float32.  "
         "Set Precision.compute = 'float32' on this machine."
     ]
 

@@ -6,7 +6,7 @@ Each client sends a request as soon as its last one is answered: a prompt of 1 t
 of 8 to 64 new tokens, a seed, and temperature 0.8.  The same requests are then decoded as the lines
 of a file, as many together as the server has slots, in alternating rounds.  Every answer is
 compared with the text of `decode`.  Clients, server and decoder share the machine.  Compilation is
-not counted.  All is done for each limit of `--max_length`: a long one costs short texts nothing.
+not counted.  The limits of `--max_length` are measured one after the other.
 """
 
 import contextlib
@@ -203,16 +203,16 @@ def measure(
         decoding(model_dir, slots) as decode,
     ):
         decode(cases)  # compiles
-        before = -1.0
-        while before != (compilations := metric(port, "meshloom_compilations_total")):
-            before = compilations
+        compiled = -1.0
+        while compiled != (now := metric(port, "meshloom_compilations_total")):
+            compiled = now
             load(port, cases, clients)  # the server compiles for sizes that the requests take
         for _ in range(count):
             start = time.perf_counter()
             answers = load(port, cases, clients)
             seconds = time.perf_counter() - start
             rounds.append(summary(answers, seconds, decode(cases)))
-        compilations = metric(port, "meshloom_compilations_total") - before
+        compilations = metric(port, "meshloom_compilations_total") - compiled
     medians = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
     sizes = {"clients": clients, "requests": len(cases), "slots": slots, "cores": cores()}
     return {"median": medians, "rounds": rounds, "compilations": compilations, **sizes}

@@ -59,10 +59,9 @@ def model_of(config: Config) -> ModelSpec:
     assert isinstance(model, ModelSpec)
     task = bound.get("Run.task")
     task_kind = task.target if isinstance(task, Reference) else "Task"
-    source = config.value(f"{task_kind}.source_vocab")
     tokenizers = {
         TARGET_FILE: config.value(f"{task_kind}.vocab") or config.make(SentencePiece),
-        **({} if source is None else {SOURCE_FILE: source}),
+        SOURCE_FILE: config.value(f"{task_kind}.source_vocab"),
     }
     return with_vocab_rows(model, tokenizers)
 

@@ -11,6 +11,7 @@ from configs.errors import RunError
 from scripts.launch_local import free_port
 from tests.trainer.processes.test_peers import SLEEP, WAIT_S, Group, start
 from trainer.processes.meeting import reach_hub
+from trainer.processes.peers import Peers
 
 
 def test_who_does_not_come_is_named() -> None:
@@ -74,3 +75,25 @@ def test_another_program_at_the_address_is_reported(answer: bytes) -> None:
         address = f"localhost:{server.getsockname()[1]}"
         with pytest.raises(RunError, match=r"within 1 s \(another program answers there\)"):
             reach_hub(address, count=2, index=1, timeout_s=1)
+
+
+def test_what_comes_together_with_the_start_is_not_lost() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            clients.append(client)
+            client.recv(1 << 10)
+            client.sendall(b'["ready", "host"]\n["gathered", [5, 6]]\n["all_left"]\n')
+
+        clients = list[socket.socket]()
+        threading.Thread(target=serve, daemon=True).start()
+        link = reach_hub(f"localhost:{server.getsockname()[1]}", count=2, index=1, timeout_s=WAIT_S)
+        assert link.unread == [["gathered", [5, 6]], ["all_left"]]
+        others, gathered = Peers(1, {0: link}), list[list[int]]()
+        call = threading.Thread(target=lambda: gathered.append(others.gather(6)), daemon=True)
+        call.start()
+        call.join(WAIT_S / 10)
+        assert gathered == [[5, 6]]
+        others.leave()
+        clients[0].close()
