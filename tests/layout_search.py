@@ -49,8 +49,8 @@ from trainer.serving.slot_engine import SlotEngine
 from trainer.step import State, TrainStepSpec, abstract_params, add_microbatches, train_step_spec
 from trainer.traces import trace_evaluate_step, trace_score_step, trace_train_step
 
-BFLOAT16_LOSS = 0.02
-"""Largest difference of a loss in bfloat16, as a share; a number of it has 8 bits."""
+BFLOAT16_LOSS = 2.0**-8
+"""Largest difference of a loss in bfloat16, as a share: the round-off of one number of it."""
 # Letters of activations: what shares a tensor cannot share a mesh axis.
 ACTIVATIONS = ("BLD", "BLF", "BLV", "BLJQK", "BMJK", "BJQLM")
 SOURCE_ACTIVATIONS = ("BMD",)
