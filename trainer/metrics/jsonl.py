@@ -1,6 +1,7 @@
 """Reads files of one JSON object a line."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from data.storage import lookup
 logger = logging.getLogger(__name__)
 
 Line = dict[str, Any]
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+LARGEST = 1e39
+"""Of the finite numbers that float32 computes."""
 
 
 def read_lines(path: Path, *numbers: str) -> list[Line]:
@@ -32,8 +36,9 @@ def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
     damaged: list[str] = []
     *texts, last = path.read_bytes().decode("utf-8", "replace").split("\n")
     for text in [*texts, last]:
-        line = _line_of(text)
-        if line is not None and all(is_number(line.get(name)) for name in ("step", *numbers)):
+        line = _line_of(text) or {}
+        is_step = type(line.get("step")) is int
+        if is_step and all(is_number(line.get(name)) for name in ("step", *numbers)):
             lines.append(line)
         elif text is not last and text:
             damaged.append(text)
@@ -41,8 +46,10 @@ def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value of a line is a number that fits float64."""
-    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+    """Returns whether a value of a line is a number that can be drawn."""
+    if type(value) is int:
+        return abs(value) < 1 << 63
+    return type(value) is float and not LARGEST < abs(value) < math.inf
 
 
 def _line_of(text: str) -> Line | None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from data.storage.files import atomic_write
-from trainer.metrics.jsonl import is_number, read_lines
+from trainer.metrics.jsonl import EVALUATIONS, METRICS, is_number, read_lines
 
 Line = dict[str, Any]
 
@@ -20,8 +20,8 @@ class RunPlots:
     """Draws the plots for which metrics.jsonl and evaluations.jsonl have the numbers."""
 
     def __init__(self, model_dir: Path):
-        self.train = read_lines(model_dir / "metrics.jsonl", "loss")
-        self.checks = read_lines(model_dir / "evaluations.jsonl", "loss")
+        self.train = read_lines(model_dir / METRICS, "loss")
+        self.checks = read_lines(model_dir / EVALUATIONS, "loss")
         self.with_experts = of_one_shape(self.train, "experts")
         self.parts: dict[str, Line] = next(
             (line["parts"] for line in reversed(of_one_shape(self.checks, "parts"))), {}

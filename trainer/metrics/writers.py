@@ -13,14 +13,12 @@ from data.storage.files import atomic_write, sync
 from data.storage.working_folder import WorkingFolder
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
-from trainer.metrics.jsonl import split_lines
+from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
 from trainer.metrics.plots import RunPlots
 from trainer.metrics.trackers import ID_FILES, TrackedRun
 from trainer.observers import Line, Observer, Outcome, StepResult
 from trainer.resume.history import last_saved
 from trainer.run import Run
-
-METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 
 logger = logging.getLogger(__name__)
 

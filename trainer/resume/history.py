@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from data import order
 from data.storage.files import atomic_write
-from trainer.metrics.jsonl import Line, read_lines
+from trainer.metrics.jsonl import METRICS, Line, read_lines
 
 FILE = "history.jsonl"
 CHECKPOINTS, ITEM, MANIFEST = "checkpoints", "state", "manifest.json"
@@ -90,8 +90,10 @@ def starts(model_dir: Path) -> list[Start]:
 
 def record_of(model_dir: Path) -> Start | None:
     """Returns the newest record of a run: of its last start, or else in its newest checkpoint."""
-    records = [_in_checkpoints(model_dir), *reversed(starts(model_dir))]
-    return max((r for r in records if r is not None), key=lambda r: r.step, default=None)
+    last = next(reversed(starts(model_dir)), None)
+    if last and last.settings:  # which only the newest has
+        return last
+    return _in_checkpoints(model_dir) or last
 
 
 def _in_checkpoints(model_dir: Path) -> Start | None:
@@ -117,8 +119,14 @@ def record_saved(model_dir: Path, step: int) -> None:
 
 
 def last_saved(model_dir: Path) -> int:
-    """Returns the largest step that ever had a checkpoint; 0 where none is recorded."""
-    return max((start.saved or start.step for start in starts(model_dir)), default=0)
+    """Returns the largest step that ever had a checkpoint; 0 where none had.
+
+    Without the newest record, which alone has settings, it is the last step in the metrics.
+    """
+    records = starts(model_dir)
+    is_whole = bool(records and records[-1].settings)
+    lines = [] if is_whole else read_lines(model_dir / METRICS)
+    return max([r.saved or r.step for r in records] + [line["step"] for line in lines], default=0)
 
 
 def _write(model_dir: Path, records: Sequence[Start]) -> None:

@@ -13,7 +13,7 @@ from scripts.commands.common import task_of
 from scripts.commands.doctor.findings import Finding, failure
 from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer.checkpoints.manager import Checkpoints
-from trainer.metrics.jsonl import split_lines
+from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
 from trainer.model_dir import ModelDir
 from trainer.processes.training_lock import holder_of
 
@@ -125,7 +125,7 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
     elif not damages:
         yield Finding("checkpoints", "warning", f"{model_dir} has none",
                       f"meshloom train --model_dir={model_dir}")  # fmt: skip
-    for name in ("metrics.jsonl", "evaluations.jsonl"):
+    for name in (METRICS, EVALUATIONS):
         damaged_lines = len(split_lines(model_dir / name, "loss")[1])
         if damaged_lines:
             text = f"{damaged_lines} lines of {model_dir / name} are damaged"

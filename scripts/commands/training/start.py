@@ -52,7 +52,7 @@ def changes_since(
     saved, has_run = last_saved(directory.model_dir), directory.has_run()
     lost = None
     if step is None and saved:
-        lost = f"its checkpoints are missing, and step {saved} was saved.  Mount or copy them back"
+        lost = f"its checkpoints are missing, and it reached step {saved}.  Mount or copy them back"
     elif step is not None and not has_run:
         lost = "it has checkpoints, and config.gin is missing.  Copy it back"
     if lost and not override:
@@ -131,7 +131,8 @@ def save_start(
         if is_layout_given(config):
             directory.save_layout(layout)
         directory.save(
-            config, run, prepared.vocabs, step, saved=step or None, data_dir=str(data_dir),
+            config, run, prepared.vocabs, step, data_dir=str(data_dir),
+            saved=max(step, last_saved(directory.model_dir)) or None,
             content_hash=prepared.manifest["content_hash"],
             changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
         )  # fmt: skip

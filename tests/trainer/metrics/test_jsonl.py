@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics.jsonl import read_lines, split_lines
+from trainer.metrics.jsonl import is_number, read_lines, split_lines
 
 
 def test_a_line_cut_short_by_a_kill_is_neither_read_nor_damaged(tmp_path: Path) -> None:
@@ -18,6 +18,16 @@ def test_damaged_lines_cost_only_themselves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n[1]\n{"step": true}\n\n{"step": 4}\n')
+    path.write_text('{"step": 1}\n[1]\n{"step": true}\n{"step": 1e308}\n\n{"step": 4}\n')
     assert read_lines(path) == [{"step": 1}, {"step": 4}]
-    assert "2 damaged lines" in caplog.text
+    assert "3 damaged lines" in caplog.text
+
+
+@pytest.mark.parametrize("number", [0, -1.5, 3e38, float("inf"), float("-inf"), (1 << 63) - 1])
+def test_what_float32_computes_can_be_drawn(number: float) -> None:
+    assert is_number(number)
+
+
+@pytest.mark.parametrize("other", [1e308, -1e40, 1 << 63, 10**400, True, None, "1", [1]])
+def test_other_values_are_not_drawn(other: object) -> None:
+    assert not is_number(other)

@@ -68,6 +68,29 @@ def test_a_checkpoint_keeps_the_record_as_well(tmp_path: Path) -> None:
     assert record_of(tmp_path) == later
 
 
+def test_the_record_of_a_run_that_went_back_is_the_last_one(tmp_path: Path) -> None:
+    record_start(tmp_path, Start(8, "then", changes=[], settings="x", saved=12))
+    record_start(tmp_path, last := Start(4, "now", changes=[], settings="y"))
+    assert record_of(tmp_path) == last and last_saved(tmp_path) == 12
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", None])
+def test_without_a_whole_record_the_metrics_say_how_far_a_run_came(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 7, "loss": 1.0}\n{"step": 9, "loss": 1.0}\n')
+    record_start(tmp_path, Start(0, "then", settings="x"))
+    assert last_saved(tmp_path) == 0
+    record_start(tmp_path, Start(0, "now", settings="y", saved=8))
+    assert last_saved(tmp_path) == 8
+    first, _ = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    if damage is None:
+        (tmp_path / FILE).unlink()
+    else:
+        (tmp_path / FILE).write_bytes(first + damage)
+    assert last_saved(tmp_path) == 9
+
+
 def test_the_largest_step_that_was_saved_is_known(tmp_path: Path) -> None:
     record_saved(tmp_path, 2)
     assert last_saved(tmp_path) == 0 and not (tmp_path / FILE).exists()

@@ -174,14 +174,17 @@ def test_a_run_without_its_settings_does_not_take_others(run: Meshloom, copy: Pl
     assert files(copy) == before
 
 
+@pytest.mark.parametrize("has_record", [True, False])
 def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
-    run: Meshloom, copy: Place
+    run: Meshloom, copy: Place, has_record: bool
 ) -> None:
     checkpoints = copy.folder / "run/checkpoints"
+    if not has_record:
+        (copy.folder / "run/history.jsonl").unlink()
     checkpoints.rename(copy.folder / "elsewhere")
     before = files(copy)
     said = refused(run("train", copy.model_dir))
-    assert "its checkpoints are missing, and step 4 was saved" in said and "--override" in said
+    assert "its checkpoints are missing, and it reached step 4" in said and "--override" in said
     assert files(copy) == before
     assert run("train", copy.model_dir, "--override", "--gin_param=Run.steps=1").code == 0
     assert list(losses(copy)) == [1]
