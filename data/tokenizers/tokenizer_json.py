@@ -1,7 +1,9 @@
 """Reads and applies vocabs of Hugging Face's tokenizer.json."""
 
+import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 _BESIDE = (CONFIG, GENERATION, "special_tokens_map.json", "chat_template.jinja")
 _FORMAT = "meshloom tokenizer.json 1"
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
 """Names by parameter what Hugging Face's settings call a special token."""
 
@@ -111,7 +115,14 @@ class TokenizerJsonVocab(Vocab):
         return [np.asarray(encoding.ids, self.dtype) for encoding in encodings]
 
     def _text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        if _NO_CHARACTER not in text or '"ByteFallback"' not in self.files[TOKENIZER]:
+            return text
+        added = self._tokenizer.get_added_tokens_decoder()
+        tokens = [
+            self._tokenizer.id_to_token(i) for i in ids if i not in added or not added[i].special
+        ]
+        return self._tokenizer.decoder.decode([*_mark_lone_bytes(filter(None, tokens))])
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._tokenizer.id_to_token(int(i)) or f"<{i}>" for i in ids]
@@ -138,6 +149,21 @@ class TokenizerJsonVocab(Vocab):
         added = self._tokenizer.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special]
         return f"  Its special tokens: {brief(', '.join(special)) or 'none'}."
+
+
+def _mark_lone_bytes(tokens: Iterable[str]) -> Iterator[str]:
+    """Replaces bytes that are part of no character.
+
+    The decoder of a tokenizer.json loses all characters of bytes next to such a byte.
+    """
+    for are_bytes, group in itertools.groupby(tokens, lambda token: bool(_BYTE.fullmatch(token))):
+        if not are_bytes:
+            yield from group
+            continue
+        raw = bytes(int(token[3:5], 16) for token in group)
+        for char in raw.decode(errors="surrogateescape"):
+            is_lone = "\udc80" <= char <= "\udcff"
+            yield from [_NO_CHARACTER] if is_lone else [f"<0x{b:02X}>" for b in char.encode()]
 
 
 def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:

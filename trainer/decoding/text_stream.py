@@ -77,9 +77,7 @@ class TextStream:
 
     def _last_text(self) -> str:
         """Returns what is left of the whole text."""
-        text, given = self._text_of(self._ids[len(self.prompt) :]), self.text
-        # Some tokenizers make other text of bytes before bytes that are no character.
-        return text[len(given) :] if text.startswith(given) else self._kept + self._new_text()
+        return self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
 
     def _tokens_until(self, start: int, stop: str) -> int:
         """Returns how many new tokens there are up to the end of a stop."""

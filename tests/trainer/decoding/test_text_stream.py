@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,10 +72,17 @@ def test_the_pieces_of_any_tokens_are_the_whole_text(vocab: Vocab, seed: int) ->
     prompt, tokens = (draw.choices(range(vocab.size), k=k) for k in (draw.randrange(4), 60))
     stream = TextStream(vocab, prompt, ["never"])
     pieces = pieces_of(stream, tokens, draw.randint(1, 4))
-    whole = vocab.text([*prompt, *tokens])
-    if stream.prompt_text + stream.text != whole:
-        assert "<0x80>" in vocab.pieces(range(vocab.size)) and "\N{REPLACEMENT CHARACTER}" in whole
+    assert stream.prompt_text + stream.text == vocab.text([*prompt, *tokens])
     assert stream.text == "".join(pieces)
+
+
+def test_characters_stay_before_bytes_that_are_part_of_none(tmp_path: Path) -> None:
+    byte_fallback().save(str(tmp_path / "tokenizer.json"))
+    vocab = make(TokenizerJson(path=str(tmp_path), end="</s>"), iter(()))
+    [prompt, lone] = vocab.encode(["the x² 東京", "é"])
+    stream = TextStream(vocab, prompt, [])
+    assert stream.add([*lone[-2:-1]] * 3, is_done=True) == "\N{REPLACEMENT CHARACTER}" * 3
+    assert stream.prompt_text == "the x² 東京"
 
 
 def test_a_text_is_detokenized_in_time_that_grows_with_it() -> None:
