@@ -81,8 +81,17 @@ def test_the_command_of_a_recipe_makes_a_run(path: Path, tmp_path: Path) -> None
     files = [re.sub(r"^runs/.*", str(imported), file) for file in given(command, "gin_file")]
     assert str(path.relative_to(ROOT)) in files
     config = load(files, given(command, "gin_param"))
-    check_run(config.make(Run))
+    made = config.make(Run)
+    check_run(made)
     assert not config.unused(Run, Layout)
+    rows = {
+        "vocab.model": made.model.vocab_rows,
+        "source_vocab.model": made.model.source_vocab_size,
+    }
+    assert all(  # fewer tokens are a warning at the start
+        settings.trained_size is None or settings.trained_size > 7 / 8 * (rows[file] or 0)
+        for file, settings in made.task.vocab_settings.items()
+    )
 
 
 @pytest.mark.parametrize(
