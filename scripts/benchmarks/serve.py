@@ -6,7 +6,7 @@ Each client sends a request as soon as its last one is answered: a prompt of 1 t
 of 8 to 64 new tokens, a seed, and temperature 0.8.  The same requests are then decoded as the lines
 of a file, as many together as the server has slots, in alternating rounds.  Every answer is
 compared with the text of `decode`.  Clients, server and decoder share the machine.  Compilation is
-not counted.  The limits of `--max_length` are measured one after the other.
+not counted.  The limits of `--max_length`, at most that of the model, are measured one by one.
 """
 
 import contextlib
@@ -161,6 +161,16 @@ def decoding(
         yield decode
 
 
+def allowed(model_dir: Path, limits: Sequence[int]) -> list[int]:
+    """Returns the limits, each at most what the learned positions of the model allow."""
+    from scripts.commands.common import settings
+    from trainer.run import Run
+
+    positions = settings(model_dir, (), ()).make(Run).model.max_length
+    longest = max(limits) if positions is None else positions - 1
+    return list(dict.fromkeys(min(limit, longest) for limit in limits))
+
+
 def metric(port: int, name: str) -> float:
     """Reads a metric without labels."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
@@ -198,10 +208,7 @@ def measure(
     """Runs rounds of load on a server, and of decoding the same requests."""
     rounds = []
     flags = [f"--slots={slots}", f"--queue={clients}", f"--max_length={max_length}"]
-    with (
-        server(str(model_dir), *flags) as port,
-        decoding(model_dir, slots) as decode,
-    ):
+    with server(str(model_dir), *flags) as port, decoding(model_dir, slots) as decode:
         decode(cases)  # compiles
         compiled = -1.0
         while compiled != (now := metric(port, "meshloom_compilations_total")):
@@ -229,7 +236,7 @@ def measure(
 @count_option("--clients", default=64, help="Clients that wait for an answer at a time.")
 @count_option("--requests", default=2000, help="Requests of a round.")
 @count_option("--slots", default=32, help="Slots of the server, and rows of a batch of `decode`.")
-@sizes_option("--max_length", "128,2048", "Tokens of a prompt and its continuation in the server.")
+@sizes_option("--max_length", "128,2048", "Tokens of prompt and continuation, if the model can.")
 @click.option("--full_length", is_flag=True, help="Lets no text end before its limit.")
 @json_option()
 def main(
@@ -245,8 +252,8 @@ def main(
     """Compares a server under load with decoding the same requests from a file."""
     cases = cases_of(requests, full_length=full_length)
     measured = {
-        length: measure(model_dir.resolve(), cases, clients, slots, length, count)
-        for length in max_length
+        limit: measure(model_dir.resolve(), cases, clients, slots, limit, count)
+        for limit in allowed(model_dir, max_length)
     }
     show({"full_length": full_length, "max_length": measured}, json_file)
 
