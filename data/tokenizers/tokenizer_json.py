@@ -77,8 +77,9 @@ class TokenizerJson(Tokenizer):
 class TokenizerJsonVocab(Vocab):
     """Maps text to ids and back by a tokenizer.json.
 
-    Special tokens that stand in a text become their ids, as in Hugging Face's library; those that a
-    tokenizer adds around a text are left to who packs it.
+    Special tokens in a text become their ids, as in Hugging Face's library, unless
+    tokenizer_config.json sets split_special_tokens; those that a tokenizer adds around a text are
+    left to who packs it.
     """
 
     def __init__(self, model: bytes, name: str = TOKENIZER):
@@ -86,6 +87,8 @@ class TokenizerJsonVocab(Vocab):
         files, special = _parts(content, name)
         self.files = files
         self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
+        config = _object(files.get(CONFIG, "{}"), f"vocab {name}: {CONFIG}")
+        self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
         _check_ids(self._tokenizer.get_vocab(with_added_tokens=True), name)
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]
@@ -174,6 +177,8 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
     file = path_of(path).expanduser()
     if file.is_dir():
         file = file / TOKENIZER
+    elif not file.exists():
+        raise UserError(f"TokenizerJson.path: {path}: no such file or folder.")
     check_kind(file)
     try:
         text = _utf8(read_model(file), str(file))
@@ -181,8 +186,6 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         if not {"format", "model"} & content.keys():
             raise UserError(f"{file}: is not a {TOKENIZER}: it has no model.")
     except UserError as error:
-        if not file.exists() and not file.parent.is_dir():
-            raise
         raise UserError(f"{error}  {how_to_make(file.parent)}") from None
     if "format" in content:  # a tokenizer.json has none
         files, special = _parts(content, str(file))

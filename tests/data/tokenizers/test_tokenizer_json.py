@@ -167,11 +167,20 @@ def test_a_saved_vocab_is_the_same_and_keeps_the_files(folder, tmp_path):
     assert given(saved, end="</s>").end_id == 257
 
 
+def test_special_tokens_in_a_text_are_split_where_the_settings_say_so(folder):
+    assert given(folder).encode(["a</s>"])[0].tolist()[1:] == [257]
+    settings = {**CONFIG, "split_special_tokens": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    vocab = given(folder)
+    ids = vocab.encode(["a</s>"])[0].tolist()
+    assert "".join(vocab.pieces(ids)) == "a</s>" and len(ids) == len("a</s>")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"end": "<eos>"}, r"no token '<eos>' \(TokenizerJson.end.*special tokens: <s>, </s>"),
-        ({"path": "no"}, "no: cannot be read: No such file"),
+        ({"path": "no"}, "TokenizerJson.path: no: no such file or folder"),
         ({"path": "tokenizer_config.json"}, "is not a tokenizer.json"),
         ({"path": "chat_template.jinja"}, "is not JSON"),
     ],

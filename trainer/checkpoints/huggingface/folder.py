@@ -36,7 +36,7 @@ def existing(folder: Path, name: str) -> Path:
     """Returns the path of a file of a folder."""
     if not folder.is_dir():
         raise UserError(
-            f"--input={folder}: there is no such folder.  Legal: a folder of this machine; of a "
+            f"--input={folder}: no such folder.  Legal: a folder of this machine; of a "
             "model on the Hub, download one: hf download NAME --local-dir=FOLDER."
         )
     if not (folder / name).is_file():
