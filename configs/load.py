@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from configs import write
 from configs.errors import UserError, listed
 from configs.make import Maker, SettingValue
-from configs.read import Binding, Reader
+from configs.read import Binding, Reader, references_in
 
 T = TypeVar("T")
 
@@ -23,9 +23,11 @@ class Config:
         """Makes a spec, and all specs nested in it, from what is bound."""
         return Maker(self.bound).make(cls)
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str, scopes: tuple[str, ...] = ()) -> Any:
         """Returns the value of a setting, with the specs that it refers to; None if unset."""
-        return Maker(self.bound).make_value(self.bound[name]) if name in self.bound else None
+        names = ["/".join((*scopes[:depth], name)) for depth in range(len(scopes) + 1)]
+        bound = [self.bound[name] for name in names if name in self.bound]  # the inner last
+        return Maker(self.bound).make_value(bound[-1], scopes) if bound else None
 
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(self.bound.values())
@@ -34,19 +36,29 @@ class Config:
         """Lists every parameter of these specs and of all specs nested in them."""
         return self._made(classes).rows
 
-    def unused(self, *classes: type[Any]) -> tuple[Binding, ...]:
-        """Lists the bindings that none of these specs, nor any nested in them, reads."""
-        used = self._made(classes).used
+    def unused(self, *parts: type[Any] | str) -> tuple[Binding, ...]:
+        """Lists the bindings that none of these specs or settings, nor any spec in them, reads."""
+        used = self._made(parts).used
         return tuple(binding for binding in self.bindings() if binding.name not in used)
+
+    def replaced(self) -> set[str]:
+        """Names the specs and macros in values that later ones replace, and in their settings."""
+        values = [value for binding in self.bindings() for value, _ in binding.overridden]
+        names = [reference.target for value in values for reference in references_in(value)]
+        for name in names:  # to which those of its settings are added
+            of_name = [b.value for b in self.bindings() if b.spec == name]
+            targets = {reference.target for value in of_name for reference in references_in(value)}
+            names += targets - set(names)
+        return set(names)
 
     def dump(self, specs: Iterable[Any], exclude: Collection[str] = ()) -> str:
         """Writes specs as one gin text that needs no other file."""
         return write.dump(specs, self.imports, exclude)
 
-    def _made(self, classes: Iterable[type[Any]]) -> "Maker":
+    def _made(self, parts: Iterable[type[Any] | str]) -> "Maker":
         maker = Maker(self.bound)
-        for cls in classes:
-            maker.make(cls)
+        for part in parts:
+            maker.make_value(self.bound[part]) if isinstance(part, str) else maker.make(part)
         return maker
 
 

@@ -47,8 +47,8 @@ class Maker:
         assert isinstance(made, cls)
         return made
 
-    def make_value(self, binding: Binding) -> Any:
-        made = self._value(binding.value, (), (), binding.origin)
+    def make_value(self, binding: Binding, scopes: tuple[str, ...] = ()) -> Any:
+        made = self._value(binding.value, scopes, (), binding.origin)
         self._raise_problems(binding.name)
         return made
 

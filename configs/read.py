@@ -59,6 +59,11 @@ class Binding:
     replaced: "Binding | None" = field(default=None, repr=False, compare=False)
 
     @property
+    def spec(self) -> str:
+        """Returns the name of the spec that has this setting, or that of a macro."""
+        return self.name.rpartition("/")[2].partition(".")[0]
+
+    @property
     def overridden(self) -> tuple[tuple[Any, str], ...]:
         """Returns the values that this one replaced, and where they are bound, oldest first."""
         values, old = [], self.replaced
@@ -141,7 +146,7 @@ class Reader:
         for origin, statement in self.statements:
             if statement.arg_name:
                 self._check_parameter(origin, statement)
-            for reference in _references(statement.value):
+            for reference in references_in(statement.value):
                 read.add(reference.target)
                 self._check_reference(origin, reference, macros if complete else None)
         for origin, statement in self.statements:
@@ -296,9 +301,10 @@ def _remedy(text: str, error: Exception, file: str | None) -> str:
     return f"{reason}  Legal: {legal}"
 
 
-def _references(value: Any) -> Iterator[Reference]:
+def references_in(value: Any) -> Iterator[Reference]:
+    """Yields the references and macros of a value."""
     if isinstance(value, Reference):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _references(item)
+            yield from references_in(item)

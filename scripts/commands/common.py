@@ -12,7 +12,7 @@ from typing import TextIO
 from configs.errors import UserError
 from configs.load import Config, load
 from configs.paths import path_of
-from configs.read import Reference
+from configs.read import FLAG
 from configs.spec import SPECS
 from data.sources.text_files import decoded_lines, read_lines, without_carriage_return
 from data.storage.errors import write_errors
@@ -69,9 +69,17 @@ def check_same_settings(config: Config) -> None:
     check_same(values, "Start all with the same --gin_file and --gin_param.")
 
 
-def warn_unused(config: Config, *used: type) -> None:
+def warn_unused(config: Config, *used: type | str, kinds: tuple[type, ...] = (object,)) -> None:
+    """Warns of settings that nothing uses, of these kinds of specs.
+
+    A file may have settings of a spec that a later binding replaces, as SentencePiece's where
+    --gin_param names another tokenizer: they are no mistake.
+    """
+    replaced = config.replaced()
     for binding in config.unused(*used):
-        print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
+        is_mistake = binding.origin == FLAG or binding.spec not in replaced
+        if is_mistake and issubclass(SPECS.get(binding.spec, object), kinds):
+            print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
 
 
 def setting_origins(config: Config) -> dict[str, str]:
@@ -81,11 +89,8 @@ def setting_origins(config: Config) -> dict[str, str]:
 
 def task_of(config: Config) -> Task:
     """Returns the task that the settings name; a run's other settings may be missing."""
-    bound = {binding.name: binding.value for binding in config.bindings()}
-    reference = bound.get("Run.task")
-    task = config.make(SPECS[reference.target] if isinstance(reference, Reference) else Task)
-    assert isinstance(task, Task)
-    return task
+    task = config.value("Run.task")
+    return task if isinstance(task, Task) else config.make(Task)
 
 
 def rows_of_group(run: Run) -> int:

@@ -214,3 +214,8 @@ def test_unused(write):
     names = [binding.name for binding in config.unused(GinRun)]
     assert names == ["GinSgd.decay", "E", "x/GinModel.width"]
     assert [b.name for b in config.unused(GinRun, GinSgd)] == ["E", "x/GinModel.width"]
+
+
+def test_what_later_values_replace_is_named_with_what_its_settings_name(write):
+    text = RUN + "GinRun.model = @a/GinModel()\nGinModel.layers = %D\nD = 2\nE = 3\n"
+    assert load([write(text)]).replaced() == {"GinModel", "D"}

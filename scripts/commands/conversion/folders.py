@@ -10,8 +10,8 @@ from configs.load import Config, load
 from configs.write import dump
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.layout import Layout
+from scripts.commands.common import warn_unused
 from scripts.commands.shared_flags import SettingsFlags
-from scripts.terminal import print_note
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
@@ -54,7 +54,5 @@ def config_of(run: Run, settings: SettingsFlags) -> Config:
         file = Path(folder) / "huggingface.gin"
         file.write_text(dump([run]))
         config = load([str(file), *settings.gin_file], settings.gin_param)
-    for binding in config.unused(Run, Layout):
-        if not binding.origin.startswith(str(file)):
-            print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
+    warn_unused(config, Run, Layout)
     return config

@@ -5,7 +5,6 @@ import numpy as np
 
 from configs.load import Config
 from configs.read import Reference
-from configs.spec import SPECS
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.axes import BY_LETTER
@@ -52,16 +51,14 @@ def params(flags: InspectParamsFlags) -> None:
 
 def model_of(config: Config) -> ModelSpec:
     """Returns the model that the settings name; a run's other settings may be missing."""
-    bound = {binding.name: binding.value for binding in config.bindings()}
-    reference = bound.get("Run.model")
-    kind = SPECS[reference.target] if isinstance(reference, Reference) else Transformer
-    model = config.make(kind)
-    assert isinstance(model, ModelSpec)
-    task = bound.get("Run.task")
-    task_kind = task.target if isinstance(task, Reference) else "Task"
+    model = config.value("Run.model")
+    if not isinstance(model, ModelSpec):
+        model = config.make(Transformer)
+    task = config.bound["Run.task"].value if "Run.task" in config.bound else None
+    kind, scopes = (task.target, task.scopes) if isinstance(task, Reference) else ("Task", ())
     tokenizers = {
-        TARGET_FILE: config.value(f"{task_kind}.vocab") or config.make(SentencePiece),
-        SOURCE_FILE: config.value(f"{task_kind}.source_vocab"),
+        TARGET_FILE: config.value(f"{kind}.vocab", scopes) or config.make(SentencePiece),
+        SOURCE_FILE: config.value(f"{kind}.source_vocab", scopes),
     }
     return with_vocab_rows(model, tokenizers)
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from configs.errors import UserError
 from configs.load import Config
-from configs.read import Binding
-from configs.spec import SPECS
 from data.cache import TaskCaches
 from data.packing.rows import Rows
 from data.pipeline import BeamPipeline
@@ -13,8 +11,13 @@ from data.sources.clean import Clean
 from data.sources.text import Source
 from data.task import Task
 from data.vocab import Tokenizer
-from data.vocabs import Vocabs
-from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of
+from scripts.commands.common import (
+    check_same_settings,
+    data_dir_of,
+    settings,
+    task_of,
+    warn_unused,
+)
 from scripts.commands.training.caches import manage_caches
 from scripts.commands.training.flags import PrepareFlags
 from scripts.commands.training.progress import BuildBar
@@ -23,6 +26,7 @@ from trainer.model_dir import starting_vocabs
 from trainer.prepare import prepare
 
 DEFAULT_RUNNER = "DirectRunner"
+KINDS = (Task, Source, Tokenizer, Clean)  # a gin file may have other settings, for a run
 
 
 def prepare_task(flags: PrepareFlags) -> None:
@@ -37,9 +41,10 @@ def prepare_task(flags: PrepareFlags) -> None:
     config = settings(None, flags.settings.gin_file, flags.settings.gin_param)
     check_same_settings(config)
     task = task_of(config)
-    for binding in unused_data_settings(config, task):
-        print_note(f"Warning: {binding.origin}: {binding.name} is set, but nothing uses it.")
-    vocabs = vocabs_to_start_from(config, task)
+    used = "Run.task" if "Run.task" in config.bound else type(task)
+    warn_unused(config, used, kinds=KINDS)
+    start_from = config.value("Run.start_from")
+    vocabs = starting_vocabs(start_from, task) if isinstance(start_from, str) else None
     if manages:
         target, source = (None, None) if vocabs is None else vocabs
         manage_caches(flags, data_dir, TaskCaches(task, data_dir, target, source))
@@ -55,17 +60,6 @@ def prepare_task(flags: PrepareFlags) -> None:
     for line in mixture_lines(prepared.splits["train"], rows_of_run(config)):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
-
-
-def unused_data_settings(config: Config, task: Task) -> list[Binding]:
-    """Lists the settings of texts, tokenizers and tasks that this task does not read.
-
-    Other settings are those of a run, which a gin file may hold as well.
-    """
-    kinds = (Task, Source, Tokenizer, Clean)
-    unused = config.unused(type(task))
-    specs = [SPECS.get(binding.name.rpartition("/")[2].partition(".")[0]) for binding in unused]
-    return [b for b, spec in zip(unused, specs, strict=True) if spec and issubclass(spec, kinds)]
 
 
 def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:
@@ -84,20 +78,9 @@ def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:
     return None
 
 
-def vocabs_to_start_from(config: Config, task: Task) -> Vocabs | None:
-    """Returns the vocabularies of the run that the settings start from; None where there is none.
-
-    A run's other settings may be missing.
-    """
-    bound = {binding.name: binding.value for binding in config.bindings()}
-    folder = bound.get("Run.start_from")
-    return starting_vocabs(folder, task) if isinstance(folder, str) else None
-
-
 def rows_of_run(config: Config) -> int | None:
     """Returns how many rows a run reads; None where the settings name no run."""
-    bound = {binding.name: binding.value for binding in config.bindings()}
-    steps, batch_sequences = bound.get("Run.steps"), bound.get("Run.batch_sequences")
+    steps, batch_sequences = config.value("Run.steps"), config.value("Run.batch_sequences")
     if isinstance(steps, int) and isinstance(batch_sequences, int):
         return steps * batch_sequences
     return None

@@ -1,9 +1,11 @@
 """What `meshloom prepare` prints of the pairs of each part."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from configs.errors import UserError
 from data.mixture import MixtureOrder
@@ -56,6 +58,28 @@ def test_a_setting_of_the_text_that_nothing_reads_is_told(run: Meshloom, place: 
         "Warning: --gin_param: web/TextFiles.train is set, but nothing uses it.",
         "Warning: --gin_param: Clean.max_ratio is set, but nothing uses it.",
     ]
+
+
+def test_a_task_in_a_scope_reads_its_settings_and_what_a_file_had_for_another_is_no_mistake(
+    run: Meshloom, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("one two three four\n" * 9)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "</s>": 1}, "one"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    params = [
+        "Run.task = @mine/Task()", "mine/Task.name = 'mine'", "mine/Task.length = 8",
+        "mine/Task.source = @TextFiles()", f"TextFiles.train = '{tmp_path}/a.txt'",
+        "Task.vocab = @TokenizerJson()", f"TokenizerJson.path = '{tmp_path}'",
+        "TokenizerJson.end = '</s>'", "Clean.max_ratio = 9.0",
+    ]  # fmt: skip
+    flags = [f"--gin_param={param}" for param in params]
+    files = ["--gin_file=configs/tasks/text.gin", f"--data_dir={tmp_path / 'data'}"]
+    answer = run("prepare", *files, *flags)
+    assert answer.code == 0, answer.error
+    assert (tmp_path / "data" / "mine").exists()
+    warnings = [line for line in answer.error.splitlines() if line.startswith("Warning: -")]
+    assert warnings == ["Warning: --gin_param: Clean.max_ratio is set, but nothing uses it."]
+    assert "SentencePiece" not in answer.error
 
 
 @pytest.mark.parametrize(
