@@ -46,7 +46,10 @@ class TextStream:
         if self.is_stopped or not (new or is_done):
             return ""
         self._ids += new
-        added = self._last_text() if is_done else self._kept + self._new_text()
+        if is_done:
+            added = self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
+        else:
+            added = self._kept + self._new_text()
         stops = [(at + len(stop), at) for stop in self.stops if (at := added.find(stop)) >= 0]
         if stops:
             end, at = min(stops)
@@ -74,10 +77,6 @@ class TextStream:
         settled = without_start_of_stop(added, self.stops)
         self._kept = added[len(settled) :]
         return settled
-
-    def _last_text(self) -> str:
-        """Returns what is left of the whole text."""
-        return self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
 
     def _tokens_until(self, start: int, stop: str) -> int:
         """Returns how many new tokens there are up to the end of a stop."""

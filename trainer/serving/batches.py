@@ -44,8 +44,8 @@ class BatchService(Service):
     def lengths_of(self, request: Request) -> "Lengths":
         """Returns the shortest of the lengths that hold a request."""
         assert request.source is not None
-        source, new_tokens = len(request.source), request.max_new_tokens
-        return next(each for each in self.lengths if each.hold(source, new_tokens))
+        source, new = len(request.source), request.max_new_tokens
+        return next(n for n in self.lengths if source <= n.source and new <= n.new_tokens)
 
     @property
     def slots(self) -> int:
@@ -97,10 +97,6 @@ class Lengths:
 
     source: int
     new_tokens: int
-
-    def hold(self, source: int, new_tokens: int) -> bool:
-        """Tells whether texts of so many tokens fit."""
-        return source <= self.source and new_tokens <= self.new_tokens
 
 
 def batch_lengths(source_length: int, options: DecodeOptions, room: int) -> list[Lengths]:

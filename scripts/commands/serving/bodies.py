@@ -15,6 +15,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,),
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "service_tier": ("auto", "default"),
+    "verbosity": ("medium",), "reasoning_effort": ("none",),
 }  # fmt: skip
 """Fields of OpenAI's API that are not supported, with the values that change nothing."""
 UNUSED = {
@@ -147,17 +148,12 @@ class Message(MessagePart):
             raise ValueError
         return self
 
-    @property
-    def text(self) -> str:
-        """Returns the whole text."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
-
     def for_template(self) -> dict[str, str]:
         """Returns what a chat template reads."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": self.text, **named}
+        return {"role": self.role, "content": text, **named}
 
 
 class ChatBody(SamplingBody):

@@ -67,7 +67,8 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
         return ApiError(422, f"{name} is missing.  Legal: {legal}.", name)
     if name == "messages":  # behind the field of a message, the path names types of a union
         legal = "null, which changes nothing" if kind == "extra_forbidden" else legal
-        return bad_field(".".join(map(str, path[:3])), first["input"], legal)
+        place = path[:2] if kind == "missing" else path[:3]
+        return bad_field(".".join(map(str, place)), first["input"], legal)
     annotation = body.model_fields[name].annotation
     is_nested = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return bad_field(".".join(map(str, path)) if is_nested else name, first["input"], legal)

@@ -23,10 +23,7 @@ class ServiceCollector(Collector):
         counters = {
             "prompt_tokens": ("Tokens of prompts that were read.", counts.prompt_tokens),
             "new_tokens": ("Tokens that were made.", counts.new_tokens),
-            "steps": (
-                "Tokens added to each text, or batches decoded.",
-                counts.steps,
-            ),
+            "steps": ("Tokens added to each text, or batches decoded.", counts.steps),
             "reloads": ("Checkpoints that replaced another.", counts.reloads),
             "compilations": ("Programs compiled for requests.", self.compilations.count),
         }

@@ -127,6 +127,7 @@ def test_an_answer_may_fill_what_the_chat_leaves(client: Client) -> None:
         ({"messages": [{"role": "user"}]}, ["messages", '"content": a text']),
         ({"messages": [{"role": "user", "content": "a " * 40}]}, ["messages = ", "at most 31"]),
         ({"messages": [{"role": "user", "content": None}]}, ["messages.0", '"content": a text']),
+        ({"messages": [{"content": "a"}]}, ["messages.0 = {'content': 'a'}"]),
         (
             {"messages": [{**CHAT[1], "tool_calls": [{"id": "a"}]}]},
             ["messages.0.tool_calls = [{'id': 'a'}]", "null, which changes nothing"],

@@ -188,6 +188,7 @@ def test_a_stop_ends_the_text_before_it(running: Client) -> None:
         ({"prompt": "a", "echo": True, "logprobs": 0}, 422, ["echo = True", "false with logprobs"]),
         ({"prompt": "a", "best_of": 3, "n": 2}, 422, ["best_of = 3", "as many as n"]),
         ({"prompt": "a", "frequency_penalty": 0.5}, 422, ["frequency_penalty = 0.5", "Legal: 0,"]),
+        ({"prompt": "a", "verbosity": "low"}, 422, ["verbosity = 'low'", "Legal: 'medium',"]),
         (
             {"prompt": "a", "stream_options": {"include_usage": "x"}},
             422,
