@@ -189,7 +189,7 @@ class Decoder:
             "segments_BM": inside_BM.astype(np.int32),
             "positions_BM": place_BM,
         }
-        return {name: self._put(array, "BM") for name, array in arrays.items()}
+        return {name: self._put(array, "Bm") for name, array in arrays.items()}
 
     def _put(self, array: np.ndarray, axes: str) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, self.model.layout.place(axes)))
@@ -223,7 +223,7 @@ def abstract_inputs(
         max_new_tokens_B=array("B", rows),
         suffix_L=array("l", suffix) if suffix else None,
     )
-    return {name: array("BM", rows, source) for name in names} if source else None, inputs
+    return {name: array("Bm", rows, source) for name in names} if source else None, inputs
 
 
 def batches_of(

@@ -152,6 +152,15 @@ def test_what_every_device_computes_again_is_executed_but_not_asked_for() -> Non
     assert plan.executed_flops == pytest.approx(4 * plan.model_flops, rel=0.02)
 
 
+def test_sources_need_not_divide_over_a_split_length() -> None:
+    layout = Layout(mesh="data:5", rules="length:data;memory:data")
+    pairs = dataclasses.replace(DENSE, encoder_layers=2)
+    step = trace_decode(run_of(pairs), layout, abstract_mesh({"data": 5}),
+                        shape_of(pairs, Beam(WIDTH)))  # fmt: skip
+    source, _ = step.inputs
+    assert source is not None and source["inputs_BM"].shape == (ROWS, SOURCE)
+
+
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
     slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
