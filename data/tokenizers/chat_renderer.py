@@ -61,6 +61,7 @@ def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[
         text += piece
         if len(text) > longest:
             raise ValueError(f"the text is over {ADDED_CHARACTERS:,} characters too long")
+    text.encode()  # raises where half of a surrogate pair is in it
     return text
 
 

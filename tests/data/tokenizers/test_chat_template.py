@@ -55,6 +55,11 @@ def test_a_template_cannot_reach_python(attack):
         chat_template({"chat_template.jinja": attack + "{{ undefined.x }}"}).render(CHAT)
 
 
+def test_half_of_a_surrogate_pair_is_refused():
+    with pytest.raises(BadMessages, match="surrogates not allowed"):
+        chat_template({"chat_template.jinja": "{{ '\\ud800' }}"}).render(CHAT)
+
+
 def test_the_template_named_default_is_taken():
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     config = {"tokenizer_config.json": json.dumps({"chat_template": named})}
