@@ -92,11 +92,15 @@ class ModelDir:
 
     def vocabs(self, task: Task) -> Vocabs:
         """Returns the vocabularies of the run; raises where they are no longer those."""
-        vocabs, record = Vocabs.load(self.model_dir, task.source_vocab_file), self.record
+        record, copy_back = self.record, "Copy it back from --data_dir."
+        try:
+            vocabs = Vocabs.load(self.model_dir, task.source_vocab_file)
+        except UserError as error:  # advice for other vocabularies follows its first sentence
+            raise UserError(f"{str(error).partition('  ')[0]}  {copy_back}") from None
         if record and record.vocab not in (None, vocabs.hashes()):
             raise UserError(
                 f"{self.model_dir}: {', '.join(vocabs.files())}: not the vocabulary of the run "
-                f"({record.vocab} there, {vocabs.hashes()} now).  Copy it back from --data_dir."
+                f"({record.vocab} there, {vocabs.hashes()} now).  {copy_back}"
             )
         return vocabs
 

@@ -46,7 +46,7 @@ def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[C
     problems += [f"{change}: legal with --override." for change in waiting]
     names = ", ".join(change.name for change in refused)
     remedy = (
-        f"Leave {names} unchanged, or choose another --model_dir."
+        f"Leave {names} unchanged, also in config.gin, or choose another --model_dir."
         if refused
         else ("Add --override to continue with the new values.")
     )

@@ -16,6 +16,7 @@ from trainer.checkpoints.manager import Checkpoints
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines
 from trainer.model_dir import ModelDir
 from trainer.processes.training_lock import holder_of
+from trainer.resume.history import last_saved
 
 NO_CHECKSUMS = "an older version wrote the rows, without checksums"
 
@@ -26,15 +27,14 @@ def task_cache(
     """Opens the cache of the task that the settings name."""
     task = task_of(config)
     name = f"data of {task.name}"
-    command, model_dir = prepare_command(settings, data_dir), settings.model_dir
+    command, run = prepare_command(settings, data_dir), _run_of(settings)
     try:
-        if model_dir is not None and (run := ModelDir(model_dir)).has_run():
-            run.vocabs(task)
+        vocabs = run and run.vocabs(task)
     except ValueError as error:
         yield failure("vocabulary", error)
         return
     try:
-        prepared = _prepared(task, data_dir, settings.model_dir)
+        prepared = _prepared(task, data_dir, run)
         have_checksums = prepared is None or not reads_rows or check_rows(prepared.folder)
     except ValueError as error:
         text = str(error).rpartition("  ")[0] or str(error)
@@ -50,17 +50,23 @@ def task_cache(
     text = f"content hash {prepared.manifest['content_hash'][:16]}{read}"
     yield Finding(name, "ok", text, "Copy one host's cache to the others, or mend their text: "
                   f"{command} --rebuild", is_common=True)  # fmt: skip
-    if model_dir is not None and ModelDir(model_dir).has_run():
-        if ModelDir(model_dir).vocabs(task).hashes() != prepared.vocabs.hashes():
-            text = f"the vocabulary of {model_dir} is not that of {data_dir}"
+    if run and vocabs:
+        if vocabs.hashes() != prepared.vocabs.hashes():
+            text = f"the vocabulary of {run.model_dir} is not that of {data_dir}"
             yield Finding("vocabulary", "error", text, "Give the --data_dir of the training.")
         else:
             yield Finding("vocabulary", "ok", "the run and its data have the same")
 
 
-def _prepared(task: Task, data_dir: Path, model_dir: Path | None) -> Prepared | None:
+def _run_of(settings: SavedSettingsFlags) -> ModelDir | None:
+    """Returns the model directory, if it has a run."""
+    run = settings.model_dir and ModelDir(settings.model_dir)
+    return run if run and run.has_run() else None
+
+
+def _prepared(task: Task, data_dir: Path, run: ModelDir | None) -> Prepared | None:
     """Opens the cache of a run, or else that of the settings."""
-    if model_dir is not None and (run := ModelDir(model_dir)).has_run():
+    if run:
         vocabs = run.vocabs(task)
         prepared = open_prepared(
             task, data_dir, vocab=vocabs.target, source_vocab=vocabs.source,
@@ -73,9 +79,8 @@ def _prepared(task: Task, data_dir: Path, model_dir: Path | None) -> Prepared | 
 
 def prepare_command(settings: SavedSettingsFlags, data_dir: Path) -> str:
     """Writes the command that prepares the data of these settings."""
-    files = [*settings.gin_file]
-    if settings.model_dir is not None and ModelDir(settings.model_dir).has_run():
-        files.insert(0, str(ModelDir(settings.model_dir).config_file))
+    run = _run_of(settings)
+    files = [*([str(run.config_file)] if run else []), *settings.gin_file]
     flags = [f"--data_dir={data_dir}", *(f"--gin_file={file}" for file in files),
              *(f"--gin_param={param}" for param in settings.gin_param)]  # fmt: skip
     return shlex.join(["meshloom", "prepare", *flags])
@@ -123,8 +128,12 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
         read = ", all arrays read" if reads_arrays else ""
         yield Finding("checkpoints", "ok", f"steps {', '.join(map(str, whole))} are whole{read}")
     elif not damages:
-        yield Finding("checkpoints", "warning", f"{model_dir} has none",
-                      f"meshloom train --model_dir={model_dir}")  # fmt: skip
+        if saved := last_saved(model_dir):
+            text = f"{model_dir} has none, and its run reached step {saved}"
+            yield Finding("checkpoints", "error", text, "Mount or copy them back.")
+        else:
+            yield Finding("checkpoints", "warning", f"{model_dir} has none",
+                          f"meshloom train --model_dir={model_dir}")  # fmt: skip
     for name in (METRICS, EVALUATIONS):
         damaged_lines = len(split_lines(model_dir / name, "loss")[1])
         if damaged_lines:

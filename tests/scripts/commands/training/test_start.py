@@ -66,7 +66,9 @@ def test_what_changes_how_weights_develop_needs_an_override(run: Meshloom, copy:
         run("train", copy.model_dir, rate, "--override", "--gin_param=Transformer.d_ff=48")
     )
     assert "Transformer.d_ff: 40 there, 48 now" in said and "Constant.peak" not in said
-    assert said.endswith("\n  Leave Transformer.d_ff unchanged, or choose another --model_dir.\n")
+    assert said.endswith(
+        "\n  Leave Transformer.d_ff unchanged, also in config.gin, or choose another --model_dir.\n"
+    )
     assert {file: file.read_bytes() for file in copy.folder.rglob("*") if file.is_file()} == before
 
     answer = run("train", copy.model_dir, rate, batch, "--override", "--gin_param=Run.steps=6")
@@ -142,8 +144,12 @@ def test_a_changed_vocabulary_is_named_by_every_command(run: Meshloom, copy: Pla
         said = refused(run(name, copy.model_dir, *flags))
         assert "vocab.model: not the vocabulary of the run" in said
     assert files(copy) == before
+    for damage in (b"", b"garbage", model[:-1]):
+        file.write_bytes(damage)
+        said = refused(run("evaluate", copy.model_dir))
+        assert "vocab.model: " in said and said.endswith("Copy it back from --data_dir.\n")
     doctor = run("doctor", copy.model_dir)
-    assert doctor.code == 1 and "vocab.model: not the vocabulary" in doctor.out + doctor.error
+    assert doctor.code == 1 and "Copy it back from --data_dir" in doctor.out + doctor.error
 
 
 def test_changed_settings_are_named_by_every_command(run: Meshloom, copy: Place) -> None:
@@ -185,6 +191,8 @@ def test_a_run_whose_checkpoints_are_missing_does_not_start_again(
     before = files(copy)
     said = refused(run("train", copy.model_dir))
     assert "its checkpoints are missing, and it reached step 4" in said and "--override" in said
+    doctor = run("doctor", copy.model_dir)
+    assert doctor.code == 1 and "has none, and its run reached step 4" in doctor.out
     assert files(copy) == before
     assert run("train", copy.model_dir, "--override", "--gin_param=Run.steps=1").code == 0
     assert list(losses(copy)) == [1]
