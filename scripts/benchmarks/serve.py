@@ -151,10 +151,10 @@ def decoding(
         def decode(cases: Sequence[LoadCase]) -> Measured:
             start, requests = time.perf_counter(), []
             for case in cases:
-                prompt, settings = case.prompt, case._asdict()
-                del settings["prompt"]
-                of_case = dataclasses.replace(options, **settings)
-                requests += make_requests([prompt], task, vocabs, of_case, max_length)
+                of_case = dataclasses.replace(
+                    options, max_tokens=case.max_tokens, min_tokens=case.min_tokens, seed=case.seed
+                )
+                requests += make_requests([case.prompt], task, vocabs, of_case, max_length)
             texts = best_texts(decoder, requests, vocabs, options)
             return Measured(texts, time.perf_counter() - start)
 

@@ -11,13 +11,7 @@ from data.sources.clean import Clean
 from data.sources.text import Source
 from data.task import Task
 from data.vocab import Tokenizer
-from scripts.commands.common import (
-    check_same_settings,
-    data_dir_of,
-    settings,
-    task_of,
-    warn_unused,
-)
+from scripts.commands.common import check_same_settings, data_dir_of, settings, task_of, warn_unused
 from scripts.commands.training.caches import manage_caches
 from scripts.commands.training.flags import PrepareFlags
 from scripts.commands.training.progress import BuildBar
@@ -66,10 +60,7 @@ def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:
     """Returns the pipeline that the flags describe, after a check that it can run; or None."""
     if flags.beam:
         if flags.workers is not None:
-            raise UserError(
-                "--workers: with --beam, flags of the runner set the number of workers.  Leave it "
-                "out."
-            )
+            raise UserError("--workers: with --beam, flags of the runner set it.  Leave it out.")
         pipeline = BeamPipeline(flags.runner or DEFAULT_RUNNER, flags.runner_flags)
         pipeline.check()
         return pipeline
