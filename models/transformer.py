@@ -20,14 +20,7 @@ from models.dropout import dropout
 from models.initializers import Weights
 from models.layers.pipeline import inside_stages, stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
-from models.loss import (
-    Criterion,
-    LossSums,
-    counted_targets,
-    divergence,
-    softmax_loss,
-    token_losses,
-)
+from models.loss import Criterion, LossSums, counted_targets, divergence, softmax_loss, token_losses
 from models.moe.routing import Load, Router
 from models.positions import sinusoids
 from models.spec import TransformerSpec

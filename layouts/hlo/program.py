@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 from layouts.cost.collectives import KINDS, Collective
 from layouts.hlo.flops import product_flops
-from layouts.hlo.parser import (
-    Computation,
-    Instruction,
-    frames,
-    joined_lines,
-    parse_instruction,
-)
+from layouts.hlo.parser import Computation, Instruction, frames, joined_lines, parse_instruction
 from layouts.hlo.replica_groups import group_axes
 
 FUSED_REDUCE_SCATTER = (

@@ -34,9 +34,7 @@ def splash_attention(
 ) -> Array:
     """Attends within segments, on one device."""
     # Imported here, because most runs on CPUs never need it.
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_kernel as kernels,
-    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     rows, kv_heads, queries, length, width = q_BJQLK.shape

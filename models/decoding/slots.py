@@ -189,8 +189,7 @@ class SlotDecoder:
             return slots, new_tokens
 
         nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, float))
-        slots, new_tokens = jax.lax.fori_loop(0, count, add, (slots, nothing))
-        return slots, new_tokens
+        return jax.lax.fori_loop(0, count, add, (slots, nothing))
 
     def step(self, model_step: Step, slots: Slots) -> tuple[Slots, Array, Array]:
         """Adds one token to each text; returns these, and their log-probabilities."""

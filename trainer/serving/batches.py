@@ -7,14 +7,7 @@ batch is made of the jobs that wait when one ends.
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from trainer.decoding.decoder import (
-    BatchShape,
-    Decoder,
-    Request,
-    padded,
-    prepared,
-    rows_of_batch,
-)
+from trainer.decoding.decoder import BatchShape, Decoder, Request, padded, prepared, rows_of_batch
 from trainer.decoding.requests import DecodeOptions
 from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
 

@@ -31,11 +31,7 @@ from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
-from scripts.commands.conversion.folders import (
-    check_new_folder,
-    check_new_run,
-    config_of,
-)
+from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
 from scripts.commands.trained import only
 from scripts.devices import start_devices
 from scripts.terminal import print_note

@@ -25,13 +25,7 @@ from trainer.questions.choices import (
     make_completions,
 )
 from trainer.questions.measures import Share, is_exact_match
-from trainer.questions.prompts import (
-    Prompt,
-    Template,
-    draw_shots,
-    make_prompts,
-    scored_questions,
-)
+from trainer.questions.prompts import Prompt, Template, draw_shots, make_prompts, scored_questions
 from trainer.questions.questions import Question, parse_questions
 from trainer.run import Run
 from trainer.traces import trace_score_step

@@ -3,12 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scripts.commands.shared_flags import (
-    DataDir,
-    JsonFile,
-    ModelDir,
-    SavedSettingsFlags,
-)
+from scripts.commands.shared_flags import DataDir, JsonFile, ModelDir, SavedSettingsFlags
 from scripts.devices import DeviceFlags
 from scripts.flag import Flag
 

@@ -9,12 +9,7 @@ from layouts.cost.collectives import size_text
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import (
-    rounded,
-    rows_of_group,
-    warn_unused,
-    write_json,
-)
+from scripts.commands.common import rounded, rows_of_group, warn_unused, write_json
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile, named_layouts, read_inputs

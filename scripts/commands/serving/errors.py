@@ -69,9 +69,8 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
         legal = "null, which changes nothing" if kind == "extra_forbidden" else legal
         place = path[:2] if kind == "missing" else path[:3]
         return bad_field(".".join(map(str, place)), first["input"], legal)
-    annotation = body.model_fields[name].annotation
-    is_nested = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return bad_field(".".join(map(str, path)) if is_nested else name, first["input"], legal)
+    name = ".".join(map(str, path)) if name == "stream_options" else name
+    return bad_field(name, first["input"], legal)
 
 
 async def api_error_response(request: Request, error: Exception) -> Response:
