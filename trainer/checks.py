@@ -96,10 +96,7 @@ def check_bubble(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> lis
 
 
 def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Returns a warning where this machine's CPU has no products of the type that a run trains in.
-
-    For training alone: decoding takes the time of reading the weights, which a narrow type halves.
-    """
+    """Returns a warning where this machine's CPU has no products of the type of a run."""
     precision = getattr(run.model, "precision", Precision())
     flags = NARROW_PRODUCTS.get(precision.compute)
     if flags is None or jax.default_backend() != "cpu" or not cpuinfo.is_file():
@@ -108,7 +105,7 @@ def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str
         return []
     return [
         f"Warning: Precision.compute = {precision.compute!r}: this processor has none of "
-        f"{', '.join(sorted(flags))}, so training is not faster than in float32.  "
+        f"{', '.join(sorted(flags))}, so nothing is faster than in float32.  "
         "Set Precision.compute = 'float32' on this machine."
     ]
 

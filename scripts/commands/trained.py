@@ -19,7 +19,13 @@ from scripts.commands.common import (
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
-from trainer.checks import Program, check_layout, describe_layout, explained_errors
+from trainer.checks import (
+    Program,
+    check_layout,
+    check_precision,
+    describe_layout,
+    explained_errors,
+)
 from trainer.memory import check_batch_memory
 from trainer.planning.decoding import shortest_shape, trace_decode
 from trainer.processes.native_log import name_layout_of_abort
@@ -42,7 +48,7 @@ def trained_models(
     name_layout_of_abort(describe_layout(layout, origins))
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in check_layout(fitting, layout, sizes, origins):
+    for warning in [*check_layout(fitting, layout, sizes, origins), *check_precision(run)]:
         print_note(warning)
     with (
         explained_errors(fitting, layout, sizes, origins, *programs(fitting)),
