@@ -27,19 +27,21 @@ EVERYWHERE = "experts:{rows};experts:model"  # then d_ff gives way to them
 def candidates(record: Record, devices: int) -> Iterator[Layout]:
     """Yields every legal layout on one or two mesh axes."""
     for data, model in shapes(devices):
-        yield from under(record, {"data": data, "model": model})
+        yield from legal_layouts_on(record, {"data": data, "model": model})
 
 
-def widened(record: Record, layout: Layout) -> Iterator[Layout]:
+def with_shard_axis(record: Record, layout: Layout) -> Iterator[Layout]:
     """Yields layouts of the same shape that split weights and experts over fewer devices."""
     sizes = mesh_sizes(layout.mesh, None)
     data, model = sizes.get("data", 1), sizes.get("model", 1)
     for shard in range(2, data):
         if data % shard == 0:
-            yield from under(record, {"data": data // shard, "shard": shard, "model": model})
+            yield from legal_layouts_on(
+                record, {"data": data // shard, "shard": shard, "model": model}
+            )
 
 
-def under(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:
+def legal_layouts_on(record: Record, mesh: Mapping[str, int]) -> Iterator[Layout]:
     """Yields every legal layout on these mesh axes."""
     sizes = {name: size for name, size in mesh.items() if size > 1} or {"data": 1}
     for rules, param_rules in rule_sets(record, sizes):

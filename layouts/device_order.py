@@ -53,23 +53,25 @@ def torus_of(devices: Sequence[Any]) -> dict[str, int] | None:
     """Returns the box that these devices fill; None if they have no coordinates."""
     if not all(hasattr(device, "coords") for device in devices):
         return None
-    places = np.array([place(device) for device in devices])
+    places = np.array([coordinates(device) for device in devices])
     extents = np.ptp(places, axis=0) + 1
     return dict(zip((*CHIP_AXES[: places.shape[1] - 1], CORE), extents.tolist(), strict=True))
 
 
-def place(device: Any) -> tuple[int, ...]:
+def coordinates(device: Any) -> tuple[int, ...]:
     """Returns the coordinates of a device on the torus, the core last."""
     return (*device.coords, device.core_on_chip)
 
 
 def check_order(order: str, mesh: Mapping[str, int], torus: Torus | None) -> None:
     """Raises everything that is wrong with an order."""
-    if wrong := mistakes(order, mesh, torus):
-        raise UserError(f"Layout.order = {order!r}: {'  '.join(wrong)}  {legal(mesh, torus)}")
+    if wrong := order_problems(order, mesh, torus):
+        raise UserError(
+            f"Layout.order = {order!r}: {'  '.join(wrong)}  {describe_legal_orders(mesh, torus)}"
+        )
 
 
-def mistakes(order: str, mesh: Mapping[str, int], torus: Torus | None) -> list[str]:
+def order_problems(order: str, mesh: Mapping[str, int], torus: Torus | None) -> list[str]:
     """Returns what is wrong with an order; without a torus, what is wrong on every torus."""
     try:
         pieces = parse(order)
@@ -87,7 +89,7 @@ def mistakes(order: str, mesh: Mapping[str, int], torus: Torus | None) -> list[s
 
 def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) -> list[str]:
     """Returns axes that are taken more than once, or whose pieces do not multiply to their size."""
-    sized, wrong = filled(pieces, torus), []
+    sized, wrong = with_sizes(pieces, torus), []
     for torus_axis, extent in torus.items():
         along = [piece for piece in sized if piece.torus_axis == torus_axis]
         if sum(piece.size is None for piece in pieces if piece.torus_axis == torus_axis) > 1:
@@ -107,7 +109,7 @@ def wrong_sizes(pieces: Sequence[Piece], mesh: Mapping[str, int], torus: Torus) 
     return wrong
 
 
-def filled(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
+def with_sizes(pieces: Sequence[Piece], torus: Torus) -> list[Piece]:
     """Fills in the sizes of pieces that take all that others leave."""
 
     def left(torus_axis: str) -> int:
@@ -126,7 +128,7 @@ def order_text(pieces: Sequence[Piece], torus: Torus) -> str:
     return ";".join(names) or "nothing"
 
 
-def legal(mesh: Mapping[str, int], torus: Torus | None) -> str:
+def describe_legal_orders(mesh: Mapping[str, int], torus: Torus | None) -> str:
     """Describes the legal orders."""
     if torus is None:
         return "Legal: a mesh axis, a colon and x, y, z or core, as in 'data:y;model:x;model:core'."
@@ -143,7 +145,7 @@ def device_permutation(order: str, mesh: Mapping[str, int], torus: Torus) -> np.
     array([[0, 1, 2],
            [3, 4, 5]])
     """
-    pieces = filled(parse(order), torus)
+    pieces = with_sizes(parse(order), torus)
     by_torus = sorted(pieces, key=lambda piece: [*torus].index(piece.torus_axis))
     by_mesh = sorted(range(len(pieces)), key=lambda i: [*mesh].index(by_torus[i].mesh_axis))
     # `sorted` keeps what is named later behind, so a later piece is an inner one on either side.

@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from configs.errors import UserError
-from layouts.device_order import check_order, device_permutation, place, torus_of
+from layouts.device_order import check_order, coordinates, device_permutation, torus_of
 from layouts.layout import Layout, pairs
 from layouts.shards import mesh_axes
 from layouts.slices import side_by_side, slice_counts, slices_of
@@ -167,7 +167,7 @@ def in_order(
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     check_order(order, sizes, torus)
     by_place = np.empty(len(devices), object)
-    by_place[:] = sorted(devices, key=place)
+    by_place[:] = sorted(devices, key=coordinates)
     return by_place[device_permutation(order, sizes, torus)]
 
 

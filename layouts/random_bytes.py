@@ -32,9 +32,9 @@ def random_bytes(key: Array, *, shape: tuple[int, ...], out_sharding: jax.P) -> 
 def random_bytes_of_rows(
     layout: Layout, seed: Array, row_ids: Array, axes: str, width: int
 ) -> Array:
-    """Draws such numbers for rows, the last of these axes, that are known by their ids.
+    """Draws bytes for the rows `row_ids`, the last of these axes.
 
-    The numbers follow from the seed (`seed_of`) and the id alone, wherever the row stands.
+    The bytes of a row follow from the seed (`seed_of`) and its id alone, on whatever device it is.
     """
     over = mesh_axes(layout.place(axes)[-1])
     shard = functools.partial(random_bytes_of_shard, width=width // num_shards(over), over=over)

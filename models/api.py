@@ -74,7 +74,7 @@ class ModelSpec:
 
     @property
     def has_encoder(self) -> bool:
-        """Returns whether there is a source side, as in translation."""
+        """Returns whether the model has a source side, as in translation."""
         return False
 
     @property
@@ -84,7 +84,7 @@ class ModelSpec:
 
     @property
     def drops_tokens(self) -> bool:
-        """Returns whether experts drop the tokens beyond their capacity, but in decoding."""
+        """Returns whether training and evaluation drop tokens over capacity (decoding never)."""
         return False
 
     @property

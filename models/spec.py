@@ -97,7 +97,7 @@ class TransformerSpec(ModelSpec):
     activation: Activation = "relu"
     """Nonlinearity of the feed-forward layer."""
     gated: bool = False
-    """Multiplies the hidden layer by a second product, whose activation is the gate (GLU)."""
+    """Gated feed-forward (GLU): activation(x wg) * (x wi)."""
     positions: Positions = "learned"
     """How the model encodes positions: a learned table, sinusoids, relative biases or rotation."""
     rope_theta: Positive = 10_000.0

@@ -181,7 +181,7 @@ def with_microbatches(batch: Batch, key: Array | None) -> tuple[Batch, Array | N
 
 
 def join_microbatches(layout: Layout, x: Array, axes: str) -> Array:
-    """Joins the rows of microbatches, the first axis beside these, to as many longer ones."""
+    """Merges microbatches, the first axis, into the length: [A, B, L, ...] -> [B, A*L, ...]."""
     whole = axes.replace("L", "l")
     rows = jnp.swapaxes(layout.reshard(x, f"a{whole}"), 0, 1)
     shape = (len(rows), rows.shape[1] * rows.shape[2], *rows.shape[3:])
@@ -264,10 +264,10 @@ class TransformerModel:
         loads = mean_of_passes([loads for _, loads in passes])
         if len(passes) == 2:
             (first_BLD, _), (second_BLD, _) = passes
-            apart = divergence(
+            kl_sum = divergence(
                 layout, criterion, chunks, first_BLD, second_BLD, weights_VD, counted_BL
             )
-            sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * apart)
+            sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
         if self.spec.moe is None:
             return sums
         router = self.spec.moe.router

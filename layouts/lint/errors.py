@@ -136,13 +136,13 @@ class LintContext:
         return f"{name}, {self.origins[name]}" if name in self.origins else name
 
 
-def either(options: Iterable[object]) -> str:
+def join_or(options: Iterable[object]) -> str:
     """Joins options: "1, 2 or 4"."""
     *others, last = map(str, options)
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def several(names: Iterable[str], shown: int = 2) -> str:
+def first_names(names: Iterable[str], shown: int = 2) -> str:
     """Joins the first of these names, and says how many more there are."""
     unique = list(dict.fromkeys(names))
     if len(unique) > shown:
@@ -198,7 +198,7 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             "error",
             "unpaddable-axis",
             "cannot be padded.",
-            fix=f'Legal with a "+": {either(paddable)}, and no "?" beside it.',
+            fix=f'Legal with a "+": {join_or(paddable)}, and no "?" beside it.',
             legal={"axis": paddable},
         )
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
@@ -313,7 +313,7 @@ def _shared(
         "error",
         "conflict",
         f"{axes} both want the mesh axis {mesh_axis}.",
-        several(_weights(context, names) or names),
+        first_names(_weights(context, names) or names),
         context.cite(first, second),
         f'Remove one rule, or let one give way: "{second.softened.rule}".',
         {second.field: (str(second.softened.rule),)},
@@ -329,7 +329,7 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
         "error",
         "indivisible",
         f"{name} = {_size_text(cause)}{setter} does not divide over {_mesh_axes(context, cause)}.",
-        several(weights or names),
+        first_names(weights or names),
         context.cite(*cause.rules),
         f"Legal: {_listed(legal)}.  {_alternative(context, cause)}",
         legal,
@@ -356,7 +356,7 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
         "padded",
         f"{BY_LETTER[cause.letter].name} = {cause.size} is padded to {padded_size} over "
         f"{_mesh_axes(context, cause)}: {100 * (1 - cause.size / padded_size):.2g}% is padding.",
-        several(_weights(context, names) or names),
+        first_names(_weights(context, names) or names),
         context.cite(*cause.rules),
         f"Without padding: {_listed(legal)}.{_expert_mesh_axis(context, cause)}",
         legal,
@@ -372,7 +372,7 @@ def _mesh_axes(context: LintContext, cause: SplitCause) -> str:
 
 
 def _listed(legal: Mapping[str, tuple[int, ...]]) -> str:
-    return "; ".join(f"{name} {either(sizes)}" for name, sizes in legal.items())
+    return "; ".join(f"{name} {join_or(sizes)}" for name, sizes in legal.items())
 
 
 def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from configs.errors import UserError
-from layouts.device_order import Torus, legal, mistakes
+from layouts.device_order import Torus, describe_legal_orders, order_problems
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
@@ -42,9 +42,12 @@ def lint(
 def check_device_order(context: LintContext, torus: Torus | None) -> list[Problem]:
     """Reports why the devices of a slice cannot be put into the layout's order."""
     order = context.layout.order
-    if order is None or not (wrong := mistakes(order, context.mesh, torus)):
+    if order is None or not (wrong := order_problems(order, context.mesh, torus)):
         return []
-    subject, fix = f"order {order!r} ({context.source('order')})", legal(context.mesh, torus)
+    subject, fix = (
+        f"order {order!r} ({context.source('order')})",
+        describe_legal_orders(context.mesh, torus),
+    )
     return [Problem("error", "device-order", "  ".join(wrong), subject, fix=fix)]
 
 

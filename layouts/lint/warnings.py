@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from layouts.axes import BY_LETTER, BY_NAME
 from layouts.cost.collectives import size_text
 from layouts.layout import Layout, Rule
-from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, several
+from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, first_names
 from layouts.lint.recorder import Product, Record, Tensor, Weight
 
 MIN_SPLIT_SHARE = 0.5  # of the FLOPs that a mesh axis should split
@@ -78,7 +78,7 @@ def _idle_mesh_axes(context: LintContext) -> list[Problem]:
                 "warning",
                 "idle-mesh-axis",
                 f"splits {_percent(1 - share)} of the FLOPs; all {size} devices along it compute"
-                f" the same {_percent(share)}: {several(product.name for product in largest)}.",
+                f" the same {_percent(share)}: {first_names(product.name for product in largest)}.",
                 f"mesh axis {mesh_axis}:{size} ({context.source('mesh')})",
                 fix=fix if added else "Give its devices to another mesh axis.",
                 legal={"rules": tuple(added)} if added else {},
@@ -140,7 +140,7 @@ def _replicated_weights(context: LintContext) -> list[Problem]:
     if devices == 1 or _bytes(replicated) <= MAX_REPLICATED_SHARE * total:
         return []
     largest = sorted(replicated, key=lambda weight: -weight.bytes)
-    names = several(f"{weight.path} ({size_text(weight.bytes)})" for weight in largest)
+    names = first_names(f"{weight.path} ({size_text(weight.bytes)})" for weight in largest)
     share = _percent(_bytes(replicated) / total)
     rule, left = _rule_that_shards(context)
     amount = f"all but {_percent(left / total)}" if left else "all"

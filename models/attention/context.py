@@ -54,7 +54,7 @@ def packed_context(
 ) -> AttentionContext:
     """Lets each token see its own segment: all of it, or in causal attention up to itself.
 
-    With a window it sees the last tokens alone, so many with itself.
+    With a window w it sees itself and the w - 1 tokens before.
     """
     if kernel is not None:
         return AttentionContext(

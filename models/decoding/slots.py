@@ -75,7 +75,7 @@ class Slots(NamedTuple):
 class NewTokens(NamedTuple):
     """Holds new tokens of each slot, and their log-probabilities at temperature 1.
 
-    What follows the end of a text, or the last step, is anything.
+    Entries after the end of a text, or after the last step, are undefined.
     """
 
     tokens_BT: Array
@@ -84,7 +84,7 @@ class NewTokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SlotDecoder:
-    """Continues the texts in so many slots, each of at most `cache_length` tokens."""
+    """Continues the texts in `slots` slots, each of at most `cache_length` tokens."""
 
     model: Decodable
     slots: int
@@ -175,7 +175,7 @@ class SlotDecoder:
         )
 
     def steps(self, params: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
-        """Adds so many tokens to each text; none to one that has ended."""
+        """Adds `count` tokens to each text that has not ended."""
         layout = step_layout(self.model.layout)
         model_step, _ = self.model.start(params, None, self.slots, self.cache_length)
         step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")

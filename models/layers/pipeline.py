@@ -77,7 +77,7 @@ class Schedule(NamedTuple):
         return (wave * self.repeats + repeat) * self.stages + place
 
     def work(self, turn: Array) -> tuple[Array, Array]:
-        """Returns how often a microbatch has gone around at a turn, and which; idle: any other."""
+        """Returns (repeat, microbatch) of a turn; idle turns are clipped to valid indices."""
         wave, rest = turn // (self.stages * self.repeats), turn % (self.stages * self.repeats)
         microbatch = wave * self.stages + rest % self.stages
         return rest // self.stages, microbatch.clip(0, self.microbatches - 1)

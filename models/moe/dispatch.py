@@ -26,7 +26,7 @@ MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
 
 
 class DrawBytes(Protocol):
-    """Draws random bytes for the tokens of a device's blocks, so many for each."""
+    """Draws `width` random bytes for each token of a device's blocks."""
 
     def __call__(self, *, width: int) -> Array: ...
 
@@ -35,8 +35,8 @@ class ExpertLayers(Protocol):
     """Computes the experts, as the dispatches call them."""
 
     layout: Layout
-    count: int
-    draws: bool
+    num_experts: int
+    has_dropout: bool
     """Whether they draw random bytes, for which they need the ids of choices."""
     seed: Array
 
@@ -60,7 +60,7 @@ def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     einsum, iota = experts.layout.einsum, experts.layout.iota
     shape = routing.kept_Gsi.shape
     kept_Gsi1 = routing.kept_Gsi[..., None]
-    expert_Gsie = iota("Gsie", (*shape, experts.count), "e") == routing.expert_Gsi[..., None]
+    expert_Gsie = iota("Gsie", (*shape, experts.num_experts), "e") == routing.expert_Gsi[..., None]
     place_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.place_Gsi[..., None]
     expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
     place_Gsic = place_Gsic.astype(x_GsD.dtype)
@@ -69,7 +69,7 @@ def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, place_Gsic)
 
     x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
-    id_Gec = choice_ids(experts, routing, capacity)[2] if experts.draws else None
+    id_Gec = choice_ids(experts, routing, capacity)[2] if experts.has_dropout else None
     y_GecD = exchange_with_experts(experts, x_GecD, id_Gec)
     return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
 
@@ -80,7 +80,7 @@ def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
     x_GcD = to_slots(x_GsD, slot_Gsi, here_Gc)
     x_GecD = layout.reshape(x_GcD, (*id_Gec.shape, d_model), "GecD")
-    y_GecD = exchange_with_experts(experts, x_GecD, id_Gec if experts.draws else None)
+    y_GecD = exchange_with_experts(experts, x_GecD, id_Gec if experts.has_dropout else None)
     y_GcD = layout.reshape(y_GecD, x_GcD.shape, "GcD")
     return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
@@ -99,13 +99,13 @@ def choice_ids(
     Slots are the places of all experts in a row.
     """
     layout, (groups, *choices) = experts.layout, routing.expert_Gsi.shape
-    slots = experts.count * capacity
+    slots = experts.num_experts * capacity
     slot_Gsi = routing.expert_Gsi * capacity + routing.place_Gsi
     slot_Gsi = jnp.where(routing.kept_Gsi, slot_Gsi, slots)
     find_choices = functools.partial(choice_at_slot, slots=slots)
     here_Gc = layout.shard_map(find_choices, "Gsi->Gc")(slot_Gsi)
     id_Gc = layout.iota("Gc", here_Gc.shape, "G") * math.prod(choices) + here_Gc
-    return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.count, capacity), "Gec")
+    return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.num_experts, capacity), "Gec")
 
 
 def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | None) -> Array:
@@ -290,7 +290,7 @@ def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
     return none_Gc.at[group_G1, slot_Gs].set(choice_i, mode="drop")
 
 
-def rows(x_GsD: Array, index_Gc: Array) -> Array:
+def gather_rows_or_zeros(x_GsD: Array, index_Gc: Array) -> Array:
     """Gathers rows of each group by index, zeros where an index is beyond the last."""
     inside_Gc1 = (index_Gc < x_GsD.shape[1])[:, :, None]
     taken_GcD = jnp.take_along_axis(x_GsD, index_Gc[:, :, None], axis=1, mode="clip")
@@ -300,7 +300,7 @@ def rows(x_GsD: Array, index_Gc: Array) -> Array:
 @jax.custom_vjp
 def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
     """Copies tokens to their slots, given the choice at each slot, and zeros to empty ones."""
-    return rows(x_GsD, here_Gc // slot_Gsi.shape[-1])
+    return gather_rows_or_zeros(x_GsD, here_Gc // slot_Gsi.shape[-1])
 
 
 def _to_slots_forward(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> tuple[Array, Array]:
@@ -309,7 +309,7 @@ def _to_slots_forward(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> tuple[Ar
 
 def _to_slots_backward(slot_Gsi: Array, dx_GcD: Array) -> tuple[Array, None, None]:
     """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
-    parts = [rows(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
+    parts = [gather_rows_or_zeros(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
     return sum(parts[1:], parts[0]), None, None
 
 
@@ -320,7 +320,7 @@ to_slots.defvjp(_to_slots_forward, _to_slots_backward)
 def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> Array:
     """Sums what is at each token's slots, times its gates."""
     parts = [
-        gate_Gsi[:, :, i, None].astype(y_GcD.dtype) * rows(y_GcD, slot_Gsi[:, :, i])
+        gate_Gsi[:, :, i, None].astype(y_GcD.dtype) * gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i])
         for i in range(slot_Gsi.shape[-1])
     ]
     return sum(parts[1:], parts[0])
@@ -341,12 +341,12 @@ def _combine_backward(
     token_Gc = here_Gc // choices
     choice_11i = jnp.arange(choices, dtype=jnp.int32)[None, None]
     is_here_Gci = (here_Gc % choices)[:, :, None] == choice_11i
-    gate_Gc = jnp.sum(jnp.where(is_here_Gci, rows(gate_Gsi, token_Gc), 0), axis=-1)
-    dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * rows(dy_GsD, token_Gc)
+    gate_Gc = jnp.sum(jnp.where(is_here_Gci, gather_rows_or_zeros(gate_Gsi, token_Gc), 0), axis=-1)
+    dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * gather_rows_or_zeros(dy_GsD, token_Gc)
     wide_GsD = dy_GsD.astype(float)
 
     def dgate_Gs(i: int) -> Array:
-        y_GsD = rows(y_GcD, slot_Gsi[:, :, i])
+        y_GsD = gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i])
         return jnp.sum(wide_GsD * y_GsD.astype(float), axis=-1)
 
     dgates = [dgate_Gs(i) for i in range(choices)]

@@ -103,8 +103,8 @@ class Experts:
 
     def __init__(self, layer: MoeLayer, key: Array | None):
         self.layer, self.layout = layer, layer.layout
-        self.count = layer.moe.experts
-        self.draws = key is not None and layer.spec.hidden_dropout_rate > 0
+        self.num_experts = layer.moe.experts
+        self.has_dropout = key is not None and layer.spec.hidden_dropout_rate > 0
         self.seed = seed_of(key) if key is not None else jnp.zeros(2, jnp.uint32)
 
     def weights(self) -> dict[str, Array]:
@@ -134,7 +134,7 @@ class Experts:
 
         gate_lcf = into(weights["wg_EDF"]) if spec.gated else None
         h_lcf = activate_hidden(spec, into(weights["wi_EDF"]), gate_lcf)
-        if self.draws:
+        if self.has_dropout:
             h_lcf = drop(h_lcf, draw(width=h_lcf.shape[-1]), spec.hidden_dropout_rate)
         return grouped_product(h_lcf, weights["wo_EFD"], expert_l)
 

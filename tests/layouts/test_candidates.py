@@ -13,7 +13,7 @@ from layouts.candidates import (
     as_gin,
     candidates,
     shapes,
-    widened,
+    with_shard_axis,
 )
 from layouts.layout import Layout
 from layouts.lint.report import lint
@@ -77,13 +77,13 @@ def test_experts_take_the_devices_of_the_rows_or_all() -> None:
 
 
 def test_a_third_mesh_axis_splits_weights_over_some_of_the_rows_only() -> None:
-    layouts = list(widened(DENSE, Layout(mesh="data:4,model:2")))
+    layouts = list(with_shard_axis(DENSE, Layout(mesh="data:4,model:2")))
     assert {layout.mesh for layout in layouts} == {"data:2,shard:2,model:2"}
     assert {layout.param_rules for layout in layouts} == {"d_model:shard"}
     assert all(layout.rules.startswith("batch:data;batch:shard;heads:model") for layout in layouts)
-    expert_rules = {layout.rules for layout in widened(EXPERTS, Layout(mesh="data:8"))}
+    expert_rules = {layout.rules for layout in with_shard_axis(EXPERTS, Layout(mesh="data:8"))}
     assert expert_rules == {"batch:data;batch:shard", "batch:data;batch:shard;experts:shard"}
-    assert not list(widened(DENSE, Layout(mesh="data:2,model:4")))
+    assert not list(with_shard_axis(DENSE, Layout(mesh="data:2,model:4")))
 
 
 @pytest.mark.parametrize("devices", [1, 6, 8])

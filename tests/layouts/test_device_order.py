@@ -11,7 +11,13 @@ from jax.sharding import AxisType, Mesh
 from configs.errors import UserError
 from layouts.cost.interconnect import Slice
 from layouts.cost.step_time import coordinates
-from layouts.device_order import check_order, device_permutation, mistakes, orders, topology_devices
+from layouts.device_order import (
+    check_order,
+    device_permutation,
+    order_problems,
+    orders,
+    topology_devices,
+)
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import has_tpu_compiler, in_order, make_mesh, topology_mesh
@@ -53,7 +59,7 @@ def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> No
     all_orders = list(orders(mesh, torus))
     assert len(set(all_orders)) == len(all_orders)
     for order in all_orders:
-        assert mistakes(order, mesh, torus) == []
+        assert order_problems(order, mesh, torus) == []
         numbers = device_permutation(order, mesh, torus)
         assert numbers.shape == tuple(mesh.values())
         assert sorted(numbers.flat) == list(range(numbers.size))

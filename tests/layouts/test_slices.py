@@ -9,7 +9,7 @@ from jax.experimental import mesh_utils
 
 from configs.errors import UserError
 from layouts.cost.interconnect import Slice
-from layouts.device_order import TopologyDevice, device_permutation, place, topology_devices
+from layouts.device_order import TopologyDevice, coordinates, device_permutation, topology_devices
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import make_mesh, over_slices
@@ -52,7 +52,7 @@ def test_each_slice_has_its_devices_in_order() -> None:
     order, inside = "data:x;model:y;model:core", {"data": 4, "model": 4}
     devices = over_slices(pod(2), {"data": 8, "model": 4}, order, "data:2")
     for index, part in enumerate(np.split(devices, 2)):
-        cores = sorted((d for d in pod(2) if d.slice_index == index), key=place)
+        cores = sorted((d for d in pod(2) if d.slice_index == index), key=coordinates)
         numbers = device_permutation(order, inside, TORUS)
         np.testing.assert_array_equal(part, np.array(cores, object)[numbers])
 

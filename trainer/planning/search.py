@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from configs.errors import RunError, UserError
-from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL, candidates, widened
+from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL, candidates, with_shard_axis
 from layouts.cost.calibration import HostRates
 from layouts.cost.interconnect import Slice
 from layouts.device_order import orders
@@ -86,7 +86,7 @@ def rank_layouts(
     )
     others = [layout for layout in layouts if layout not in configured]
     ranking = plan_layouts(run, others, hardware, ranking)
-    wider = legal_layouts(run, devices, widened(record, fastest_first(ranking)[0].layout))
+    wider = legal_layouts(run, devices, with_shard_axis(record, fastest_first(ranking)[0].layout))
     wider = drop_oversized(run, wider, hardware)
     return fastest_first(plan_layouts(run, wider, hardware, ranking))
 
