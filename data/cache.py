@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,8 @@ class Prepared:
     splits: dict[str, Rows]
     manifest: dict[str, Any]
     folder: Path
+    rows_hash: str | None = None
+    """Of the training rows; None of a cache of an older version, without checksums."""
 
     @property
     def vocabs(self) -> Vocabs:
@@ -217,7 +220,9 @@ class TaskCaches:
             name: _rows(folder, name, entry, task, vocabs)
             for name, entry in stored["splits"].items()
         }
-        return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder)
+        sums = [path.read_bytes() for path in sorted(folder.glob("train.*.crc32.npy"))]
+        rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16] if sums else None
+        return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder, rows_hash)
 
     def _is_of_the_run(self, stored: dict[str, Any]) -> bool:
         return (

@@ -109,15 +109,17 @@ class ModelDir:
         return (self.model_dir / SOURCE_FILE).exists()
 
     def check_text(self, prepared: Prepared, task: Task) -> None:
-        """Refuses to continue a run on other text, or on its rows in another order."""
-        record, content_hash = self.record, prepared.manifest["content_hash"]
-        before = None if record is None else record.content_hash
-        if before not in (None, content_hash):
-            raise UserError(
-                f"{self.model_dir} was trained on other text of task {task.name} (content hash "
-                f"{before}, now {content_hash}).  Give the --data_dir of "
-                "that text, or choose another --model_dir."
-            )
+        """Refuses to continue a run on other text, on other rows, or on rows in another order."""
+        record = self.record
+        hashes = {"text": prepared.manifest["content_hash"], "rows": prepared.rows_hash}
+        before = (record.content_hash, record.rows_hash) if record else (None, None)
+        for (name, now), then in zip(hashes.items(), before, strict=True):
+            if None not in (now, then) and now != then:
+                raise UserError(
+                    f"{self.model_dir} was trained on other {name} of task {task.name} (hash "
+                    f"{then}, now {now}).  Give the --data_dir of that training, or choose another "
+                    "--model_dir."
+                )
         version = order.VERSION if record is None else record.order
         if not order.has_order_of(version, prepared.splits["train"]):
             raise UserError(

@@ -16,10 +16,11 @@ from trainer.model_dir import ModelDir, starting_vocabs
 from trainer.resume.history import Start, record_start
 
 
-def prepared(content_hash: str, rows: int = 5) -> Any:
+def prepared(content_hash: str, rows: int = 5, rows_hash: str | None = None) -> Any:
     none = np.broadcast_to(np.zeros((1, 4), np.uint16), (rows, 4))
     splits = {"train": Rows(none, none, Counts(rows=rows))}
-    return types.SimpleNamespace(manifest={"content_hash": content_hash}, splits=splits)
+    manifest = {"content_hash": content_hash}
+    return types.SimpleNamespace(manifest=manifest, splits=splits, rows_hash=rows_hash)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -44,8 +45,17 @@ def test_a_run_continues_only_on_its_text(tmp_path: Path) -> None:
     directory.check_text(prepared("any"), TASK)
     record_start(tmp_path, Start(0, "", content_hash="abc"))
     directory.check_text(prepared("abc"), TASK)
-    with pytest.raises(UserError, match=r"other text of task toy \(content hash abc, now abd\)"):
+    with pytest.raises(UserError, match=r"other text of task toy \(hash abc, now abd\)"):
         directory.check_text(prepared("abd"), TASK)
+
+
+def test_a_run_continues_only_on_its_rows(tmp_path: Path) -> None:
+    directory = ModelDir(tmp_path)
+    record_start(tmp_path, Start(0, "", content_hash="abc", rows_hash="1f"))
+    directory.check_text(prepared("abc", rows_hash="1f"), TASK)
+    directory.check_text(prepared("abc"), TASK)  # a cache without checksums
+    with pytest.raises(UserError, match=r"other rows of task toy \(hash 1f, now 2e\)"):
+        directory.check_text(prepared("abc", rows_hash="2e"), TASK)
 
 
 def test_a_run_continues_only_in_its_order(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Start:
     time: str
     data_dir: str | None = None
     content_hash: str | None = None
+    rows_hash: str | None = None
     order: int = order.VERSION
     """Version of the order of the rows; the first one was not written down."""
     changes: Sequence[Mapping[str, str]] = ()

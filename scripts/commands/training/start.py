@@ -133,7 +133,7 @@ def save_start(
         directory.save(
             config, run, prepared.vocabs, step, data_dir=str(data_dir),
             saved=max(step, last_saved(directory.model_dir)) or None,
-            content_hash=prepared.manifest["content_hash"],
+            content_hash=prepared.manifest["content_hash"], rows_hash=prepared.rows_hash,
             changes=[{"name": c.name, "old": repr(c.old), "new": repr(c.new)} for c in changes],
         )  # fmt: skip
         if run.start_from is not None and step == 0:
