@@ -5,7 +5,6 @@ import fnmatch
 import graphlib
 import importlib
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -149,15 +148,6 @@ def test_tests_mirror_the_modules() -> None:
     assert all((ROOT / "tests" / name).exists() for name in TESTED_ELSEWHERE.values())
 
 
-MAX_MODULES = 14  # about a dozen: beyond that a folder is a drawer
-
-
-def test_no_folder_is_a_drawer() -> None:
-    modules = [path for folder in FOLDERS for path in python_files(folder)]
-    counts = Counter(path.parent.relative_to(ROOT) for path in modules if path.stem != "__init__")
-    assert {folder: n for folder, n in counts.items() if n > MAX_MODULES} == {}
-
-
 @pytest.mark.parametrize("folder", ["configs", "data"])
 def test_settings_and_data_do_not_import_jax(folder: str) -> None:
     for path in python_files(folder):
@@ -188,45 +178,6 @@ def test_only_a_task_knows_its_kind() -> None:
             if path != ROOT / "data" / "task.py":
                 assert not kinds_asked_for(path.read_text()), path
     assert kinds_asked_for("isinstance(run.task, Mixture | task.Translation)") == {"Translation"}
-
-
-def classes_of(source: str) -> list[ast.ClassDef]:
-    """The classes of a file, but for those inside functions and private ones."""
-    tree = ast.parse(source)
-    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-
-
-def test_a_class_name_means_one_thing() -> None:
-    paths = [path for folder in FOLDERS for path in python_files(folder)]
-    counts = Counter(node.name for path in paths for node in classes_of(path.read_text()))
-    assert {name for name, n in counts.items() if n > 1} == set()
-
-
-PLURAL_NOUNS = {"Bytes", "Dicts", "Experts", "Files", "Hypotheses", "Lines", "Parts", "Rates",
-                "Rows", "Seconds", "Settings", "Sources", "Tokens", "Types", "Weights"}  # fmt: skip
-
-
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
-
-
-def docstrings_without_a_verb(source: str) -> list[str]:
-    """Docstrings of modules, classes and functions that do not begin as "Computes ..." does."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
-    first = [text.split()[0].strip(",:") for node in nodes if (text := ast.get_docstring(node))]
-    return [w for w in first if not re.fullmatch("[A-Z][a-z]+s", w) or w in PLURAL_NOUNS]
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_docstring_begins_with_a_verb(folder: str) -> None:
-    for path in python_files(folder):
-        assert not docstrings_without_a_verb(path.read_text()), path
-
-
-def test_a_docstring_without_a_verb_is_found() -> None:
-    assert docstrings_without_a_verb('class Cost:\n    """The cost of a step."""') == ["The"]
-    assert docstrings_without_a_verb('def f():\n    """Rows of a split."""') == ["Rows"]
-    assert docstrings_without_a_verb('"""Learning rates."""') == ["Learning"]
-    assert not docstrings_without_a_verb('class Cost:\n    """Holds the cost of a step."""')
 
 
 def test_no_tensorflow_at_run_time() -> None:
