@@ -69,6 +69,9 @@ def start_devices(flags: DeviceFlags | None = None) -> None:
         mesh.simulate_devices(flags.simulate_devices)
     if place is not None:
         assert isinstance(flags, ProcessFlags)
+        from scripts.terminal import show_log_records
+
+        show_log_records("trainer")  # names the processes that are missing
         join(place, flags.start_timeout_s)
 
 

@@ -172,3 +172,21 @@ def test_processes_that_differ_say_in_what(place: Place, tmp_path: Path) -> None
         for code, out, error in ends(processes):
             assert (code, out) == (2, ""), error
             assert expected in error and "in process 1." in error
+
+
+def test_a_process_that_waits_says_for_which() -> None:
+    """Before any module of a command is imported, which would show log records too."""
+    program = (
+        "from scripts import cli, exits\n"
+        "from trainer.processes import meeting\n"
+        "meeting.LOG_EVERY_S = 0.1\n"
+        "exits.exits(cli.cli.main)\n"
+    )
+    flags = ["--model_dir=none", "--process_count=2", "--process_index=0", "--start_timeout_s=1"]
+    address = f"localhost:{free_port()}"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "train", *flags, f"--coordinator_address={address}"],
+        cwd=ROOT, text=True, capture_output=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stderr
+    assert f"Waiting for process 1 of 2 at {address}." in ended.stderr
