@@ -1,7 +1,9 @@
 """Orders the rows of training as a pure function of (seed, step, batch size)."""
 
-import sys
+import itertools
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -59,11 +61,15 @@ def batches(
         ids = rows_of_step(rows, seed, step, batch_sequences)
         return ids, rows.batch(ids[start:stop])
 
-    import grain  # takes seconds, and reading settings needs none of it
-
-    steps = grain.MapDataset.range(first_step, sys.maxsize).map(read)
-    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
-    yield from steps.to_iter_dataset(options)
+    steps = itertools.count(first_step)
+    pool = ThreadPoolExecutor(_THREADS, "read ahead")
+    try:
+        ahead = deque(pool.submit(read, step) for step in itertools.islice(steps, _BATCHES_AHEAD))
+        while True:
+            ahead.append(pool.submit(read, next(steps)))
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def in_order(
