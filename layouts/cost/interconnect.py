@@ -32,7 +32,7 @@ class GroupOnAxis(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
+class Topology:
     """Describes a box of chips, as in "v3:32x32", or several equal ones, as in "2xv5e:16x16".
 
     A node of GPUs is a box as well: "h100:4x8" are four nodes of eight.
@@ -45,12 +45,12 @@ class Slice:
     """Boxes, which the network of a data center connects."""
 
     @classmethod
-    def named(cls, name: str) -> "Slice":
+    def named(cls, name: str) -> "Topology":
         """Reads a name: what kind of chips, and how many along each axis of the torus.
 
-        >>> Slice.named("v3:32x32").devices, Slice.named("v4:4x4x8").devices
+        >>> Topology.named("v3:32x32").devices, Topology.named("v4:4x4x8").devices
         (2048, 128)
-        >>> Slice.named("2xv5e:16x16").devices
+        >>> Topology.named("2xv5e:16x16").devices
         512
         """
         head, _, sizes = name.partition(":")
@@ -86,10 +86,10 @@ class Slice:
         return cls(name, chip, tuple(int(size) for size in sizes.split("x")), count)
 
     @classmethod
-    def of_nodes(cls, name: str, kind: str, sizes: str) -> "Slice":
+    def of_nodes(cls, name: str, kind: str, sizes: str) -> "Topology":
         """Reads nodes of GPUs: how many, and the GPUs of each.
 
-        >>> Slice.named("h100:4x8").devices
+        >>> Topology.named("h100:4x8").devices
         32
         """
         legal = "|".join(map(str, GPUS_OF_A_NODE))
@@ -102,7 +102,7 @@ class Slice:
         return cls(name, GPUS[kind], (int(match[2]),), int(match[1]))
 
     @classmethod
-    def of(cls, devices: np.ndarray) -> "Slice | None":
+    def of(cls, devices: np.ndarray) -> "Topology | None":
         """Returns the box of chips that these devices are on; None if their kind is unknown."""
         kind = known_kind(devices.flat[0].device_kind)
         if kind is None:
@@ -119,13 +119,13 @@ class Slice:
         return next(kind for kind, chip in {**CHIPS, **GPUS}.items() if chip == self.chip)
 
     @property
-    def box(self) -> "Slice":
+    def box(self) -> "Topology":
         """Returns one of several boxes."""
         if self.count == 1:
             return self
         if self.is_gpu:
-            return Slice.named(f"{self.kind}:1x{self.chips // self.count}")
-        return Slice.named(self.name.partition("x")[2])
+            return Topology.named(f"{self.kind}:1x{self.chips // self.count}")
+        return Topology.named(self.name.partition("x")[2])
 
     @property
     def is_gpu(self) -> bool:

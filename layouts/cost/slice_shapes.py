@@ -6,7 +6,7 @@ import math
 
 from configs.errors import UserError
 from layouts.cost.hardware import GPUS, GPUS_OF_A_NODE
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 
 # docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p and v6e, and, for 4x8 and 8x16 of v3,
 # docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.  Read on 23 November 2026.
@@ -30,18 +30,18 @@ LARGEST_NODES = 2048  # of GPUs, that a plan suggests
 
 
 @functools.cache
-def offered_slices(kind: str) -> tuple[Slice, ...]:
+def offered_slices(kind: str) -> tuple[Topology, ...]:
     """Returns all slices of a kind, the fewest chips first, of equal ones the most compact.
 
-    >>> [slice.name for slice in offered_slices("v2")]
+    >>> [topology.name for topology in offered_slices("v2")]
     ['v2:2x2', 'v2:4x4', 'v2:8x8', 'v2:8x16', 'v2:16x16']
     """
     if kind in GPUS:
         shapes = shapes_of_nodes(LARGEST_NODES)
     else:
         shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
-    slices = (Slice.named(f"{kind}:{shape}") for shape in shapes)
-    return tuple(sorted(slices, key=lambda slice: (slice.chips, max(slice.extents))))
+    slices = (Topology.named(f"{kind}:{shape}") for shape in shapes)
+    return tuple(sorted(slices, key=lambda topology: (topology.chips, max(topology.extents))))
 
 
 def shapes_of_cubes(max_chips: int) -> list[str]:
@@ -65,14 +65,14 @@ def shapes_of_nodes(max_nodes: int) -> list[str]:
     return [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
 
 
-def check_offered(slice: Slice) -> None:
+def check_offered(topology: Topology) -> None:
     """Raises an error that lists slices of about as many chips, if Google Cloud has no such one."""
-    offered, box = offered_slices(slice.kind), slice.box
+    offered, box = offered_slices(topology.kind), topology.box
     if box in offered or box.name in PUBLISHED:
         return
     nearest = sorted(offered, key=lambda other: abs(math.log(other.chips / box.chips)))
     nearby = [other.name for other in offered if other in nearest[:MAX_NEARBY]]
     raise UserError(
-        f"--topology={slice.name}: Google Cloud offers no such slice.  "
+        f"--topology={topology.name}: Google Cloud offers no such slice.  "
         f"Legal nearby: {', '.join(nearby)}."
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from layouts.cost.collectives import Collective
 from layouts.cost.hardware import Chip
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.device_order import topology_devices
 from layouts.mesh import over_slices
@@ -61,21 +61,22 @@ class Timing:
 
 
 def coordinates(
-    slice: Slice, mesh: Mapping[str, int], order: str | None, slices: str | None = None
+    topology: Topology, mesh: Mapping[str, int], order: str | None, slices: str | None = None
 ) -> np.ndarray:
     """Returns each device's coordinates on the torus: [mesh axes .., axes of the torus].
 
     Of several boxes, the last coordinate is the number of the box.
     """
-    chip, axes = slice.chip, len(slice.extents)
-    every = topology_devices(slice.torus, chip.kind, slice.count, chip.platform)
-    devices = over_slices(every, mesh, None if slice.is_gpu else order, slices)
-    places = [d.coords[:axes] + ((d.slice_index,) if slice.count > 1 else ()) for d in devices.flat]
+    chip, axes = topology.chip, len(topology.extents)
+    every = topology_devices(topology.torus, chip.kind, topology.count, chip.platform)
+    devices = over_slices(every, mesh, None if topology.is_gpu else order, slices)
+    has_boxes = topology.count > 1
+    places = [d.coords[:axes] + ((d.slice_index,) if has_boxes else ()) for d in devices.flat]
     return np.array(places).reshape(*mesh.values(), -1)
 
 
 def seconds(
-    slice: Slice, places: np.ndarray, mesh: Mapping[str, int], collective: Collective
+    topology: Topology, places: np.ndarray, mesh: Mapping[str, int], collective: Collective
 ) -> float:
     """Returns the seconds that one collective takes, each time; among boxes, its slowest group."""
     inner = [name in collective.mesh_axes for name in mesh]
@@ -84,11 +85,11 @@ def seconds(
     groups = places.transpose(by_group).reshape(-1, devices, places.shape[-1])
     if collective.kind != "collective-permute":  # which is known by one pair alone
         groups = groups[:, : collective.group]
-    if slice.count == 1:  # whose groups are all alike
-        return slice.seconds(collective.kind, collective.bytes, groups[0])
+    if topology.count == 1:  # whose groups are all alike
+        return topology.seconds(collective.kind, collective.bytes, groups[0])
     boxes = groups[..., -1] - groups[:, :1, -1]
     _, unlike = np.unique(boxes, axis=0, return_index=True)
-    return max(slice.seconds(collective.kind, collective.bytes, groups[i]) for i in unlike)
+    return max(topology.seconds(collective.kind, collective.bytes, groups[i]) for i in unlike)
 
 
 def compute_s(chip: Chip, ops: Iterable[OpCost]) -> tuple[float, float]:
@@ -108,7 +109,7 @@ def cycles_s(chip: Chip, cycles: Mapping[str, int]) -> tuple[float, float]:
 
 
 def add_up(
-    slice: Slice,
+    topology: Topology,
     places: np.ndarray,
     mesh: Mapping[str, int],
     collectives: Iterable[Collective],
@@ -122,7 +123,7 @@ def add_up(
     for collective in collectives:
         kind = collective._replace(bytes=1, times=1, source="")
         if kind not in paces:
-            paces[kind] = seconds(slice, places, mesh, kind)
+            paces[kind] = seconds(topology, places, mesh, kind)
         axes = ",".join(name for name in mesh if name in collective.mesh_axes)
         into = overlapped if collective.overlaps else waits
         transfer_s = collective.times * collective.bytes * paces[kind]

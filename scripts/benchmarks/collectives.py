@@ -20,7 +20,7 @@ from scripts.benchmarks.rounds import best_seconds, cores
 from scripts.command_line import OutputFile
 
 if TYPE_CHECKING:
-    from layouts.cost.interconnect import Slice
+    from layouts.cost.interconnect import Topology
 
 AXIS = "all"
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -135,33 +135,33 @@ def neighbours(places: np.ndarray) -> np.ndarray:
     return np.lexsort(keys[::-1])
 
 
-def slices_of(chip: str) -> list["Slice"]:
+def slices_of(chip: str) -> list["Topology"]:
     """Returns a slice of each power of two of devices, the most compact."""
-    from layouts.cost.interconnect import Slice
+    from layouts.cost.interconnect import Topology
     from layouts.cost.slice_shapes import offered_slices
 
-    others = map(Slice.named, OTHER_SLICES.get(chip, ()))
-    slices: dict[int, Slice] = {}
-    for slice in (*offered_slices(chip), *others):  # the first of a size is the most compact
-        if 1 < slice.devices <= MAX_DEVICES and math.log2(slice.devices).is_integer():
-            slices.setdefault(slice.devices, slice)
+    others = map(Topology.named, OTHER_SLICES.get(chip, ()))
+    slices: dict[int, Topology] = {}
+    for topology in (*offered_slices(chip), *others):  # the first of a size is the most compact
+        if 1 < topology.devices <= MAX_DEVICES and math.log2(topology.devices).is_integer():
+            slices.setdefault(topology.devices, topology)
     return [slices[devices] for devices in sorted(slices)]
 
 
-def predicted(slice: "Slice", sizes: Sequence[int]) -> Iterator[PredictedTime]:
+def predicted(topology: "Topology", sizes: Sequence[int]) -> Iterator[PredictedTime]:
     """Predicts each collective of all devices of a slice, with each size."""
     from layouts.cost.collectives import Collective
     from layouts.cost.step_time import coordinates, seconds
 
-    mesh = {AXIS: slice.devices}
-    places = coordinates(slice, mesh, None, f"{AXIS}:-1")
+    mesh = {AXIS: topology.devices}
+    places = coordinates(topology, mesh, None, f"{AXIS}:-1")
     places = places[neighbours(places)]
     for megabytes in sizes:
         for kind in KINDS:
-            call = Collective(kind, (AXIS,), slice.devices, megabytes * MEGABYTE, 1, "")
-            time_s = seconds(slice, places, mesh, call)
+            call = Collective(kind, (AXIS,), topology.devices, megabytes * MEGABYTE, 1, "")
+            time_s = seconds(topology, places, mesh, call)
             rate = call.received_bytes / time_s
-            yield PredictedTime(kind, megabytes, slice.devices, time_s, rate, slice.name)
+            yield PredictedTime(kind, megabytes, topology.devices, time_s, rate, topology.name)
 
 
 def growths(slices: Sequence[PredictedTime]) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ def print_predicted(rows: Sequence[PredictedTime]) -> None:
         line.append(milliseconds(row.seconds))
     print_table(
         ["predicted for", "devices", "MB a device", *(f"{kind}, ms" for kind in KINDS)],
-        [[*slice, *times] for slice, times in lines.items()],
+        [[*topology, *times] for topology, times in lines.items()],
     )
 
 
@@ -361,16 +361,16 @@ def main(
     from scripts.commands.planning.inputs import parse_topology
     from scripts.terminal import print_note
 
-    named = [slice for name in topologies if (slice := parse_topology(name)) is not None]
-    for slice in named:
-        if slice.devices == 1:
+    named = [topology for name in topologies if (topology := parse_topology(name)) is not None]
+    for topology in named:
+        if topology.devices == 1:
             raise UserError(
-                f"--topology={slice.name}: one device runs no collectives.  "
+                f"--topology={topology.name}: one device runs no collectives.  "
                 "Name a slice of several devices."
             )
     sizes = list(dict.fromkeys(megabytes))
-    chosen = {slice.name: slice for slice in named or slices_of(chip)}.values()
-    slices = [row for slice in chosen for row in predicted(slice, sizes)]
+    chosen = {topology.name: topology for topology in named or slices_of(chip)}.values()
+    slices = [row for topology in chosen for row in predicted(topology, sizes)]
     device, here = (None, []) if predict_only else measure_here(sizes, simulate_devices)
     compared = growths(slices)
     if here:

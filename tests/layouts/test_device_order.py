@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from configs.errors import UserError
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import coordinates
 from layouts.device_order import (
     check_order,
@@ -24,7 +24,7 @@ from layouts.mesh import has_tpu_compiler, in_order, make_mesh, topology_mesh
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
-POD = Slice.named("v3:4x4").torus
+POD = Topology.named("v3:4x4").torus
 MESH = {"data": 4, "model": 8}
 ORDER = "data:y;model:x;model:core"
 RECORD = recorded(SPLITTABLE, 16, 24)
@@ -55,7 +55,7 @@ def test_what_is_named_later_lies_nearer() -> None:
     ],
 )
 def test_every_order_has_each_device_once(name: str, mesh: dict[str, int]) -> None:
-    torus = Slice.named(name).torus
+    torus = Topology.named(name).torus
     all_orders = list(orders(mesh, torus))
     assert len(set(all_orders)) == len(all_orders)
     for order in all_orders:
@@ -76,7 +76,7 @@ def test_orders_that_cost_the_same_are_tried_once() -> None:
 
 
 def test_one_device_has_no_order() -> None:
-    assert list(orders({"data": 1}, Slice.named("v5e:1x1").torus)) == []
+    assert list(orders({"data": 1}, Topology.named("v5e:1x1").torus)) == []
 
 
 def test_without_coordinates_the_order_is_that_of_jax() -> None:
@@ -132,7 +132,7 @@ def test_the_order_of_devices_changes_no_result() -> None:
     layout = Layout(
         mesh="data:2,model:4", rules="batch:data;d_ff:model", param_rules="d_model:data"
     )
-    torus, mesh = Slice.named("v3:2x2").torus, {"data": 2, "model": 4}
+    torus, mesh = Topology.named("v3:2x2").torus, {"data": 2, "model": 4}
 
     def loss(w_DF: jax.Array, x_BD: jax.Array) -> jax.Array:
         h_BF = jnp.tanh(layout.einsum("BD,DF->BF", x_BD, w_DF))
@@ -166,7 +166,7 @@ def test_a_slice_that_the_compiler_knows_by_its_cores_is_refused() -> None:
     ("name", "order"), [("v3:4x4", None), ("v3:4x4", ORDER), ("v5e:4x8", None), ("v6e:4x8", None)]
 )
 def test_absent_tpus_stand_where_the_plan_thinks(name: str, order: str | None) -> None:
-    slice = Slice.named(name)
+    topology = Topology.named(name)
     devices = topology_mesh(name, MESH, order).devices
     places = [device.coords[:2] for device in devices.flat]
-    assert np.array_equal(coordinates(slice, MESH, order).reshape(-1, 2), places)
+    assert np.array_equal(coordinates(topology, MESH, order).reshape(-1, 2), places)

@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import mesh_utils
 
 from configs.errors import UserError
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.device_order import TopologyDevice, coordinates, device_permutation, topology_devices
 from layouts.layout import Layout
 from layouts.lint.report import lint
@@ -17,7 +17,7 @@ from layouts.slices import slice_counts, slices_of
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
-TORUS = Slice.named("v3:4x2").torus  # 16 cores
+TORUS = Topology.named("v3:4x2").torus  # 16 cores
 MESH = {"data": 12, "model": 4}
 
 

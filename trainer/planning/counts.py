@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.cost.collectives import Collective
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
 from layouts.cost.kernels import flops_by_kernel
 from layouts.cost.step_time import (
@@ -85,11 +85,11 @@ class MemoryUse(NamedTuple):
     """Whether the compiler gave up; everything but `needed_bytes` is then from the trace."""
 
 
-def slice_mesh(sizes: dict[str, int], slice: Slice | None) -> AbstractMesh:
+def slice_mesh(sizes: dict[str, int], topology: Topology | None) -> AbstractMesh:
     """Makes a mesh to trace on, of the chips of a slice or of any device."""
-    if slice is None:
+    if topology is None:
         return abstract_mesh(sizes)
-    return abstract_mesh(sizes, slice.chip.kind, slice.chip.platform)
+    return abstract_mesh(sizes, topology.chip.kind, topology.chip.platform)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +113,12 @@ class TracedProgram:
     def traits(self) -> CompilerTraits:
         return CPU if self.platform == "CPU" else TPU
 
-    def device_coords(self, slice: Slice | None) -> np.ndarray | None:
+    def device_coords(self, topology: Topology | None) -> np.ndarray | None:
         """Returns where each device of the mesh stands on the torus of a slice."""
         return (
             None
-            if slice is None
-            else coordinates(slice, self.sizes, self.layout.order, self.layout.slices)
+            if topology is None
+            else coordinates(topology, self.sizes, self.layout.order, self.layout.slices)
         )
 
 
@@ -127,7 +127,7 @@ class ProgramPlan:
     """Holds what the plans of training and of decoding have in common."""
 
     mesh: Mapping[str, int]
-    slice: Slice | None
+    topology: Topology | None
     """None where the devices are those of this machine."""
     device_coords: np.ndarray | None
     """Where each device of the mesh stands on the torus."""
@@ -140,9 +140,9 @@ class ProgramPlan:
     @property
     def fits(self) -> bool | None:
         """Returns whether one device's memory is large enough; None where the size is unknown."""
-        if self.slice is None:
+        if self.topology is None:
             return None
-        needed_bytes, available_bytes = self.memory.needed_bytes, self.slice.chip.memory_bytes
+        needed_bytes, available_bytes = self.memory.needed_bytes, self.topology.chip.memory_bytes
         return not self.memory.out_of_memory and needed_bytes <= available_bytes
 
 
@@ -228,7 +228,7 @@ def count_compiled(step: TracedProgram, text: CompiledProgram, read_bytes: int =
 
 
 def time_on_slice(
-    slice: Slice, device_coords: np.ndarray, sizes: Mapping[str, int], counts: WorkCounts
+    topology: Topology, device_coords: np.ndarray, sizes: Mapping[str, int], counts: WorkCounts
 ) -> Timing:
     """Predicts seconds from the compiler's cycles, else from what such work usually takes.
 
@@ -236,15 +236,15 @@ def time_on_slice(
     """
     memory_s = 0.0
     if counts.cycles is not None:
-        products_s, other_s = cycles_s(slice.chip, counts.cycles)
-        kernels_s = compute_s(slice.chip, counts.kernels)
+        products_s, other_s = cycles_s(topology.chip, counts.cycles)
+        kernels_s = compute_s(topology.chip, counts.kernels)
         products_s, other_s = products_s + kernels_s[0], other_s + kernels_s[1]
     elif counts.ops:
-        products_s, other_s = compute_s(slice.chip, counts.ops)
+        products_s, other_s = compute_s(topology.chip, counts.ops)
     else:
-        products_s, other_s = counts.flops / slice.chip.peak_flops / PRODUCT_UTILISATION, 0.0
-        memory_s = counts.read_bytes / slice.chip.memory_bandwidth
-    timing = add_up(slice, device_coords, sizes, counts.collectives, products_s, other_s)
+        products_s, other_s = counts.flops / topology.chip.peak_flops / PRODUCT_UTILISATION, 0.0
+        memory_s = counts.read_bytes / topology.chip.memory_bandwidth
+    timing = add_up(topology, device_coords, sizes, counts.collectives, products_s, other_s)
     return dataclasses.replace(timing, memory_s=memory_s)
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.dataflow import local_bytes
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
@@ -287,20 +287,20 @@ class DecodePlan(ProgramPlan):
         return tuple(unexpected_traffic(self.work.token.collectives, expected, self.mesh))
 
 
-def plan_decode(step: TracedDecode, slice: Slice | None, counts: DecodeCounts) -> DecodePlan:
+def plan_decode(step: TracedDecode, topology: Topology | None, counts: DecodeCounts) -> DecodePlan:
     """Makes a plan; predicts times on a slice."""
-    device_coords, timings = step.device_coords(slice), None
-    if slice is not None and device_coords is not None:
+    device_coords, timings = step.device_coords(topology), None
+    if topology is not None and device_coords is not None:
         timings = DecodeTimings(
             *(
-                time_on_slice(slice, device_coords, step.sizes, part)
+                time_on_slice(topology, device_coords, step.sizes, part)
                 for part in counts.work
                 if part is not None
             )
         )
     return DecodePlan(
         mesh=step.sizes,
-        slice=slice,
+        topology=topology,
         device_coords=device_coords,
         memory=counts.memory,
         step=step,
@@ -310,10 +310,10 @@ def plan_decode(step: TracedDecode, slice: Slice | None, counts: DecodeCounts) -
 
 
 def count_compiled_decode(
-    run: Run, layout: Layout, sizes: dict[str, int], slice: Slice, shape: DecodeShape
+    run: Run, layout: Layout, sizes: dict[str, int], topology: Topology, shape: DecodeShape
 ) -> DecodeCounts:
     """Counts decoding in its program for a slice, which may be absent.  Call it in a child."""
-    mesh = topology_mesh(slice.name, sizes, layout.order)
+    mesh = topology_mesh(topology.name, sizes, layout.order)
     return compile_decode(trace_decode(run, layout, mesh, shape))
 
 
@@ -321,10 +321,10 @@ def plan_decode_from_trace(
     run: Run,
     layout: Layout,
     sizes: dict[str, int],
-    slice: Slice | None,
+    topology: Topology | None,
     shape: DecodeShape,
     counts: DecodeCounts | None = None,
 ) -> DecodePlan:
     """Plans from a trace, which takes seconds and no compiler, and from counts if there are any."""
-    step = trace_decode(run, layout, slice_mesh(sizes, slice), shape)
-    return plan_decode(step, slice, counts or estimate_decode(step))
+    step = trace_decode(run, layout, slice_mesh(sizes, topology), shape)
+    return plan_decode(step, topology, counts or estimate_decode(step))

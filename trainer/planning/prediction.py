@@ -9,7 +9,7 @@ import jax
 
 from data.storage.files import atomic_write
 from layouts.cost.collectives import size_text
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning.counts import Compilation
 from trainer.planning.report import as_json
@@ -60,8 +60,8 @@ def predict(compiled: CompiledStep) -> Prediction:
     c, mesh = compiled, compiled.mesh
     step = TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
     counted, how_counted = count(step, c.program, c.compile_s)
-    slice = Slice.of(mesh.devices) if step.platform == "TPU" else None
-    plan = plan_step(step, slice, counted)
+    topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
+    plan = plan_step(step, topology, counted)
     return Prediction(plan, summary(plan) + how_counted + time_summary(plan))
 
 
@@ -90,11 +90,11 @@ def summary(plan: StepPlan) -> str:
 
 def time_summary(plan: StepPlan) -> str:
     """Returns a further line with the predicted time of a step; nothing where there is none."""
-    if plan.step_s is None or plan.slice is None:
+    if plan.step_s is None or plan.topology is None:
         return ""
     return (
         f"\nPredicted step time: {plan.step_s:.3g} s, from the compiler's cycles and links of "
-        f"{plan.slice.name}, at published rates."
+        f"{plan.topology.name}, at published rates."
     )
 
 

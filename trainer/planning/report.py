@@ -22,7 +22,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
 
     The times are those of a measured step, where there is one.
     """
-    step_s, slice = plan.step_s if measured_s is None else measured_s, plan.slice
+    step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
     return {
         **common_figures(plan),
@@ -42,7 +42,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "utilisation": plan.utilisation,
         "run_steps": plan.run.steps,
         "run_hours": hours,
-        "chip_hours": None if hours is None or slice is None else hours * slice.chips,
+        "chip_hours": None if hours is None or topology is None else hours * topology.chips,
         "weights": largest_weights(plan, layout),
     }
 
@@ -87,17 +87,17 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
 
 def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
     """Lists the figures that training and decoding have in common."""
-    slice, memory = plan.slice, plan.memory
+    topology, memory = plan.topology, plan.memory
     return {
         "schema_version": SCHEMA_VERSION,
-        "topology": None if slice is None else slice.name,
+        "topology": None if topology is None else topology.name,
         "devices": plan.devices,
         "mesh": dict(plan.mesh),
         "compiled_for": memory.compiled_for,
         "compile_s": memory.compile_s,
         "fits": plan.fits,
         "bytes_per_device": memory.needed_bytes,
-        "memory_bytes": None if slice is None else slice.chip.memory_bytes,
+        "memory_bytes": None if topology is None else topology.chip.memory_bytes,
         "bytes_by_cause": dict(memory.bytes_by_cause),
         "parameters": plan.parameters,
         "model_flops": plan.model_flops,
@@ -131,8 +131,8 @@ def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[s
             "overlaps": collective.overlaps,
             "source": collective.source,
         }
-        if plan.device_coords is not None and plan.slice is not None:
-            time_s = seconds(plan.slice, plan.device_coords, plan.mesh, collective)
+        if plan.device_coords is not None and plan.topology is not None:
+            time_s = seconds(plan.topology, plan.device_coords, plan.mesh, collective)
             row["seconds"] = collective.times * time_s
         rows.append(row)
     return rows

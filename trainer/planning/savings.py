@@ -33,13 +33,13 @@ class MemorySaving(NamedTuple):
 
 def memory_savings(plan: StepPlan, layout: Layout) -> list[MemorySaving]:
     """Lists settings that save memory, the largest saving first."""
-    base = plan_from_trace(plan.run, layout, dict(plan.mesh), plan.slice)
+    base = plan_from_trace(plan.run, layout, dict(plan.mesh), plan.topology)
     savings = []
     shards = batch_shards(layout, plan.mesh)
     for setting, run in variants(plan.run):
         if run.batch_sequences // run.microbatches % shards:
             continue
-        other = plan_from_trace(run, layout, dict(plan.mesh), plan.slice)
+        other = plan_from_trace(run, layout, dict(plan.mesh), plan.topology)
         saved_bytes = base.memory.needed_bytes - other.memory.needed_bytes
         if saved_bytes > 0:
             slower = other.step_s / base.step_s - 1 if other.step_s and base.step_s else 0.0
@@ -52,11 +52,11 @@ def suggest_slice(plan: StepPlan) -> str:
 
     Some layout splits batch and model over its devices.
     """
-    assert plan.slice is not None
-    run, slice, all_bytes = plan.run, plan.slice, plan.memory.needed_bytes * plan.devices
-    devices = math.ceil(all_bytes / slice.chip.memory_bytes)
+    assert plan.topology is not None
+    run, topology, all_bytes = plan.run, plan.topology, plan.memory.needed_bytes * plan.devices
+    devices = math.ceil(all_bytes / topology.chip.memory_bytes)
     needed = f"Split evenly, it needs at least {devices:,} devices"
-    *_, largest = offered = offered_slices(slice.kind)
+    *_, largest = offered = offered_slices(topology.kind)
     if devices > largest.devices:
         return f"{needed}; the largest slice, {largest.name}, has {largest.devices:,}."
     record = record_loss(run)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from configs.errors import RunError, UserError
 from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL, candidates, with_shard_axis
 from layouts.cost.calibration import HostRates
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.device_order import orders
 from layouts.layout import Layout
 from layouts.lint.report import table
@@ -30,7 +30,7 @@ from trainer.run import Run
 from trainer.traces import trace_train_step
 
 logger = logging.getLogger(__name__)
-Hardware = Slice | HostRates  # what a run is to be fast on
+Hardware = Topology | HostRates  # what a run is to be fast on
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
 """Rules of layouts that are compiled beside the best of a ranking, and in how many shapes."""
@@ -108,7 +108,7 @@ def plan_layouts(
         if (plan := plan_if_traceable(run, layout, hardware)) is None:
             continue
         ranked = RankedLayout(layout, plan)
-        ranked = with_best_order(ranked) if isinstance(hardware, Slice) else ranked
+        ranked = with_best_order(ranked) if isinstance(hardware, Topology) else ranked
         ranking.append(ranked)
         fitting_s += [ranked.step_s] * (ranked.plan.fits is not False)
         logger.info("%d of %d: %s: %.4g s", number, len(layouts), ranked.name, ranked.step_s)
@@ -180,10 +180,10 @@ def drop_oversized(run: Run, layouts: list[Layout], hardware: Hardware) -> list[
 def with_best_order(ranked: RankedLayout) -> RankedLayout:
     """Returns the layout with the simplest order of devices under which it is fast."""
     layout, plan = ranked.layout, ranked.plan
-    assert plan.slice is not None
+    assert plan.topology is not None
     reordered = [
         RankedLayout(dataclasses.replace(layout, order=order), with_device_order(plan, order))
-        for order in (None, *orders(plan.mesh, plan.slice.torus), layout.order)
+        for order in (None, *orders(plan.mesh, plan.topology.torus), layout.order)
     ]
     limit_s = (1 + MIN_GAIN) * min(other.step_s for other in reordered)
     return next(other for other in reordered if other.step_s <= limit_s)
@@ -221,15 +221,15 @@ def shortlist(
 
 def may_fit(plan: StepPlan) -> bool:
     """Returns whether memory holds everything but temporaries, which a trace overestimates."""
-    if plan.slice is None:
+    if plan.topology is None:
         return True
     least_bytes = plan.memory.needed_bytes - plan.memory.bytes_by_cause[TEMPORARIES]
-    return least_bytes <= plan.slice.chip.memory_bytes
+    return least_bytes <= plan.topology.chip.memory_bytes
 
 
-def compile_in_child(run: Run, slice: Slice, layout: Layout) -> StepPlan:
+def compile_in_child(run: Run, topology: Topology, layout: Layout) -> StepPlan:
     """Plans a layout by its compiled program; an abort of the compiler is an error."""
-    return in_child(plan_compiled, run, layout, mesh_sizes(layout.mesh, slice.devices), slice)
+    return in_child(plan_compiled, run, layout, mesh_sizes(layout.mesh, topology.devices), topology)
 
 
 def compile_layouts(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from configs.errors import UserError
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
 from models.api import ModelSpec
@@ -62,11 +62,11 @@ class SweepPoint(NamedTuple):
 
     @property
     def chip_hours(self) -> float:
-        assert self.plan.slice is not None
-        return self.hours * self.plan.slice.chips
+        assert self.plan.topology is not None
+        return self.hours * self.plan.topology.chips
 
 
-def sweep(run: Run, layouts: Mapping[str, Layout], slice: Slice) -> list[SweepPoint]:
+def sweep(run: Run, layouts: Mapping[str, Layout], topology: Topology) -> list[SweepPoint]:
     """Plans all combinations by their traces; returns those that fit, the cheapest first.
 
     Of the numbers of microbatches it takes the smallest that fits: more save only memory.
@@ -75,7 +75,7 @@ def sweep(run: Run, layouts: Mapping[str, Layout], slice: Slice) -> list[SweepPo
     combinations = [(name, variant) for variant in variants(run) for name in layouts]
     points = []
     for number, (name, variant) in enumerate(combinations, 1):
-        plan = least_microbatches(variant, layouts[name], slice)
+        plan = least_microbatches(variant, layouts[name], topology)
         if plan is None:
             logger.info("%d of %d: %s: does not fit", number, len(combinations), name)
             continue
@@ -111,15 +111,15 @@ def models(run: Run) -> Iterator[ModelSpec]:
             yield dataclasses.replace(model, remat=remat, precision=precision)
 
 
-def least_microbatches(run: Run, layout: Layout, slice: Slice) -> StepPlan | None:
+def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:
     """Plans a run with the fewest microbatches with which it fits; None where none does."""
 
     def fitting(microbatches: int) -> StepPlan | None:
         divided = dataclasses.replace(run, microbatches=microbatches)
-        plan = plan_if_traceable(divided, layout, slice)
+        plan = plan_if_traceable(divided, layout, topology)
         return plan if plan is not None and plan.fits else None
 
-    shards = batch_shards(layout, mesh_sizes(layout.mesh, slice.devices))
+    shards = batch_shards(layout, mesh_sizes(layout.mesh, topology.devices))
     counts = [count for count in MICROBATCHES if divides(run, count, shards)]
     if not counts:
         return None

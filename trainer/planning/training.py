@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.calibration import HostRates, estimate_host_timing
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import Cost, cost_of
 from layouts.cost.step_time import Timing, add_up, coordinates
 from layouts.hlo.program import CompiledProgram
@@ -100,7 +100,7 @@ class StepPlan(ProgramPlan):
     @property
     def step_range_s(self) -> tuple[float, float] | None:
         """Returns the least and the longest step time, where no such device has measured one."""
-        if self.timing is None or self.slice is None or not self.slice.is_gpu:
+        if self.timing is None or self.topology is None or not self.topology.is_gpu:
             return None
         return self.timing.range_s
 
@@ -122,9 +122,9 @@ class StepPlan(ProgramPlan):
     @property
     def utilisation(self) -> float | None:
         """Computes the share of the matrix units' peak that the model's own FLOPs reach."""
-        if self.step_s is None or self.slice is None:
+        if self.step_s is None or self.topology is None:
             return None
-        return self.model_flops / (self.step_s * self.slice.peak_flops)
+        return self.model_flops / (self.step_s * self.topology.peak_flops)
 
 
 def trace_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TracedStep:
@@ -175,17 +175,17 @@ def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
 
 
 def plan_step(
-    step: TracedStep, slice: Slice | None, counts: StepCounts, timing: Timing | None = None
+    step: TracedStep, topology: Topology | None, counts: StepCounts, timing: Timing | None = None
 ) -> StepPlan:
     """Makes a plan; predicts the time on a slice, else takes the given one."""
-    device_coords = step.device_coords(slice)
-    if slice is not None and device_coords is not None:
-        timing = time_on_slice(slice, device_coords, step.sizes, counts.work)
+    device_coords = step.device_coords(topology)
+    if topology is not None and device_coords is not None:
+        timing = time_on_slice(topology, device_coords, step.sizes, counts.work)
     devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
     return StepPlan(
         mesh=step.sizes,
-        slice=slice,
+        topology=topology,
         device_coords=device_coords,
         memory=counts.memory,
         run=step.run,
@@ -211,10 +211,10 @@ def attention_choices(step: TracedStep) -> dict[str, str]:
 
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
     """Returns the same plan with the devices in another order."""
-    assert plan.slice is not None and plan.timing is not None
-    device_coords = coordinates(plan.slice, plan.mesh, order)
+    assert plan.topology is not None and plan.timing is not None
+    device_coords = coordinates(plan.topology, plan.mesh, order)
     timing = add_up(
-        plan.slice,
+        plan.topology,
         device_coords,
         plan.mesh,
         plan.work.collectives,
@@ -232,15 +232,15 @@ def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepP
     return plan_step(step, None, counts, timing)
 
 
-def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], slice: Slice) -> StepPlan:
+def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], topology: Topology) -> StepPlan:
     """Plans a step from its program for a slice, which may be absent.  Call it in a child."""
-    step = trace_step(run, layout, topology_mesh(slice.name, sizes, layout.order))
-    return plan_step(step, slice, compile_step(step))
+    step = trace_step(run, layout, topology_mesh(topology.name, sizes, layout.order))
+    return plan_step(step, topology, compile_step(step))
 
 
 def plan_from_trace(
-    run: Run, layout: Layout, sizes: dict[str, int], slice: Slice | None
+    run: Run, layout: Layout, sizes: dict[str, int], topology: Topology | None
 ) -> StepPlan:
     """Plans from a trace alone, which takes seconds and no compiler."""
-    step = trace_step(run, layout, slice_mesh(sizes, slice))
-    return plan_step(step, slice, estimate_step(step))
+    step = trace_step(run, layout, slice_mesh(sizes, topology))
+    return plan_step(step, topology, estimate_step(step))

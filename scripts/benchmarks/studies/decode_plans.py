@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from configs.load import load
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.mesh import mesh_sizes
 from models.decoding.sampling import Sampling
 from scripts.commands.planning.inputs import PlanInputs
@@ -56,17 +56,17 @@ class Case(NamedTuple):
     def plan(self) -> DecodePlan:
         """Plans the decoding of a batch."""
         file, *settings = MODELS[self.model]
-        slice = Slice.named(self.topology)
-        mesh, rules = layout_of(slice.devices)
+        topology = Topology.named(self.topology)
+        mesh, rules = layout_of(topology.devices)
         settings += [
             "Precision.store = 'bfloat16'",
             f"Layout.mesh = '{mesh}'",
             f"Layout.rules = '{rules}'",
         ]
-        inputs = PlanInputs.read(load([file], settings), slice)
+        inputs = PlanInputs.read(load([file], settings), topology)
         shape = DecodeShape(Sampling(temperature=0), self.rows, 0, PROMPT_TOKENS, NEW_TOKENS)
-        sizes = mesh_sizes(mesh, slice.devices)
-        return plan_decode_from_trace(inputs.run, inputs.layout, sizes, slice, shape)
+        sizes = mesh_sizes(mesh, topology.devices)
+        return plan_decode_from_trace(inputs.run, inputs.layout, sizes, topology, shape)
 
 
 def layout_of(devices: int) -> tuple[str, str]:
@@ -83,10 +83,10 @@ def layout_of(devices: int) -> tuple[str, str]:
 
 def least_token_s(plan: DecodePlan) -> float:
     """Returns how long a device reads its weights, without the embedding, and its cache."""
-    assert plan.slice is not None
+    assert plan.topology is not None
     read_bytes = plan.step.array_bytes["parameters"] - embedding_bytes(plan)
     read_bytes += plan.step.array_bytes["cache"]
-    return read_bytes / plan.slice.chip.memory_bandwidth
+    return read_bytes / plan.topology.chip.memory_bandwidth
 
 
 def embedding_bytes(plan: DecodePlan) -> int:

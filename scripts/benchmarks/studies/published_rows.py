@@ -22,7 +22,7 @@ import click
 
 from configs.imports import CHECKOUT
 from configs.load import load
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, best_plan
 from scripts.commands.planning.plan_decode import plan_batch
@@ -54,7 +54,7 @@ class PublishedRun(NamedTuple):
 
     def plan_inputs(self) -> PlanInputs:
         """Reads the settings."""
-        return PlanInputs.read(load(self.files, self.settings), Slice.named(self.topology))
+        return PlanInputs.read(load(self.files, self.settings), Topology.named(self.topology))
 
     @property
     def flags(self) -> list[str]:
@@ -121,7 +121,7 @@ def giant_samples(topology: str, published_s: float) -> PublishedRun:
     decoding = DecodePlanFlags(
         batch_sequences=1, prompt_tokens=1024, max_tokens=64, samples=16, top_k=40, suffix_tokens=16
     )
-    cores = Slice.named(topology).devices
+    cores = Topology.named(topology).devices
     return PublishedRun(
         f"giant_64b decodes, {cores} cores", topology, files, ("Precision.store='bfloat16'",),
         "output_latency_s", published_s, decoding,
@@ -229,7 +229,7 @@ GROWTH_TOKENS = (1024, 2048, 4096)
 
 def with_tokens(row: PublishedRun, tokens: int) -> PublishedRun:
     """Makes the same row with this many tokens of either side on each core, as one group."""
-    rows = tokens * Slice.named(row.topology).devices // ROW_TOKENS
+    rows = tokens * Topology.named(row.topology).devices // ROW_TOKENS
     settings = (*row.settings, f"Run.batch_sequences={rows}", f"Moe.group_tokens={tokens}")
     return row._replace(name=f"{row.name}_{tokens}", settings=settings)
 

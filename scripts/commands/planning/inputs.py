@@ -13,7 +13,7 @@ import jax
 from configs.errors import UserError
 from configs.load import Config
 from layouts.cost.collectives import format_mesh
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.slice_shapes import check_offered
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes
@@ -54,20 +54,21 @@ class PlanInputs(NamedTuple):
     config: Config
     run: Run
     layout: Layout
-    slice: Slice | None
+    topology: Topology | None
     sizes: dict[str, int]
     """Sizes of the mesh axes."""
 
     @classmethod
-    def read(cls, config: Config, slice: Slice | None) -> "PlanInputs":
+    def read(cls, config: Config, topology: Topology | None) -> "PlanInputs":
         run, layout = config.make(Run), config.make(Layout)
         check_run(run)
-        return cls(config, run, layout, slice, sizes_on(layout, slice))
+        return cls(config, run, layout, topology, sizes_on(layout, topology))
 
     def check(self, run: Run) -> None:
         """Raises every error of the layout with this run; prints the warnings."""
-        slice = self.slice
-        torus = slice.torus if slice is not None and slice.count == 1 else None  # it has an order
+        torus = None
+        if self.topology is not None and self.topology.count == 1:  # it has an order
+            torus = self.topology.torus
         for warning in check_layout(
             run, self.layout, self.sizes, setting_origins(self.config), torus
         ):
@@ -85,7 +86,7 @@ class PlanInputs(NamedTuple):
 
     @property
     def title(self) -> str:
-        topology = "" if self.slice is None else f" on {self.slice.name}"
+        topology = "" if self.topology is None else f" on {self.topology.name}"
         return f"{layout_name(setting_origins(self.config))} {format_mesh(self.sizes)}{topology}"
 
 
@@ -112,57 +113,59 @@ def named_layouts(files: Iterable[str], *taken: str) -> dict[str, str]:
     return {stem if counts[stem] == 1 else file: file for file, stem in stems.items()}
 
 
-def parse_topology(topology: str | None) -> Slice | None:
+def parse_topology(name: str | None) -> Topology | None:
     """Reads a slice of TPUs that Google Cloud offers, or nodes of GPUs."""
-    if topology is None:
+    if name is None:
         return None
-    slice = Slice.named(topology)
-    check_offered(slice)
-    return slice
+    topology = Topology.named(name)
+    check_offered(topology)
+    return topology
 
 
-def sizes_on(layout: Layout, slice: Slice | None) -> dict[str, int]:
+def sizes_on(layout: Layout, topology: Topology | None) -> dict[str, int]:
     """Computes the sizes of the mesh axes, all of the slice's devices used."""
-    if slice is None:
+    if topology is None:
         return mesh_sizes(layout.mesh, len(jax.devices()))
     sizes = mesh_sizes(layout.mesh, None)
     product = math.prod(size for size in sizes.values() if size != -1)
-    if slice.devices % product if -1 in sizes.values() else product != slice.devices:
+    if topology.devices % product if -1 in sizes.values() else product != topology.devices:
         raise UserError(
             f"Layout.mesh = {layout.mesh!r}: its sizes multiply to {product}, and "
-            f"--topology={slice.name} has {slice.devices} devices ({slice.chips} chips of "
-            f"{slice.chip.cores}).  Legal: sizes that multiply to {slice.devices}, or -1 for one."
+            f"--topology={topology.name} has {topology.devices} devices ({topology.chips} chips "
+            f"of {topology.chip.cores}).  "
+            f"Legal: sizes that multiply to {topology.devices}, or -1 for one."
         )
-    return mesh_sizes(layout.mesh, slice.devices)
+    return mesh_sizes(layout.mesh, topology.devices)
 
 
 def best_plan(inputs: PlanInputs, analytic: bool) -> StepPlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
-    _, run, layout, slice, sizes = inputs
-    compiles = not analytic and can_compile(slice)
+    _, run, layout, topology, sizes = inputs
+    compiles = not analytic and can_compile(topology)
     with inputs.explained_errors(run, trace_train_step):
         if not compiles:
-            return plan_from_trace(run, layout, sizes, slice)
-        if slice is not None:
-            return in_child(plan_compiled, run, layout, sizes, slice)
+            return plan_from_trace(run, layout, sizes, topology)
+        if topology is not None:
+            return in_child(plan_compiled, run, layout, sizes, topology)
         step = trace_step(run, layout, make_mesh(layout))
         return plan_step(step, None, compile_step(step))
 
 
-def can_compile(slice: Slice | None) -> bool:
+def can_compile(topology: Topology | None) -> bool:
     """Returns whether this machine has a compiler for a slice, or for itself, and says so."""
-    if slice is None:
+    if topology is None:
         return True
-    if slice.is_gpu:
+    if topology.is_gpu:
         print_note(NO_GPU)
         return False
-    if slice.count > 1:
+    if topology.count > 1:
         raise UserError(
-            f"--topology={slice.name}: several slices are planned from the trace alone.  "
+            f"--topology={topology.name}: several slices are planned from the trace alone.  "
             "Add --analytic."
         )
     if has_tpu_compiler():
-        print_note(f"Compiling for {slice.devices} devices of {slice.name}, which takes minutes.")
+        devices = f"{topology.devices} devices of {topology.name}"
+        print_note(f"Compiling for {devices}, which takes minutes.")
         return True
     print_note(NO_COMPILER)
     return False

@@ -12,7 +12,7 @@ from configs.load import Config
 from layouts.candidates import as_gin
 from layouts.cost.calibration import measure_host
 from layouts.cost.collectives import format_mesh, size_text
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
@@ -70,27 +70,27 @@ def compare(flags: PlanFlags) -> None:
 def search(flags: LayoutsFlags) -> None:
     """Ranks all layouts of a run on a slice or on this machine; writes the best as a file."""
     config = settings_of(flags.settings)
-    run, slice = config.make(Run), parse_topology(flags.topology)
-    if slice is not None and slice.count > 1:
+    run, topology = config.make(Run), parse_topology(flags.topology)
+    if topology is not None and topology.count > 1:
         raise UserError(
-            f"--topology={slice.name}: layouts are ranked for one slice.  "
+            f"--topology={topology.name}: layouts are ranked for one slice.  "
             "Plan one for several by `meshloom plan --analytic` with Layout.slices."
         )
     check_run(run)
-    if flags.verify and slice is not None and slice.is_gpu:
+    if flags.verify and topology is not None and topology.is_gpu:
         raise UserError("--search compiles, which only absent TPUs allow.  Remove it.")
-    if flags.verify and slice is not None and not has_tpu_compiler():
+    if flags.verify and topology is not None and not has_tpu_compiler():
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
-    configured = configured_layouts(config, run, slice)
-    ranking = rank_layouts(run, slice or measure_host(jax.devices()), configured)
-    best, basis = ranking, f"{len(ranking)} layouts on {devices_text(slice)}, by their traces"
-    if slice is not None:
-        check_any_fits(ranking, slice)
+    configured = configured_layouts(config, run, topology)
+    ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
+    best, basis = ranking, f"{len(ranking)} layouts on {devices_text(topology)}, by their traces"
+    if topology is not None:
+        check_any_fits(ranking, topology)
     if flags.verify:
-        best = try_layouts(run, slice, ranking, configured)
+        best = try_layouts(run, topology, ranking, configured)
         ranking = [*best, *without(ranking, best)]
-        tried = "compiled" if slice is not None else "run"
-        basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {devices_text(slice)}"
+        tried = "compiled" if topology is not None else "run"
+        basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {devices_text(topology)}"
     figures = {ranked.name: figures_of(ranked) for ranked in ranking}
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
     print_table(["layout", "by", *COLUMNS], rows)
@@ -103,14 +103,14 @@ def search(flags: LayoutsFlags) -> None:
         print_note(f"Wrote {flags.output}.")
 
 
-def configured_layouts(config: Config, run: Run, slice: Slice | None) -> list[Layout]:
+def configured_layouts(config: Config, run: Run, topology: Topology | None) -> list[Layout]:
     """Returns the layout of the gin files, if they have one that is legal on these devices."""
     if not any(name.startswith("Layout.") for name in config.bound):
         return []
     layout = config.make(Layout)
-    torus = None if slice is None else slice.torus
+    torus = None if topology is None else topology.torus
     try:
-        sizes = sizes_on(layout, slice)
+        sizes = sizes_on(layout, topology)
         check_layout(run, layout, sizes, setting_origins(config), torus)
     except UserError as error:
         print_note(f"The layout of the gin files is left out: {error}")
@@ -119,13 +119,16 @@ def configured_layouts(config: Config, run: Run, slice: Slice | None) -> list[La
 
 
 def try_layouts(
-    run: Run, slice: Slice | None, ranking: Sequence[RankedLayout], configured: Sequence[Layout]
+    run: Run,
+    topology: Topology | None,
+    ranking: Sequence[RankedLayout],
+    configured: Sequence[Layout],
 ) -> list[RankedLayout]:
     """Compiles the best and the standard layouts for a slice, or runs them on this machine."""
     first = shortlist(ranking, configured, BEST)
-    if slice is None:
+    if topology is None:
         return benchmark_layouts(run, first)
-    compile_plan = functools.partial(compile_in_child, run, slice)
+    compile_plan = functools.partial(compile_in_child, run, topology)
     return compile_layouts(first, without(ranking, first), compile_plan)
 
 
@@ -136,18 +139,18 @@ def warn_of_excess(figures: dict[str, Any]) -> None:
             print_note(f"warning: {name}: the compiled program {plan['excess_flops']}.")
 
 
-def check_any_fits(ranking: Sequence[RankedLayout], slice: Slice) -> None:
+def check_any_fits(ranking: Sequence[RankedLayout], topology: Topology) -> None:
     least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
     if not least.fits:
         raise UserError(
-            f"--topology={slice.name}: none of {len(ranking)} layouts fits; the least needs "
+            f"--topology={topology.name}: none of {len(ranking)} layouts fits; the least needs "
             f"{size_text(least.memory.needed_bytes)} per device of "
-            f"{size_text(slice.chip.memory_bytes)}.  {suggest_slice(least)}"
+            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}"
         )
 
 
-def devices_text(slice: Slice | None) -> str:
-    return f"{len(jax.devices())} devices of one machine" if slice is None else slice.name
+def devices_text(topology: Topology | None) -> str:
+    return f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
 
 
 def comments(ranking: Sequence[RankedLayout]) -> list[str]:

@@ -108,16 +108,16 @@ def search_flags(decoding: DecodePlanFlags) -> SearchFlags:
 
 def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
-    _, run, layout, slice, sizes = inputs
-    compiles = not analytic and can_compile(slice)
+    _, run, layout, topology, sizes = inputs
+    compiles = not analytic and can_compile(topology)
     with inputs.explained_errors(run, functools.partial(trace_decode, shape=shape)):
-        if compiles and slice is None:
+        if compiles and topology is None:
             step = trace_decode(run, layout, make_mesh(layout), shape)
             return plan_decode(step, None, compile_decode(step))
         counts = None
-        if compiles and slice is not None:
-            counts = in_child(count_compiled_decode, run, layout, sizes, slice, shape)
-        return plan_decode_from_trace(run, layout, sizes, slice, shape, counts)
+        if compiles and topology is not None:
+            counts = in_child(count_compiled_decode, run, layout, sizes, topology, shape)
+        return plan_decode_from_trace(run, layout, sizes, topology, shape, counts)
 
 
 def padded_lengths(

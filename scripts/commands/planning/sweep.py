@@ -12,7 +12,7 @@ import click
 
 from configs.errors import UserError
 from layouts.cost.collectives import format_mesh, size_text
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
 from scripts.commands.common import open_output, setting_origins, write_json
@@ -43,13 +43,13 @@ HOW = (
 def sweep_run(flags: PlanFlags) -> None:
     """Sweeps the settings of a run; prints those that fit, the cheapest first."""
     inputs = read_inputs(flags)
-    slice = inputs.slice
-    if slice is None:
+    topology = inputs.topology
+    if topology is None:
         raise UserError("--sweep needs to know the devices.  Add --topology, as in v5e:4x4.")
-    points = sweep(inputs.run, layouts_of(inputs, slice, flags), slice)
+    points = sweep(inputs.run, layouts_of(inputs, topology, flags), topology)
     if not points:
         raise UserError(
-            f"--topology={slice.name}: no combination of settings fits.  Plan one by "
+            f"--topology={topology.name}: no combination of settings fits.  Plan one by "
             "`meshloom plan`, which names the smallest topology that would hold the run."
         )
     rows = [figures_of(point, flags) for point in points]
@@ -62,7 +62,7 @@ def sweep_run(flags: PlanFlags) -> None:
         write_page(flags, f"{inputs.title}: settings by their cost", points, shown)
 
 
-def layouts_of(inputs: PlanInputs, slice: Slice, flags: PlanFlags) -> dict[str, Layout]:
+def layouts_of(inputs: PlanInputs, topology: Topology, flags: PlanFlags) -> dict[str, Layout]:
     """Returns the given layouts, or that of the run and those that a ranking prefers."""
     inputs.check(inputs.run)
     of_run = layout_name(setting_origins(inputs.config))
@@ -71,17 +71,17 @@ def layouts_of(inputs: PlanInputs, slice: Slice, flags: PlanFlags) -> dict[str, 
         other = read_inputs(flags, file)
         other.check(other.run)
         layouts[name] = other.layout
-    if not flags.layouts and slice.count == 1:
-        ranking = rank_layouts(inputs.run, slice, [inputs.layout])
+    if not flags.layouts and topology.count == 1:
+        ranking = rank_layouts(inputs.run, topology, [inputs.layout])
         layouts |= {ranked.name: ranked.layout for ranked in ranking[:RANKED]}
-    return without_equals(layouts, slice)
+    return without_equals(layouts, topology)
 
 
-def without_equals(layouts: Mapping[str, Layout], slice: Slice) -> dict[str, Layout]:
+def without_equals(layouts: Mapping[str, Layout], topology: Topology) -> dict[str, Layout]:
     """Keeps the first name of layouts that are equal on the slice."""
     equal: dict[Layout, str] = {}
     for name, layout in layouts.items():
-        sizes = format_mesh(mesh_sizes(layout.mesh, slice.devices))
+        sizes = format_mesh(mesh_sizes(layout.mesh, topology.devices))
         equal.setdefault(dataclasses.replace(layout, mesh=sizes, order=None), name)
     return {name: layouts[name] for name in equal.values()}
 
@@ -171,9 +171,9 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
     for number, name in enumerate(layouts):
         of_layout = [point for point in points if point.layout == name]
         shares = [
-            point.plan.memory.needed_bytes / point.plan.slice.chip.memory_bytes
+            point.plan.memory.needed_bytes / point.plan.topology.chip.memory_bytes
             for point in of_layout
-            if point.plan.slice is not None
+            if point.plan.topology is not None
         ]
         axes.scatter(
             [point.step_s for point in of_layout],

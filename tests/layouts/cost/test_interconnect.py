@@ -8,11 +8,11 @@ import pytest
 from configs.errors import UserError
 from layouts.cost.collectives import Collective
 from layouts.cost.hardware import LINK_UTILISATION, NETWORK_BANDWIDTH
-from layouts.cost.interconnect import GroupOnAxis, Slice
+from layouts.cost.interconnect import GroupOnAxis, Topology
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION, compute_s, coordinates, seconds
 
-POD = Slice.named("v3:32x32")
+POD = Topology.named("v3:32x32")
 
 
 def row(chips: int, cores: int = 2, stride: int = 1) -> np.ndarray:
@@ -33,7 +33,7 @@ def test_the_guide_takes_as_long_for_its_activations() -> None:
 
 def test_a_ring_has_two_ways_and_a_line_one() -> None:
     ring = POD.seconds("all-gather", 1e9, row(32))
-    line = Slice.named("v3:16x16").seconds("all-gather", 1e9, row(16))
+    line = Topology.named("v3:16x16").seconds("all-gather", 1e9, row(16))
     assert line / ring == pytest.approx(2 * (15 / 16) / (31 / 32))
 
 
@@ -63,7 +63,7 @@ def test_work_takes_as_long_as_its_products_or_its_way_through_memory() -> None:
     assert other_s == pytest.approx(3 * read_s)
 
 
-TWO = Slice.named("2xv5e:16x16")
+TWO = Topology.named("2xv5e:16x16")
 BOXES = {"slice": 2, "data": 256}
 
 
@@ -75,8 +75,8 @@ def seconds_over(kind: str, *mesh_axes: str) -> float:
 
 
 def test_slices_exchange_over_the_network_what_a_chip_keeps() -> None:
-    one = Slice.named("v5e:16x16")
-    assert TWO.devices == 512 and Slice.named("1xv5e:16x16") == one
+    one = Topology.named("v5e:16x16")
+    assert TWO.devices == 512 and Topology.named("1xv5e:16x16") == one
     rate = NETWORK_BANDWIDTH["v5e"] * LINK_UTILISATION
     inside = coordinates(one, {"data": 256}, None).reshape(-1, 2)
     for kind, times in (("all-gather", 1), ("reduce-scatter", 1), ("all-reduce", 2)):
@@ -108,7 +108,7 @@ def test_a_group_lies_along_the_axes_in_which_it_differs() -> None:
 
 
 def test_cores_are_numbered_as_tpus_number_them() -> None:
-    places = coordinates(Slice.named("v3:4x2"), {"data": 4, "model": 4}, None)
+    places = coordinates(Topology.named("v3:4x2"), {"data": 4, "model": 4}, None)
     assert places.shape == (4, 4, 2)
     # Of a chip, then of a host of four chips.
     chips = [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0], [3, 0], [2, 1], [3, 1]]
@@ -129,7 +129,7 @@ def test_cores_are_numbered_as_tpus_number_them() -> None:
 )
 def test_an_unknown_slice_is_refused_with_what_is_legal(name: str, message: str) -> None:
     with pytest.raises(UserError, match=f"--topology={name}.*{message}"):
-        Slice.named(name)
+        Topology.named(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,30 +150,30 @@ def devices(kind: str) -> np.ndarray:
 
 
 def test_devices_at_hand_are_a_slice_of_their_kind() -> None:
-    assert Slice.of(devices("TPU v3")) == Slice.named("v3:4x2")
-    assert Slice.of(devices("NVIDIA H200")) is None
+    assert Topology.of(devices("TPU v3")) == Topology.named("v3:4x2")
+    assert Topology.of(devices("NVIDIA H200")) is None
     far = [dataclasses.replace(device, slice_index=1) for device in devices("TPU v5 lite")]
     several = np.array([*devices("TPU v5 lite"), *far], object)
-    assert Slice.of(several) == Slice.named("2xv5e:4x2")
+    assert Topology.of(several) == Topology.named("2xv5e:4x2")
 
 
 def test_a_permutation_sends_all_bytes_to_the_next_chip() -> None:
-    slice, size = Slice.named("v5e:4x4"), 1e9
-    alone_s = size / (slice.chip.link_bandwidth * LINK_UTILISATION)
+    topology, size = Topology.named("v5e:4x4"), 1e9
+    alone_s = size / (topology.chip.link_bandwidth * LINK_UTILISATION)
     near, far = row(4, cores=1), row(2, cores=1, stride=2)  # two far groups share their links
-    assert slice.seconds("collective-permute", size, near) == pytest.approx(alone_s)
-    assert slice.seconds("collective-permute", size, far) == pytest.approx(2 * alone_s)
+    assert topology.seconds("collective-permute", size, near) == pytest.approx(alone_s)
+    assert topology.seconds("collective-permute", size, far) == pytest.approx(2 * alone_s)
 
 
 def test_a_permutation_leaves_a_chip_though_its_first_pair_does_not() -> None:
-    slice, mesh, size = Slice.named("v3:2x2"), {"y": 8}, 10**9
+    topology, mesh, size = Topology.named("v3:2x2"), {"y": 8}, 10**9
     permute = Collective("collective-permute", ("y",), 2, size, 1, "")
-    alone_s = size / (slice.chip.link_bandwidth * LINK_UTILISATION)
-    assert seconds(slice, coordinates(slice, mesh, None), mesh, permute) >= alone_s
+    alone_s = size / (topology.chip.link_bandwidth * LINK_UTILISATION)
+    assert seconds(topology, coordinates(topology, mesh, None), mesh, permute) >= alone_s
 
 
 def test_a_switch_takes_what_every_gpu_sends_at_once() -> None:
-    node = Slice.named("h100:1x8")
+    node = Topology.named("h100:1x8")
     gpus = np.arange(8)[:, None]
     rate = 450e9 * LINK_UTILISATION  # of the 900 GB/s of NVLink, those in one direction
     assert node.seconds("all-gather", 1e9, gpus) == pytest.approx(7 / 8 * 1e9 / rate)
@@ -184,7 +184,7 @@ def test_a_switch_takes_what_every_gpu_sends_at_once() -> None:
 
 
 def test_between_nodes_each_gpu_has_an_adapter() -> None:
-    nodes, mesh = Slice.named("h100:4x8"), {"data": 4, "model": 8}
+    nodes, mesh = Topology.named("h100:4x8"), {"data": 4, "model": 8}
     places = coordinates(nodes, mesh, None)
     assert places.shape == (4, 8, 2)
     assert (places[:, 0, -1] == np.arange(4)).all()  # in the order of the processes, as in JAX
@@ -193,14 +193,14 @@ def test_between_nodes_each_gpu_has_an_adapter() -> None:
         for axis, group in (("model", 8), ("data", 4))
     )
     assert inside == pytest.approx(
-        Slice.named("h100:1x8").seconds("all-reduce", 1e9, places[0, :, :1])
+        Topology.named("h100:1x8").seconds("all-reduce", 1e9, places[0, :, :1])
     )
     assert between == pytest.approx(2 * 3 / 4 * 1e9 / (50e9 * LINK_UTILISATION))
 
 
 def test_a_group_that_straddles_nodes_waits_for_its_adapters() -> None:
     """Groups of 3 on nodes of 8: [0, 1, 2] is inside one; of [6, 7, 8], 8 is alone in a node."""
-    nodes, mesh = Slice.named("h100:3x8"), {"data": 8, "model": 3}
+    nodes, mesh = Topology.named("h100:3x8"), {"data": 8, "model": 3}
     places = coordinates(nodes, mesh, None)
     assert places[2, :, -1].tolist() == [0, 0, 1]
     switch, adapter = 450e9 * LINK_UTILISATION, 50e9 * LINK_UTILISATION

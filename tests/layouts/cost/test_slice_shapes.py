@@ -4,7 +4,7 @@ import pytest
 
 from configs.errors import UserError
 from layouts.cost.hardware import CHIPS, GPUS
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.slice_shapes import check_offered, offered_slices
 
 
@@ -21,7 +21,7 @@ from layouts.cost.slice_shapes import check_offered, offered_slices
 )
 def test_slices_end_where_the_documentation_ends(kind: str, largest: str) -> None:
     slices = offered_slices(kind)
-    largest_ones = [slice.name for slice in slices if slice.chips == slices[-1].chips]
+    largest_ones = [topology.name for topology in slices if topology.chips == slices[-1].chips]
     assert largest_ones[0] == largest
     assert len(set(slices)) == len(slices)
 
@@ -34,7 +34,7 @@ def test_every_chip_has_slices() -> None:
     "name", ["v4:12x12x24", "v5p:2x2x1", "v5p:8x16x16", "v3:4x8", "v3:4x2", "2xv5e:16x16"]
 )
 def test_an_offered_or_published_slice_passes(name: str) -> None:
-    check_offered(Slice.named(name))
+    check_offered(Topology.named(name))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_offered_or_published_slice_passes(name: str) -> None:
 )
 def test_another_slice_is_refused_in_a_line_with_those_nearby(name: str, nearby: str) -> None:
     with pytest.raises(UserError) as error:
-        check_offered(Slice.named(name))
+        check_offered(Topology.named(name))
     text = str(error.value)
     assert text.startswith(f"--topology={name}: ") and "\n" not in text
     assert nearby in text

@@ -2,11 +2,11 @@
 
 import pytest
 
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION, Timing, compute_s
 
-CHIP = Slice.named("v3:2x2").chip
+CHIP = Topology.named("v3:2x2").chip
 
 
 def test_overlapped_traffic_counts_only_beyond_the_compute() -> None:

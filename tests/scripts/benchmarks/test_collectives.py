@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from configs.errors import UserError
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from scripts.benchmarks.collectives import (
     AXIS,
     KINDS,
@@ -61,7 +61,7 @@ def times(kind: str, *topologies: str) -> list[float]:
     return [
         row.seconds
         for name in topologies
-        for row in predicted(Slice.named(name), [32])
+        for row in predicted(Topology.named(name), [32])
         if row.kind == kind
     ]
 
@@ -83,8 +83,8 @@ def test_a_permutation_on_a_slice_is_between_neighbours() -> None:
 
 
 def test_the_slices_of_a_chip_double() -> None:
-    assert [slice.name for slice in slices_of("v3")][:3] == ["v3:2x2", "v3:2x4", "v3:4x4"]
-    assert [slice.devices for slice in slices_of("v5p")] == [4 * 2**i for i in range(11)]
+    assert [topology.name for topology in slices_of("v3")][:3] == ["v3:2x2", "v3:2x4", "v3:4x4"]
+    assert [topology.devices for topology in slices_of("v5p")] == [4 * 2**i for i in range(11)]
 
 
 def test_a_command_predicts_compares_with_the_paper_and_draws(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_is_named_twice_is_predicted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("topologies", [["v3:2x2"], ["v3:2x2", "v3:8x8", "v3:32x32"]])
 def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[str]) -> None:
-    rows = [row for name in topologies for row in predicted(Slice.named(name), [32])]
+    rows = [row for name in topologies for row in predicted(Topology.named(name), [32])]
     result = {"predicted": [row._asdict() for row in rows], "measured": [], "growths": []}
     labels = []
 
@@ -151,7 +151,7 @@ def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[s
 
 
 def test_the_legend_fits_into_the_figure_of_predictions() -> None:
-    rows = [row for slice in slices_of("v3") for row in predicted(slice, [32])]
+    rows = [row for topology in slices_of("v3") for row in predicted(topology, [32])]
     result = {"predicted": [row._asdict() for row in rows], "measured": []}
     compared = growths(rows)
     assert len(compared) == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler
 from tests.trainer.planning.runs import RUNS
@@ -20,9 +20,9 @@ PARENT = "import time; from trainer.planning.child import in_child; in_child(tim
 
 
 def test_a_result_and_an_error_come_back() -> None:
-    assert in_child(Slice.named, name="v3:2x2") == Slice.named("v3:2x2")
+    assert in_child(Topology.named, name="v3:2x2") == Topology.named("v3:2x2")
     with pytest.raises(UserError, match="unknown chip 'v9'") as error:
-        in_child(Slice.named, "v9:2x2")
+        in_child(Topology.named, "v9:2x2")
     assert type(error.value) is UserError
 
 
@@ -34,9 +34,9 @@ def test_an_abort_becomes_one_line() -> None:
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_an_abort_of_the_tpu_compiler_ends_no_test() -> None:
     """No slice of v5e has 32 chips in a row; libtpu makes its devices, and aborts on a program."""
-    slice, layout = Slice.named("v5e:32x32"), Layout(mesh="data:1024", rules="")
+    topology, layout = Topology.named("v5e:32x32"), Layout(mesh="data:1024", rules="")
     with pytest.raises(CompilerAborted, match=r"SIGABRT\): Check failed: "):
-        in_child(plan_compiled, RUNS["dense"], layout, {"data": 1024}, slice)
+        in_child(plan_compiled, RUNS["dense"], layout, {"data": 1024}, topology)
 
 
 def test_a_line_gives_the_reason() -> None:

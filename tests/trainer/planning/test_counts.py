@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from layouts.cost.collectives import Collective
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import OpCost
 from layouts.cost.step_time import PRODUCT_UTILISATION
 from trainer.planning.counts import WorkCounts, excess_flops, time_on_slice
 
-SLICE = Slice.named("v3:1x1")
+SLICE = Topology.named("v3:1x1")
 COORDS = np.zeros((2, 2), int)  # both cores of one chip
 
 

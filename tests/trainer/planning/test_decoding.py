@@ -7,7 +7,7 @@ import pytest
 
 from configs.load import load
 from layouts.cost.collectives import by_mesh_axis
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, topology_mesh
 from models.architectures import Transformer
@@ -131,13 +131,13 @@ def test_a_token_waits_for_the_memory() -> None:
     """The guide's 64B model on the smaller of its slices (Huang et al., Table 2): 4 GB of cache."""
     files = ["configs/models/giant_64b.gin", "layouts/model_parallel.gin"]
     config = load([str(ROOT / file) for file in files], ["Precision.store = 'bfloat16'"])
-    slice, shape = Slice.named("v3:4x2"), DecodeShape(Sampling(width=16), 1, 0, 1024, 64)
+    topology, shape = Topology.named("v3:4x2"), DecodeShape(Sampling(width=16), 1, 0, 1024, 64)
     plan = plan_decode_from_trace(
-        config.make(Run), config.make(Layout), {"model": 16}, slice, shape
+        config.make(Run), config.make(Layout), {"model": 16}, topology, shape
     )
     assert plan.cache_bytes == pytest.approx(4 * 2**30, rel=0.01)
     assert plan.fits and plan.timings is not None and plan.token_s is not None
-    weights = 2 * plan.parameters / 16 / slice.chip.memory_bandwidth
+    weights = 2 * plan.parameters / 16 / topology.chip.memory_bandwidth
     assert weights < plan.timings.token.memory_s < 1.1 * weights
     assert plan.token_s > plan.timings.token.memory_s > 3 * plan.timings.token.products_s
     assert plan.output_s == pytest.approx(plan.timings.prefill.step_s + 64 * plan.token_s)
@@ -163,14 +163,14 @@ def test_sources_need_not_divide_over_a_split_length() -> None:
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
-    slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
+    topology, sizes = Topology.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
     step = trace_decode(
-        toy_run(DENSE), layout, topology_mesh(slice.name, sizes), shape_of(DENSE, Beam(WIDTH))
+        toy_run(DENSE), layout, topology_mesh(topology.name, sizes), shape_of(DENSE, Beam(WIDTH))
     )
     counts = compile_decode(step)
     assert counts.work.token.flops == pytest.approx(step.work.token.flops, rel=0.02)
-    plan = plan_decode(step, slice, counts)
+    plan = plan_decode(step, topology, counts)
     assert plan.memory.compiled_for == "TPU" and plan.fits
     assert plan.timings is not None
     assert all(part.products_s > 0 and part.other_s > 0 for part in plan.timings)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from layouts.cost.collectives import by_mesh_axis
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.mesh import make_mesh
 from models.architectures import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
@@ -60,7 +60,7 @@ def test_a_time_is_predicted_on_tpus_only() -> None:
     prediction, _, step, _ = ready()
     assert prediction.plan.step_s is None and "\n" not in prediction.summary
     counts = StepCounts(prediction.plan.work, prediction.plan.memory)
-    on_tpus = plan_step(step, Slice.named("v3:2x2"), counts)
+    on_tpus = plan_step(step, Topology.named("v3:2x2"), counts)
     assert f"Predicted step time: {on_tpus.step_s:.3g} s" in time_summary(on_tpus)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.mesh import mesh_sizes
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
@@ -14,9 +14,9 @@ from trainer.planning.training import plan_from_trace
 
 def test_the_whole_run_takes_its_steps_whether_predicted_or_measured() -> None:
     run = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0))
-    layout, slice = layout_named("fsdp"), Slice.named("v5e:2x2")
+    layout, topology = layout_named("fsdp"), Topology.named("v5e:2x2")
     with optax_promotion():
-        plan = plan_from_trace(run, layout, mesh_sizes(layout.mesh, slice.devices), slice)
+        plan = plan_from_trace(run, layout, mesh_sizes(layout.mesh, topology.devices), topology)
     for measured_s, step_s in ((None, plan.step_s), (7.5, 7.5)):
         figures = as_json(plan, layout, measured_s)
         assert figures["step_time_s"] == step_s

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning.savings import memory_savings, suggest_slice, variants
@@ -16,8 +16,8 @@ LAYOUT = layout_named("data_parallel")
 
 
 def planned(run: Run, slice_name: str) -> StepPlan:
-    slice = Slice.named(slice_name)
-    return plan_from_trace(run, LAYOUT, {"data": slice.devices}, slice)
+    topology = Topology.named(slice_name)
+    return plan_from_trace(run, LAYOUT, {"data": topology.devices}, topology)
 
 
 def test_savings_are_real_and_the_largest_comes_first() -> None:
@@ -54,8 +54,8 @@ def test_only_settings_that_are_not_set_are_tried() -> None:
 def test_the_smallest_slice_that_holds_the_run_is_one_that_exists(chips: int, advice: str) -> None:
     with optax_promotion():
         plan = planned(RUN, "v3:2x2")
-    assert plan.slice is not None
-    too_large = plan.memory._replace(needed_bytes=chips * plan.slice.chip.memory_bytes // 4)
+    assert plan.topology is not None
+    too_large = plan.memory._replace(needed_bytes=chips * plan.topology.chip.memory_bytes // 4)
     needs = suggest_slice(dataclasses.replace(plan, memory=too_large))
     assert needs.endswith(advice)
 
@@ -64,8 +64,8 @@ def test_batch_and_model_split_over_the_slice_that_is_suggested() -> None:
     run = dataclasses.replace(RUN, batch_sequences=256)
     with optax_promotion():
         plan = planned(run, "v4:2x2x1")
-    assert plan.slice is not None
-    too_large = plan.memory._replace(needed_bytes=33 * plan.slice.chip.memory_bytes)  # 4 chips
+    assert plan.topology is not None
+    too_large = plan.memory._replace(needed_bytes=33 * plan.topology.chip.memory_bytes)  # 4 chips
     suggested = suggest_slice(dataclasses.replace(plan, memory=too_large))
     # The next larger slice, v4:4x4x12, has 192 devices: neither batch nor weights divide by 3.
     assert suggested.endswith("at least 132 devices: try --topology=v4:4x8x8.")

@@ -8,7 +8,7 @@ import pytest
 
 from layouts.candidates import DATA_PARALLEL, FSDP, FSDP_AND_MODEL
 from layouts.cost.calibration import HostRates
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.lint.warnings import executed_flops
 from tests.toys import optax_promotion
@@ -31,7 +31,7 @@ from trainer.planning.step_benchmark import median_s, slowdown
 from trainer.planning.training import StepPlan, plan_from_trace, with_device_order
 
 RUN = toy_run(dataclasses.replace(DENSE, layers=2))
-SLICE = Slice.named("v3:8x8")
+SLICE = Topology.named("v3:8x8")
 MESH = {"data": 16, "model": 8}
 SPLIT = Layout(mesh="data:16,model:8", rules="batch:data;heads:model;d_ff:model;vocab:model")
 # Not among the candidates: the vocabulary stays whole.
@@ -114,7 +114,7 @@ def test_a_plan_is_of_the_order_that_the_layout_says(order: str | None) -> None:
 @functools.cache
 def ranked_layouts() -> list[RankedLayout]:
     with optax_promotion():
-        return rank_layouts(RUN, Slice.named("v5e:2x4"), [CONFIGURED])
+        return rank_layouts(RUN, Topology.named("v5e:2x4"), [CONFIGURED])
 
 
 def test_the_layout_of_the_files_is_ranked() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
 from tests.toys import SPLITTABLE, optax_promotion
@@ -18,20 +18,21 @@ RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0
 LAYOUTS = {name: layout_named(name) for name in ("data_parallel", "fsdp")}
 
 
-def with_memory(memory_bytes: float) -> Slice:
+def with_memory(memory_bytes: float) -> Topology:
     """Returns a slice whose devices have so much memory."""
-    slice = Slice.named("v5e:2x2")
-    return dataclasses.replace(slice, chip=slice.chip._replace(memory_bytes=int(memory_bytes)))
+    topology = Topology.named("v5e:2x2")
+    chip = topology.chip._replace(memory_bytes=int(memory_bytes))
+    return dataclasses.replace(topology, chip=chip)
 
 
 def needed_bytes(microbatches: int) -> int:
-    run, layout, slice = (
+    run, layout, topology = (
         dataclasses.replace(RUN, microbatches=microbatches),
         LAYOUTS["fsdp"],
         with_memory(1e9),
     )
-    sizes = mesh_sizes(layout.mesh, slice.devices)
-    return plan_from_trace(run, layout, sizes, slice).memory.needed_bytes
+    sizes = mesh_sizes(layout.mesh, topology.devices)
+    return plan_from_trace(run, layout, sizes, topology).memory.needed_bytes
 
 
 def test_the_fewest_microbatches_that_fit_are_taken() -> None:
@@ -48,7 +49,7 @@ def test_the_fewest_microbatches_that_fit_are_taken() -> None:
 def test_no_number_of_microbatches_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
 
-    def too_large(run: Run, layout: Layout, slice: Slice) -> None:
+    def too_large(run: Run, layout: Layout, topology: Topology) -> None:
         planned.append(run.microbatches)
 
     monkeypatch.setattr(sweep_module, "plan_if_traceable", too_large)
@@ -62,9 +63,9 @@ def test_no_number_of_microbatches_is_planned_twice(monkeypatch: pytest.MonkeyPa
 def test_a_sweep_is_sorted_by_its_chip_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_module, "REMAT", ("full",))
     monkeypatch.setattr(sweep_module, "BATCH_FACTORS", (1, 2))
-    slice = with_memory(1e9)
+    topology = with_memory(1e9)
     with optax_promotion():
-        points = sweep(RUN, LAYOUTS, slice)
+        points = sweep(RUN, LAYOUTS, topology)
     settings = [tuple(point.settings.items()) for point in points]
     assert len(set(settings)) == len(points) == 2 * 2 * 2  # batch, precision, layout
     hours = [point.chip_hours for point in points]

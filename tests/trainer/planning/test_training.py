@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.collectives import Collective, by_mesh_axis
-from layouts.cost.interconnect import Slice
+from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, has_tpu_compiler, mesh_sizes, topology_mesh
 from models.architectures import Transformer
@@ -110,14 +110,14 @@ def test_without_a_slice_neither_fit_nor_time_is_known() -> None:
 
 
 def test_what_needs_more_than_a_device_has_does_not_fit() -> None:
-    slice, step = Slice.named("v3:2x2"), traced_toy("data_and_model_parallel")
+    topology, step = Topology.named("v3:2x2"), traced_toy("data_and_model_parallel")
     work, memory = estimate_step(step)
-    limit = slice.chip.memory_bytes
+    limit = topology.chip.memory_bytes
     for needed_bytes, refused, fits in (
         (limit, False, True), (limit + 1, False, False), (limit, True, False),
     ):  # fmt: skip
         counted = memory._replace(needed_bytes=needed_bytes, out_of_memory=refused)
-        assert plan_step(step, slice, StepCounts(work, counted)).fits is fits
+        assert plan_step(step, topology, StepCounts(work, counted)).fits is fits
 
 
 def test_a_plan_of_a_slice_needs_no_compiler() -> None:
@@ -125,7 +125,7 @@ def test_a_plan_of_a_slice_needs_no_compiler() -> None:
         toy_run(),
         layout_named("data_and_model_parallel"),
         {"data": 4, "model": 2},
-        Slice.named("v3:2x2"),
+        Topology.named("v3:2x2"),
     )
     assert plan.memory.compiled_for is None and plan.memory.compile_s is None
     tokens, wide = 16 * DENSE.length, DENSE.heads * DENSE.d_kv
@@ -152,7 +152,7 @@ def test_a_plan_of_a_slice_uses_its_kernels(name: str, has_kernel: bool) -> None
             dataclasses.replace(run, model=dataclasses.replace(model, attention=attention)),
             layout,
             sizes,
-            Slice.named(name),
+            Topology.named(name),
         )
         for attention in ("auto", "plain")
     )
@@ -166,12 +166,12 @@ def test_a_plan_of_a_slice_uses_its_kernels(name: str, has_kernel: bool) -> None
 def test_a_plan_says_what_attends_in_each_part() -> None:
     run = RUNS["encoder-decoder"]
     task = dataclasses.replace(PAIR_TASK, length=128, source_length=96)
-    slice = Slice.named("v5e:2x4")
+    topology = Topology.named("v5e:2x4")
     plan = plan_from_trace(
         dataclasses.replace(run, task=task, model=dataclasses.replace(run.model, length=128)),
         layout_named("data_parallel"),
         {"data": 8},
-        slice,
+        topology,
     )
     length = "rows whose length is not a multiple of 128"
     assert plan.attention["decoder"] == "splash"
@@ -213,17 +213,17 @@ def long_row_step(attention: AttentionKind, mesh: Mesh | AbstractMesh) -> Traced
 def test_a_row_of_32768_tokens_fits_on_a_device_by_a_kernel(
     attention: AttentionKind, fits: bool
 ) -> None:
-    slice = Slice.named("v5e:2x2")
-    step = long_row_step(attention, abstract_mesh({"data": 4}, slice.chip.kind))
-    assert plan_step(step, slice, estimate_step(step)).fits is fits
+    topology = Topology.named("v5e:2x2")
+    step = long_row_step(attention, abstract_mesh({"data": 4}, topology.chip.kind))
+    assert plan_step(step, topology, estimate_step(step)).fits is fits
 
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_a_row_of_32768_tokens_compiles_for_a_device() -> None:
-    slice = Slice.named("v5e:2x2")
-    step = long_row_step("auto", topology_mesh(slice.name, {"data": 4}))
+    topology = Topology.named("v5e:2x2")
+    step = long_row_step("auto", topology_mesh(topology.name, {"data": 4}))
     with optax_promotion():
-        plan = plan_step(step, slice, compile_step(step))
+        plan = plan_step(step, topology, compile_step(step))
     assert plan.fits and plan.memory.needed_bytes < 2**30
     assert plan.work.kernels
 
@@ -254,13 +254,13 @@ def test_gradients_of_gathered_weights_are_scattered(
 
 @pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed: pip install libtpu")
 def test_the_step_compiles_for_tpus_that_are_not_there() -> None:
-    slice, sizes = Slice.named("v3:2x2"), {"data": 4, "model": 2}
+    topology, sizes = Topology.named("v3:2x2"), {"data": 4, "model": 2}
     layout = layout_named("data_and_model_parallel")
     with optax_promotion():
-        step = trace_step(toy_run(), layout, topology_mesh(slice.name, sizes))
+        step = trace_step(toy_run(), layout, topology_mesh(topology.name, sizes))
         counts = compile_step(step)
     assert counts.work.flops == pytest.approx(step.cost.flops, rel=0.02)
-    plan = plan_step(step, slice, counts)
+    plan = plan_step(step, topology, counts)
     assert plan.memory.compiled_for == "TPU" and plan.fits
     assert plan.timing is not None
     assert plan.timing.products_s > 0 and plan.timing.other_s > 0
