@@ -105,8 +105,8 @@ def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str
         return []
     return [
         f"Warning: Precision.compute = {precision.compute!r}: this processor has none of "
-        f"{', '.join(sorted(flags))}, so nothing is faster than in float32.  "
-        "Set Precision.compute = 'float32' on this machine."
+        f"{', '.join(sorted(flags))}, so it is often no faster than "
+        "float32.  Compare with Precision.compute = 'float32' on this machine."
     ]
 
 

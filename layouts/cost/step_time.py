@@ -85,7 +85,7 @@ def seconds(
     groups = places.transpose(by_group).reshape(-1, devices, places.shape[-1])
     if collective.kind != "collective-permute":  # which is known by one pair alone
         groups = groups[:, : collective.group]
-    if topology.count == 1:  # whose groups are all alike
+    if topology.count == 1:  # all groups take the same time
         return topology.seconds(collective.kind, collective.bytes, groups[0])
     boxes = groups[..., -1] - groups[:, :1, -1]
     _, unlike = np.unique(boxes, axis=0, return_index=True)
