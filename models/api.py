@@ -13,28 +13,10 @@ from models.moe.routing import Router
 
 Array = jax.Array
 Params = dict  # a tree of weights whose paths tell their axes
-Cache = dict[str, Any]  # keys, values and positions of the tokens so far
+Cache = dict[str, Any]  # keys, values and positions of the tokens so far, and of the source
 Batch = dict[str, Array]
 """inputs_BL, targets_BL, segments_BL, positions_BL; with a source side also its inputs_BM,
 segments_BM, positions_BM.  Of images images_BYXZ, targets_BL, segments_BL."""
-
-
-class Step(Protocol):
-    """Feeds tokens to a model with a cache of those before."""
-
-    def __call__(
-        self,
-        cache: Cache,
-        tokens_BL: Array,
-        positions_BL: Array,
-        mask_BLM: Array,
-        cache_index: Array,
-    ) -> tuple[Cache, Array]:
-        """Writes tokens to the cache from slot `cache_index` on; returns the logits after each.
-
-        positions_BL are positions in the text.  mask_BLM says which slots of the cache a token
-        sees; its own must be among them.
-        """
 
 
 @abstract_spec
@@ -105,7 +87,7 @@ class ModelSpec:
 
 
 class Decodable(Protocol):
-    """Starts decoding.  Frozen and hashable, as all models."""
+    """Decodes with a cache, by pure functions.  Frozen and hashable, as all models."""
 
     @property
     def layout(self) -> Layout: ...
@@ -113,16 +95,32 @@ class Decodable(Protocol):
     def with_layout(self, layout: Layout) -> "Decodable":
         """Returns the same network under another layout."""
 
-    def prepare(self, params: Any) -> Any:
-        """Returns the weights as steps read them: cast, and split by layer where that is faster.
+    def prepare(self, params: Any, *, for_one_call: bool = False) -> Any:
+        """Returns the weights as `step` reads them: cast, and split by layer where that is faster.
 
-        `start` takes them in place of the stored ones, and then works no more on the weights.
+        Weights for one call stay stacked, which compiles faster.  Prepared weights are returned
+        unchanged.
         """
 
-    def start(
-        self, params: Any, source: Batch | None, batch_sequences: int, cache_length: int
-    ) -> tuple[Step, Cache]:
-        """Encodes the sources, where there are any, and makes an empty cache of so many slots."""
+    def init_cache(
+        self, prepared: Any, source: Batch | None, batch_sequences: int, cache_length: int
+    ) -> Cache:
+        """Returns a cache with `cache_length` empty slots and, if any, the encoded sources."""
+
+    def step(
+        self,
+        prepared: Any,
+        cache: Cache,
+        tokens_BL: Array,
+        positions_BL: Array,
+        mask_BLM: Array,
+        cache_index: Array,
+    ) -> tuple[Cache, Array]:
+        """Writes tokens to the cache from slot `cache_index` on; returns the logits after each.
+
+        positions_BL are positions in the text.  mask_BLM says which slots of the cache a token
+        sees; its own must be among them.
+        """
 
 
 class Model(Decodable, Protocol):

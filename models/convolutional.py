@@ -5,6 +5,7 @@ run file imports this module and says `Run.model = @ConvNet()`.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from configs.errors import UserError
 from configs.spec import Count, Positive, spec
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
-from models.api import Batch, Cache, ModelSpec, Params, Step
+from models.api import Batch, ModelSpec, Params
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
 from models.norms import normed
@@ -166,13 +167,10 @@ class ConvNetModel:
         )
         return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
-    def prepare(self, params: Params) -> Params:
-        return params
-
-    def start(
-        self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
-    ) -> tuple[Step, Cache]:
+    def prepare(self, *args: Any, **options: Any) -> Any:
         raise UserError(
             "Run.model = @ConvNet(): it classifies images and continues no text.  Legal: "
             "meshloom evaluate and meshloom score."
         )
+
+    init_cache = step = prepare

@@ -13,7 +13,7 @@ from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.padding import pad_batch, with_padding
 from layouts.shards import num_shards
-from models.api import Batch, Cache, Params, Step, step_layout
+from models.api import Batch, Cache, Params, step_layout
 from models.attention.context import cached_context, cross_context, packed_context
 from models.attention.flash import Call, Kernel, choose
 from models.dropout import dropout
@@ -291,69 +291,77 @@ class TransformerModel:
         )
         return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
-    def prepare(self, params: Params) -> Params:
+    def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
+        if OUTPUT in params:
+            return params
         # On CPUs a scan copies the weights and the cache of each layer at each step.
-        return self._prepared(params, scan=self.spec.scan and platform() != "cpu")
-
-    def _prepared(self, params: Params, *, scan: bool) -> Params:
-        """Returns the weights of steps, those of the layers stacked or one after another."""
+        scan = self.spec.scan and (for_one_call or platform() != "cpu")
         layout, decoder = step_layout(self.layout), params["decoder"]
         layers = self.spec.precision.to_compute(decoder["layers_N"])
         layers = layout.gather_stack(layers) if scan else layout.unstack(layers)
-        others = {**params, "decoder": {**decoder, "layers_N": layers}}
-        output_VD = others.pop("embed_VD" if self.spec.tied else "softmax_VD")
-        others[OUTPUT] = self.spec.precision.to_compute(output_VD)
-        if self.spec.tied and others[OUTPUT].dtype != output_VD.dtype:
-            others["embed_VD"] = output_VD
-        return others
+        prepared = {**params, "decoder": {**decoder, "layers_N": layers}}
+        output_VD = prepared.pop("embed_VD" if self.spec.tied else "softmax_VD")
+        prepared[OUTPUT] = self.spec.precision.to_compute(output_VD)
+        if self.spec.tied and prepared[OUTPUT].dtype != output_VD.dtype:
+            prepared["embed_VD"] = output_VD
+        return prepared
 
-    def start(
-        self, params: Params, source: Batch | None, batch_sequences: int, cache_length: int
-    ) -> tuple[Step, Cache]:
-        is_stored = OUTPUT not in params
-        prepared = self._prepared(params, scan=self.spec.scan) if is_stored else {**params}
-        layout = step_layout(self.layout)
-        weights_VD, decoder = prepared.pop(OUTPUT), prepared["decoder"]
-        prepared.setdefault("embed_VD", weights_VD)
-        # The network has all but the prepared layers; those it runs beside it.
-        model, memory_BMD = self.with_layout(layout), None
-        abstract = nnx.to_pure_dict(nnx.split(model.abstract())[1])
-        rest = {**decoder, "layers_N": abstract["decoder"]["layers_N"]}
-        network = model.network({**abstract, **prepared, "decoder": rest})
-        positions_BM = layout.reshard(jnp.zeros((batch_sequences, cache_length), jnp.int32), "BM")
-        cache: Cache = {"positions_BM": positions_BM}
+    def decoding_network(self, prepared: Params) -> Network:
+        """Returns the network of `step`; its layers and output weights are shapes alone."""
+        graph, state = nnx.split(self.with_layout(step_layout(self.layout)).abstract())
+        shapes = nnx.to_pure_dict(state)
+        weights = shapes | {"embed_VD": prepared[OUTPUT]} | prepared
+        del weights[OUTPUT]
+        decoder = {**prepared["decoder"], "layers_N": shapes["decoder"]["layers_N"]}
+        return nnx.merge(graph, weights | {"decoder": decoder})
+
+    def init_cache(
+        self, prepared: Params, source: Batch | None, batch_sequences: int, cache_length: int
+    ) -> Cache:
+        network, memory_BMD = self.decoding_network(prepared), None
+        reshard = network.layout.reshard
+        positions_BM = jnp.zeros((batch_sequences, cache_length), jnp.int32)
+        cache: Cache = {"positions_BM": reshard(positions_BM, "BM")}
         if source is not None:
             memory_BMD, _ = network.encode(source, drop_tokens=False)
-            cache["source_segments_BM"] = layout.reshard(source["segments_BM"], "BM")
-        run, cache["layers"] = network.decoder.start_decoding(
-            decoder["layers_N"], batch_sequences, cache_length, memory_BMD
+            cache["source_segments_BM"] = reshard(source["segments_BM"], "BM")
+        cache["layers"] = network.decoder.init_cache(
+            prepared["decoder"]["layers_N"], batch_sequences, cache_length, memory_BMD
         )
+        return cache
 
-        def step(
-            cache: Cache, tokens_BL: Array, positions_BL: Array, mask_BLM: Array, cache_index: Array
-        ) -> tuple[Cache, Array]:
-            tokens_BL, positions_BL = (layout.reshard(x, "BL") for x in (tokens_BL, positions_BL))
-            positions_BM = jax.lax.dynamic_update_slice_in_dim(
-                cache["positions_BM"], positions_BL, cache_index, axis=1
-            )
-            context = cached_context(
-                layout,
-                positions_BL,
-                positions_BM,
-                mask_BLM,
-                cache_index,
-                window=self.spec.sliding_window,
-            )
-            source = None
-            if memory_BMD is not None:
-                one_BL = jnp.ones_like(tokens_BL)
-                source = cross_context(layout, one_BL, cache["source_segments_BM"])
-            x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
-            x_BLD, layers = run(x_BLD, cache["layers"], context, source)
-            logits_BLV = layout.einsum(
-                "BLD,VD->BLV", x_BLD * self.spec.logit_scale, weights_VD, dtype=float
-            )
-            logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
-            return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
-
-        return step, cache
+    def step(
+        self,
+        prepared: Params,
+        cache: Cache,
+        tokens_BL: Array,
+        positions_BL: Array,
+        mask_BLM: Array,
+        cache_index: Array,
+    ) -> tuple[Cache, Array]:
+        network = self.decoding_network(prepared)
+        layout, source_context = network.layout, None
+        tokens_BL, positions_BL = (layout.reshard(x, "BL") for x in (tokens_BL, positions_BL))
+        positions_BM = jax.lax.dynamic_update_slice_in_dim(
+            cache["positions_BM"], positions_BL, cache_index, axis=1
+        )
+        context = cached_context(
+            layout,
+            positions_BL,
+            positions_BM,
+            mask_BLM,
+            cache_index,
+            window=self.spec.sliding_window,
+        )
+        if "source_segments_BM" in cache:
+            one_BL = jnp.ones_like(tokens_BL)
+            source_context = cross_context(layout, one_BL, cache["source_segments_BM"])
+        x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
+        x_BLD, layers = network.decoder.step(
+            prepared["decoder"]["layers_N"], x_BLD, cache["layers"], context, source_context
+        )
+        logits_BLV = layout.einsum(
+            "BLD,VD->BLV", x_BLD * self.spec.logit_scale, prepared[OUTPUT], dtype=float
+        )
+        logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
+        return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV

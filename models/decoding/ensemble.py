@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from models.api import Batch, Cache, Decodable, Params, Step
+from models.api import Batch, Cache, Decodable, Params
 
 Array = jax.Array
+Members = tuple[Params, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,31 +28,29 @@ class Ensemble:
     def with_layout(self, layout: Layout) -> "Ensemble":
         return Ensemble(self.model.with_layout(layout))
 
-    def prepare(self, params: tuple[Params, ...]) -> tuple[Params, ...]:
-        return tuple(map(self.model.prepare, params))
+    def prepare(self, params: Members, *, for_one_call: bool = False) -> Members:
+        return tuple(self.model.prepare(member, for_one_call=for_one_call) for member in params)
 
-    def start(
+    def init_cache(
+        self, prepared: Members, source: Batch | None, batch_sequences: int, cache_length: int
+    ) -> Cache:
+        sizes = batch_sequences, cache_length
+        return {"members": [self.model.init_cache(member, source, *sizes) for member in prepared]}
+
+    def step(
         self,
-        params: tuple[Params, ...],
-        source: Batch | None,
-        batch_sequences: int,
-        cache_length: int,
-    ) -> tuple[Step, Cache]:
-        started = [
-            self.model.start(member, source, batch_sequences, cache_length) for member in params
-        ]
-
-        def step(
-            cache: Cache, tokens_BL: Array, positions_BL: Array, mask_BLM: Array, cache_index: Array
-        ) -> tuple[Cache, Array]:
-            fed = [
-                feed(member, tokens_BL, positions_BL, mask_BLM, cache_index)
-                for (feed, _), member in zip(started, cache["members"], strict=True)
-            ]
-            total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in fed))
-            return {"members": [member for member, _ in fed]}, jnp.log(total_BLV / len(fed))
-
-        return step, {"members": [cache for _, cache in started]}
+        prepared: Members,
+        cache: Cache,
+        tokens_BL: Array,
+        positions_BL: Array,
+        mask_BLM: Array,
+        cache_index: Array,
+    ) -> tuple[Cache, Array]:
+        inputs = tokens_BL, positions_BL, mask_BLM, cache_index
+        members = zip(prepared, cache["members"], strict=True)
+        stepped = [self.model.step(*member, *inputs) for member in members]
+        total_BLV = functools.reduce(jnp.add, (jax.nn.softmax(logits) for _, logits in stepped))
+        return {"members": [cache for cache, _ in stepped]}, jnp.log(total_BLV / len(stepped))
 
 
 def as_ensemble(model: Decodable, params: Sequence[Params]) -> tuple[Decodable, Any]:

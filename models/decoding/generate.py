@@ -11,8 +11,14 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from layouts.shards import mesh_axes
-from models.api import Batch, Cache, Decodable, Step, step_layout
-from models.decoding.caches import SeparateCaches, SharedCache, hypothesis_cache, repeat
+from models.api import Batch, Cache, Decodable, step_layout
+from models.decoding.caches import (
+    HypothesisCaches,
+    ModelStep,
+    SeparateCaches,
+    SharedCache,
+    repeat,
+)
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
@@ -148,7 +154,8 @@ def generate_together(
 ) -> DecodeOutput:
     """Does what `generate` does with one loop for the whole mesh."""
     layout = step_layout(model.layout)
-    hypotheses, model_step, cache = start_model(model, search, new_tokens, params, source, inputs)
+    hypotheses, prepared, cache = start_model(model, search, new_tokens, params, source, inputs)
+    model_step = functools.partial(model.step, prepared)
     last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)
     cache, mask_BWM = hypotheses.expand(cache), repeat(layout, mask_BM, search.width, "BWM")
     last_BW = repeat(layout, last_B, search.width, "BW")
@@ -206,22 +213,24 @@ def start_model(
     params: Any,
     source: Batch | None,
     inputs: DecodeInputs,
-) -> tuple[SharedCache | SeparateCaches, Step, Cache]:
-    """Returns the kind of cache for the hypotheses, the model's step and its empty cache."""
+) -> tuple[HypothesisCaches, Any, Cache]:
+    """Returns the kind of cache for the hypotheses, the prepared weights and the empty cache."""
     rows, prompt = inputs.prompts_BL.shape
-    hypotheses = hypothesis_cache(
-        step_layout(model.layout), flat=search.flat, rows=rows, width=search.width, prompt=prompt,
-        new_tokens=new_tokens, suffix=0 if inputs.suffix_L is None else inputs.suffix_L.shape[0],
-    )  # fmt: skip
-    return hypotheses, *model.start(params, source, rows, hypotheses.cache_length)
+    suffix = 0 if inputs.suffix_L is None else inputs.suffix_L.shape[0]
+    hypotheses = (SharedCache if search.flat else SeparateCaches)(
+        step_layout(model.layout), rows, search.width, prompt, new_tokens, suffix
+    )
+    prepared = model.prepare(params, for_one_call=True)
+    cache = model.init_cache(prepared, source, rows, hypotheses.cache_length)
+    return hypotheses, prepared, cache
 
 
 def prefill(
-    layout: Layout, model_step: Step, cache: Cache, inputs: DecodeInputs, cache_length: int
+    layout: Layout, model_step: ModelStep, cache: Cache, inputs: DecodeInputs, cache_length: int
 ) -> tuple[Array, Cache, Array]:
-    """Feeds the beginning and all prompts but for their last token, which is returned.
+    """Feeds the begin token and all tokens of the prompts except the last ones.
 
-    Also returned are the cache and which of its slots hold a token of the sentence.
+    Returns the last tokens, the cache, and which of its slots hold a token of the sentence.
     """
     rows, prompt = inputs.prompts_BL.shape
     begins_B = inputs.begins_B

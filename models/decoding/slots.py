@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from layouts.axes import letters_of
 from layouts.layout import Layout
-from models.api import Cache, Decodable, Step, step_layout
+from models.api import Cache, Decodable, step_layout
 from models.decoding.generate import DecodeInputs, is_end, prefill
 from models.decoding.sampling import (
     LOWEST_TEMPERATURE,
@@ -93,7 +93,7 @@ class SlotDecoder:
     max_steps: int = 1
     """Steps of one program, at most."""
 
-    def start(self, params: Any) -> Slots:
+    def start(self, prepared: Any) -> Slots:
         """Returns empty slots."""
         layout = step_layout(self.model.layout)
 
@@ -102,7 +102,7 @@ class SlotDecoder:
 
         numbers = [zeros() for _ in range(5)]
         return Slots(
-            cache=self.model.start(params, None, self.slots, self.cache_length)[1],
+            cache=self.model.init_cache(prepared, None, self.slots, self.cache_length),
             cache_index=jnp.zeros((), jnp.int32),
             lengths_B=numbers[0],
             last_B=numbers[1],
@@ -118,10 +118,11 @@ class SlotDecoder:
             ),
         )
 
-    def read(self, params: Any, joining: Joining) -> tuple[Cache, Array]:
+    def read(self, prepared: Any, joining: Joining) -> tuple[Cache, Array]:
         """Reads prompts, all in one pass: returns their cache, and the last token of each."""
         rows, length = joining.prompts_BL.shape
-        model_step, cache = self.model.start(params, None, rows, length)
+        cache = self.model.init_cache(prepared, None, rows, length)
+        model_step = functools.partial(self.model.step, prepared)
         inputs = DecodeInputs(
             prompts_BL=joining.prompts_BL,
             prompt_lengths_B=joining.prompt_lengths_B,
@@ -174,14 +175,13 @@ class SlotDecoder:
             settings=jax.tree.map(lambda old: move(old, "B"), slots.settings),
         )
 
-    def steps(self, params: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
+    def steps(self, prepared: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
         """Adds `count` tokens to each text that has not ended."""
         layout = step_layout(self.model.layout)
-        model_step, _ = self.model.start(params, None, self.slots, self.cache_length)
         step_BT = layout.iota("BT", (self.slots, self.max_steps), "T")
 
         def add(step: Array, carry: tuple[Slots, NewTokens]) -> tuple[Slots, NewTokens]:
-            slots, token_B, log_p_B = self.step(model_step, carry[0])
+            slots, token_B, log_p_B = self.step(prepared, carry[0])
             new_tokens = NewTokens(
                 jnp.where(step_BT == step, token_B[:, None], carry[1].tokens_BT),
                 jnp.where(step_BT == step, log_p_B[:, None], carry[1].log_p_BT),
@@ -191,13 +191,14 @@ class SlotDecoder:
         nothing = NewTokens(jnp.zeros_like(step_BT), jnp.zeros_like(step_BT, float))
         return jax.lax.fori_loop(0, count, add, (slots, nothing))
 
-    def step(self, model_step: Step, slots: Slots) -> tuple[Slots, Array, Array]:
+    def step(self, prepared: Any, slots: Slots) -> tuple[Slots, Array, Array]:
         """Adds one token to each text; returns these, and their log-probabilities."""
         layout, length = step_layout(self.model.layout), self.cache_length
         place_BM = layout.iota("BM", (self.slots, length), "M")
         back_BM = (slots.cache_index - place_BM) % length
         mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 places back is the token itself
-        cache, logits_BWV = model_step(
+        cache, logits_BWV = self.model.step(
+            prepared,
             slots.cache,
             slots.last_B[:, None],
             slots.lengths_B[:, None],

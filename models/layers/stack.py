@@ -1,8 +1,7 @@
 """Stacks equal blocks: stores their weights stacked and runs them by a scan or a loop."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,10 +25,7 @@ Loads = Any
 Stacked = Any
 # Caches with a leading axis for the repeats, or a list of them.
 Caches = Any
-Contexts = tuple[AttentionContext, AttentionContext | None]
 Inputs = tuple[AttentionContext, AttentionContext | None, Array | None]  # the last is a key
-Stepper = Callable[[Array, Caches, AttentionContext, AttentionContext | None], tuple[Array, Caches]]
-Runner = Callable[[Array, Caches, Contexts], tuple[Array, Caches]]
 
 
 class Stack(nnx.Module):
@@ -122,70 +118,51 @@ class Stack(nnx.Module):
         assert context.relative_positions is not None
         return dataclasses.replace(context, bias=self.bias(context.relative_positions, self.causal))
 
-    def start_decoding(
+    def init_cache(
         self,
-        weights: Stacked,
+        weights: Stacked | list[Stacked],
         batch_sequences: int,
         cache_length: int,
         memory_BMD: Array | None,
-    ) -> tuple[Stepper, Caches]:
-        """Returns a function that runs rows through all layers with caches, and the caches.
-
-        The weights are those of all layers as `Decodable.prepare` returns them.  Work that depends
-        only on the source is done here, once.
-        """
-        block = functools.partial(nnx.merge, nnx.split(self.layers_N)[0])
+    ) -> Caches:
+        """Makes the caches of all layers, stacked or in a list as their weights are."""
         sizes = {"B": batch_sequences, "M": cache_length, **self.spec.sizes}
+
+        def of_layer(weights: Stacked) -> Cache:
+            return self.layer(weights).init_cache(sizes, memory_BMD)
+
         if isinstance(weights, list):
-            run, caches = unrolled([*map(block, weights)], sizes, memory_BMD)
-        else:
-            run, caches = scanned(block, weights, sizes, memory_BMD)
+            return list(map(of_layer, weights))
+        return jax.lax.map(of_layer, weights)
 
-        def step(
-            x_BLD: Array,
-            caches: Caches,
-            context: AttentionContext,
-            source_context: AttentionContext | None,
-        ) -> tuple[Array, Caches]:
-            x_BLD, caches = run(
-                x_BLD, caches, (self.with_shared_positions(context), source_context)
-            )
-            return self.norm(x_BLD), caches
+    def step(
+        self,
+        weights: Stacked | list[Stacked],
+        x_BLD: Array,
+        caches: Caches,
+        context: AttentionContext,
+        source_context: AttentionContext | None,
+    ) -> tuple[Array, Caches]:
+        """Runs new tokens through all layers and the norm; returns the caches with them."""
+        context = self.with_shared_positions(context)
 
-        return step, caches
-
-
-def scanned(
-    block: Callable[[Stacked], Block | Blocks],
-    weights: Stacked,
-    sizes: Mapping[str, int],
-    memory_BMD: Array | None,
-) -> tuple[Runner, Caches]:
-    """Returns a function that runs blocks by a scan over their weights, and their caches."""
-
-    def run(x_BLD: Array, caches: Caches, contexts: Contexts) -> tuple[Array, Caches]:
-        def layer(x_BLD: Array, stored: tuple[Stacked, Cache]) -> tuple[Array, Cache | None]:
+        def run(x_BLD: Array, stored: tuple[Stacked, Cache]) -> tuple[Array, Cache | None]:
             weights, cache = stored
-            return block(weights)(x_BLD, *contexts, cache)[:2]
+            return self.layer(weights)(x_BLD, context, source_context, cache)[:2]
 
-        return jax.lax.scan(layer, x_BLD, (weights, caches))
+        if isinstance(weights, list):
+            updated = []
+            for stored in zip(weights, caches, strict=True):
+                x_BLD, cache = run(x_BLD, stored)
+                updated.append(cache)
+            caches = updated
+        else:
+            x_BLD, caches = jax.lax.scan(run, x_BLD, (weights, caches))
+        return self.norm(x_BLD), caches
 
-    return run, jax.lax.map(lambda layer: block(layer).init_cache(sizes, memory_BMD), weights)
-
-
-def unrolled(
-    blocks: Sequence[Block | Blocks], sizes: Mapping[str, int], memory_BMD: Array | None
-) -> tuple[Runner, Caches]:
-    """Returns a function that runs blocks one by one, and the cache of each."""
-
-    def run(x_BLD: Array, caches: Caches, contexts: Contexts) -> tuple[Array, Caches]:
-        updated = []
-        for block, cache in zip(blocks, caches, strict=True):
-            x_BLD, cache, _ = block(x_BLD, *contexts, cache)
-            updated.append(cache)
-        return x_BLD, updated
-
-    return run, [block.init_cache(sizes, memory_BMD) for block in blocks]
+    def layer(self, weights: Stacked) -> Block | Blocks:
+        """Returns one repeat of the blocks with these weights."""
+        return nnx.merge(nnx.split(self.layers_N)[0], weights)
 
 
 def remat_policy(spec: TransformerSpec) -> Callable[..., bool]:

@@ -311,8 +311,10 @@ def test_cached_decoding_gives_the_logits_of_teacher_forcing(kind: str, scan: bo
         places: Array,
         visible: Array,
     ) -> tuple[Any, Array]:
-        step, empty = model.start(params, source, 4, 8)
-        return step(empty if cache is None else cache, tokens, places, visible, places[0, 0])
+        prepared = model.prepare(params, for_one_call=True)
+        if cache is None:
+            cache = model.init_cache(prepared, source, 4, 8)
+        return model.step(prepared, cache, tokens, places, visible, places[0, 0])
 
     with jax.set_mesh(mesh):
         params = randomised(model)

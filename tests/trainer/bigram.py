@@ -8,7 +8,7 @@ import numpy as np
 
 from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
-from models.api import Batch, Cache, Params
+from models.api import Batch, Params
 from models.loss import Criterion, LossSums, softmax_loss, token_losses
 
 VOCAB, WIDTH, LENGTH = 64, 16, 24
@@ -45,17 +45,6 @@ class Bigram:
         return token_losses(
             self.layout, x_BLD, params["softmax_VD"], batch["targets_BL"], counted_BL
         )
-
-    def prepare(self, params: Params) -> Params:
-        return params
-
-    def start(self, params: Params, batch_sequences: int, places: int) -> Cache:
-        raise NotImplementedError
-
-    def step(
-        self, params: Params, cache: Cache, tokens_BL: jax.Array, positions_BL: jax.Array
-    ) -> tuple[Cache, jax.Array]:
-        raise NotImplementedError
 
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:

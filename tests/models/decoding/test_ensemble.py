@@ -17,9 +17,9 @@ def logits_after(model: object, params: object) -> np.ndarray:
     tokens_BL = jnp.array([[0, 7, 5], [0, 3, 9]])
     positions_BL = jnp.tile(jnp.arange(3), (2, 1))
     mask_BLM = jnp.tile(jnp.tril(jnp.ones((3, 3), bool)), (2, 1, 1))
-    step, cache = model.start(params, None, 2, 3)
-    _, logits_BLV = step(cache, tokens_BL, positions_BL, mask_BLM, jnp.zeros((), jnp.int32))
-    return logits_BLV
+    prepared, first = model.prepare(params), jnp.zeros((), jnp.int32)
+    cache = model.init_cache(prepared, None, 2, 3)
+    return model.step(prepared, cache, tokens_BL, positions_BL, mask_BLM, first)[1]
 
 
 def test_an_ensemble_averages_probabilities() -> None:

@@ -62,7 +62,7 @@ def test_each_layer_has_a_cache_of_its_own(scan: bool) -> None:
     def start() -> Any:
         stack = made(dataclasses.replace(SPEC, scan=scan))
         weights = nnx.to_pure_dict(nnx.split(stack.layers_N)[1])
-        return stack.start_decoding(weights if scan else WHOLE.unstack(weights), 5, 9, None)[1]
+        return stack.init_cache(weights if scan else WHOLE.unstack(weights), 5, 9, None)
 
     with jax.set_mesh(make_mesh(WHOLE)):
         caches = jax.eval_shape(start)
