@@ -41,13 +41,13 @@ from trainer.checks import record_loss
 from trainer.decoding.decoder import SHORTEST, Decoder, Request
 from trainer.decoding.score import token_losses
 from trainer.feed import place, placement
-from trainer.planning.decoding import DecodeShape, trace_decode
+from trainer.planning.decoding import trace_decode
 from trainer.run import Run
 from trainer.serving.continuous import ContinuousService
 from trainer.serving.service import Job
 from trainer.serving.slot_engine import SlotEngine
 from trainer.step import State, TrainStepSpec, abstract_params, add_microbatches, train_step_spec
-from trainer.traces import trace_evaluate_step, trace_score_step, trace_train_step
+from trainer.traces import DecodeShape, trace_evaluate_step, trace_score_step, trace_train_step
 
 BFLOAT16_LOSS = 2.0**-8
 """Largest difference of a loss in bfloat16, as a share: the round-off of one number of it."""

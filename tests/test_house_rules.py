@@ -2,6 +2,7 @@
 
 import ast
 import fnmatch
+import functools
 import graphlib
 import importlib
 import re
@@ -57,13 +58,18 @@ def module_name(path: Path) -> str:
 
 def imported_modules(source: str, modules: Collection[str]) -> set[str]:
     """The modules among these that a file imports, at its top or inside a function."""
+    return imported_names(source) & set(modules)
+
+
+@functools.cache
+def imported_names(source: str) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names & set(modules)
+    return names
 
 
 def import_cycle(sources: Mapping[str, str]) -> list[str]:
@@ -90,6 +96,28 @@ def test_an_import_cycle_is_found() -> None:
     }
     assert set(import_cycle(sources)) == set(sources)
     assert not import_cycle(sources | {"models.spec": "from models.api import ModelSpec"})
+
+
+def reachable_modules(start: str) -> set[str]:
+    """The modules of the product that a module imports, directly or through others."""
+    files = {module_name(path): path for folder in FOLDERS for path in python_files(folder)}
+    reachable, waiting = set[str](), {start}
+    while waiting:
+        name = waiting.pop()
+        reachable.add(name)
+        waiting |= imported_modules(files[name].read_text(), files) - reachable
+    return reachable
+
+
+@pytest.mark.parametrize(
+    ("command", "plans"),
+    [("decoding.decode", False), ("evaluation.evaluate", False), ("serving.serve", False),
+     ("planning.plan", True)],
+)  # fmt: skip
+def test_only_planning_and_training_import_the_planner(command: str, plans: bool) -> None:
+    modules = reachable_modules(f"scripts.commands.{command}")
+    planners = {name for name in modules if name.startswith("trainer.planning")}
+    assert bool(planners) == plans, planners
 
 
 # Modules without a test file of their name: folders and patterns, and what tests them.

@@ -1,5 +1,6 @@
 """Refuses what the memory of the devices cannot hold, before anything is prepared for it."""
 
+import math
 import os
 from typing import Any
 
@@ -9,7 +10,6 @@ from jax.sharding import Mesh
 from configs.errors import UserError
 from layouts.layout import Layout
 from trainer.feed import abstract_batch, placement
-from trainer.planning.counts import shard_bytes
 from trainer.run import Run
 from trainer.step import abstract_state, train_step_spec
 
@@ -52,6 +52,14 @@ def check_cache_memory(params: Any, cache: Any, mesh: Mesh) -> None:
             "--samples, a smaller --batch_sequences or --max_tokens, shorter lines, or more "
             "devices."
         )
+
+
+def shard_bytes(tree: Any) -> int:
+    """Sums the bytes of arrays on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def device_memory_bytes(mesh: Mesh) -> int | None:

@@ -7,7 +7,9 @@ from jax.sharding import AbstractMesh, Mesh
 
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
+from models.decoding.generate import Search, generate
 from models.loss import CROSS_ENTROPY, Criterion
+from trainer.decoding.decoder import abstract_inputs, padded
 from trainer.decoding.score import token_losses
 from trainer.feed import abstract_batch, placement
 from trainer.run import Run
@@ -21,6 +23,28 @@ from trainer.step import (
 )
 
 AbstractBatch = dict[str, jax.ShapeDtypeStruct]
+
+
+class DecodeShape(NamedTuple):
+    """Describes what is decoded at a time."""
+
+    search: Search
+    rows: int
+    source_tokens: int
+    """Tokens of each source; 0 without sources."""
+    prompt_tokens: int
+    """Tokens of each prompt."""
+    new_tokens: int
+    """Steps of decoding, where no text ends sooner.  The cache is padded as that of `decode`."""
+    suffix_tokens: int = 0
+    """Tokens of the suffix that ranks samples; 0 without one."""
+
+
+class GenerateTrace(NamedTuple):
+    """Holds the traced decoding of a batch and the arguments of `generate`."""
+
+    traced: Any  # as jax.stages has it; its type is not public
+    arguments: tuple[Any, ...]
 
 
 class TrainStepTrace(NamedTuple):
@@ -56,6 +80,19 @@ def trace_score_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any
     params, batch = abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
     with use_mesh(mesh):
         return token_losses.trace(model, params, batch)
+
+
+def trace_generate(
+    run: Run, layout: Layout, mesh: Mesh | AbstractMesh, shape: DecodeShape
+) -> GenerateTrace:
+    """Traces the decoding of one batch."""
+    model = run.model.model(layout)
+    tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
+    inputs = abstract_inputs(layout, mesh, shape.rows, *tokens)
+    search, new_tokens = shape.search, padded(shape.new_tokens)
+    arguments = (model, search, new_tokens, abstract_params(model, mesh), *inputs)
+    with use_mesh(mesh):
+        return GenerateTrace(generate.trace(*arguments), arguments)
 
 
 def batch_of_run(

@@ -26,10 +26,11 @@ from trainer.checks import (
     describe_layout,
     explained_errors,
 )
+from trainer.decoding.decoder import SHORTEST
 from trainer.memory import check_batch_memory
-from trainer.planning.decoding import shortest_shape, trace_decode
 from trainer.processes.native_log import name_layout_of_abort
 from trainer.run import Run
+from trainer.traces import DecodeShape, trace_generate
 
 
 @contextlib.contextmanager
@@ -58,9 +59,10 @@ def trained_models(
 
 
 def decode_program(run: Run, search: Search, *, with_suffix: bool = False) -> Program:
-    """Returns what traces the decoding of one batch."""
-    shape = shortest_shape(run, search, run.batch_sequences, with_suffix=with_suffix)
-    return functools.partial(trace_decode, shape=shape)
+    """Returns what traces the decoding of one batch with the smallest sizes that have all parts."""
+    source, suffix = SHORTEST * run.task.has_source, SHORTEST * with_suffix
+    shape = DecodeShape(search, run.batch_sequences, source, SHORTEST, SHORTEST, suffix)
+    return functools.partial(trace_generate, shape=shape)
 
 
 def only(steps: list[int | None]) -> int | None:

@@ -246,11 +246,3 @@ def time_on_slice(
         memory_s = counts.read_bytes / topology.chip.memory_bandwidth
     timing = add_up(topology, device_coords, sizes, counts.collectives, products_s, other_s)
     return dataclasses.replace(timing, memory_s=memory_s)
-
-
-def shard_bytes(tree: Any) -> int:
-    """Sums the bytes of arrays on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )

@@ -20,15 +20,9 @@ from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledProgram
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
-from models.decoding.generate import (
-    NEW_TOKENS,
-    SUFFIX,
-    Search,
-    generate,
-    generate_together,
-    initial_cache,
-)
-from trainer.decoding.decoder import SHORTEST, abstract_inputs, padded
+from models.decoding.generate import NEW_TOKENS, SUFFIX, generate_together
+from trainer.decoding.decoder import trace_cache
+from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
     MemoryUse,
@@ -37,37 +31,13 @@ from trainer.planning.counts import (
     WorkCounts,
     compile_for,
     count_compiled,
-    shard_bytes,
     slice_mesh,
     time_on_slice,
 )
 from trainer.run import Run
-from trainer.step import abstract_params
+from trainer.traces import DecodeShape, trace_generate
 
 trace_together = jax.jit(generate_together, static_argnums=(0, 1, 2))
-
-
-class DecodeShape(NamedTuple):
-    """Describes what is decoded at a time."""
-
-    search: Search
-    rows: int
-    source_tokens: int
-    """Tokens of each source; 0 without sources."""
-    prompt_tokens: int
-    """Tokens of each prompt."""
-    new_tokens: int
-    """Steps of decoding, where no text ends sooner.  The cache is padded as that of `decode`."""
-    suffix_tokens: int = 0
-    """Tokens of the suffix that ranks samples; 0 without one."""
-
-
-def shortest_shape(
-    run: Run, search: Search, rows: int, *, with_suffix: bool = False
-) -> DecodeShape:
-    """Returns the smallest sizes that have all parts of a decoding program."""
-    source, suffix = SHORTEST * run.task.has_source, SHORTEST * with_suffix
-    return DecodeShape(search, rows, source, SHORTEST, SHORTEST, suffix)
 
 
 class DecodeWork(NamedTuple):
@@ -175,17 +145,13 @@ def trace_decode(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, shape: DecodeShape
 ) -> TracedDecode:
     """Traces the decoding that `decode` runs; allocates nothing."""
-    model, rows = run.model.model(layout), shape.rows
-    tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
-    source, requests = abstract_inputs(layout, mesh, rows, *tokens)
-    params = abstract_params(model, mesh)
-    static = (model, shape.search, padded(shape.new_tokens))
+    trace, arguments = trace_generate(run, layout, mesh, shape)
     with use_mesh(mesh):
-        cache = jax.eval_shape(functools.partial(initial_cache, *static), params, source, requests)
-        trace = generate.trace(*static, params, source, requests)
-        jaxpr = trace_together.trace(*static, params, source, requests).jaxpr.jaxpr
+        cache = trace_cache.eval_shape(*arguments)
+        jaxpr = trace_together.trace(*arguments).jaxpr.jaxpr
     needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return TracedDecode(run, layout, mesh, trace, shape, params, (source, requests), cache, needed)
+    _, _, _, params, *inputs = arguments
+    return TracedDecode(run, layout, mesh, trace, shape, params, inputs, cache, needed)
 
 
 def estimate_decode(step: TracedDecode) -> DecodeCounts:

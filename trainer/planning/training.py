@@ -20,6 +20,7 @@ from layouts.lint.recorder import Weight
 from layouts.mesh import topology_mesh, use_mesh
 from models.layers.pipeline import Schedule
 from trainer.checks import pipeline_schedule, record_loss, step_flops
+from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
     Compilation,
@@ -29,7 +30,6 @@ from trainer.planning.counts import (
     WorkCounts,
     compile_for,
     count_compiled,
-    shard_bytes,
     slice_mesh,
     time_on_slice,
 )

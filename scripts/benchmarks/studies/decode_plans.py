@@ -16,8 +16,9 @@ from layouts.mesh import mesh_sizes
 from models.decoding.sampling import Sampling
 from scripts.commands.planning.inputs import PlanInputs
 from scripts.terminal import Bar
-from trainer.planning.counts import shard_bytes
-from trainer.planning.decoding import DecodePlan, DecodeShape, plan_decode_from_trace
+from trainer.memory import shard_bytes
+from trainer.planning.decoding import DecodePlan, plan_decode_from_trace
+from trainer.traces import DecodeShape
 
 BATCHES = (1, 8, 64)
 PROMPT_TOKENS, NEW_TOKENS = 512, 128

@@ -29,7 +29,6 @@ from trainer.decoding.requests import DecodeOptions
 from trainer.planning.child import in_child
 from trainer.planning.decoding import (
     DecodePlan,
-    DecodeShape,
     compile_decode,
     count_compiled_decode,
     plan_decode,
@@ -38,6 +37,7 @@ from trainer.planning.decoding import (
 )
 from trainer.planning.report import decode_as_json
 from trainer.run import Run
+from trainer.traces import DecodeShape
 
 LATENCIES = ("start_latency_s", "token_latency_s", "output_latency_s")
 COMPARED = ["fits", "rows", "bytes per device", "cache", "first token", "token", "output",

@@ -20,7 +20,6 @@ from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run
 from trainer.decoding.decoder import padded
 from trainer.planning.decoding import (
     DecodeCounts,
-    DecodeShape,
     TracedDecode,
     compile_decode,
     estimate_decode,
@@ -29,6 +28,7 @@ from trainer.planning.decoding import (
     trace_decode,
 )
 from trainer.run import Run
+from trainer.traces import DecodeShape
 
 ROWS, PROMPT, NEW, SOURCE, WIDTH, SUFFIX = 8, 6, 10, 12, 3, 4
 DENSE = Transformer(vocab=64, layers=2, d_model=32, d_ff=80, heads=8, d_kv=12, positions="relative")
