@@ -2,8 +2,9 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from data.mixture import TABLE_ROWS, shuffled
 from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
+T = TypeVar("T")
 
 VERSION = 2
 """Version of the order: the first one ordered any number of rows by a table."""
@@ -61,15 +63,7 @@ def batches(
         ids = rows_of_step(rows, seed, step, batch_sequences)
         return ids, rows.batch(ids[start:stop])
 
-    steps = itertools.count(first_step)
-    pool = ThreadPoolExecutor(_THREADS, "read ahead")
-    try:
-        ahead = deque(pool.submit(read, step) for step in itertools.islice(steps, _BATCHES_AHEAD))
-        while True:
-            ahead.append(pool.submit(read, next(steps)))
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    return read_ahead(read, itertools.count(first_step))
 
 
 def in_order(
@@ -78,10 +72,30 @@ def in_order(
     slice_of_batch: tuple[int, int] | None = None,
     chosen: range | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields all rows once, or the chosen ones; empty rows (NO_ROW) fill up the last batch."""
+    """Yields all rows once, or the chosen ones; empty rows (NO_ROW) fill up the last batch.
+
+    Threads read ahead.
+    """
     start, stop = slice_of_batch or (0, batch_sequences)
     chosen = range(len(rows)) if chosen is None else chosen
-    for first in range(chosen.start, chosen.stop, batch_sequences):
+
+    def read(first: int) -> tuple[np.ndarray, Batch]:
         ids = np.arange(first, first + batch_sequences)
         ids = np.where(ids < chosen.stop, ids, NO_ROW)
-        yield ids, rows.batch(ids[start:stop])
+        return ids, rows.batch(ids[start:stop])
+
+    return read_ahead(read, range(chosen.start, chosen.stop, batch_sequences))
+
+
+def read_ahead(read: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
+    """Yields what is read for each number, in order; threads read a few ahead."""
+    pool, remaining = ThreadPoolExecutor(_THREADS, "read ahead"), iter(numbers)
+    try:
+        ahead = deque(
+            pool.submit(read, number) for number in itertools.islice(remaining, _BATCHES_AHEAD)
+        )
+        while ahead:
+            ahead.extend(pool.submit(read, number) for number in itertools.islice(remaining, 1))
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,7 @@ from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import CROSS_ENTROPY, Criterion, LossSums
-from trainer.feed import Placement, host_rows, place, placement
+from trainer.feed import Placement, dispatch_ahead, host_rows, place, placement
 from trainer.metrics.expert_load import Layer, stats_by_layer
 from trainer.progress import Progress, no_progress
 from trainer.step import evaluate_step
@@ -115,9 +115,11 @@ def evaluate(
     with jax.set_mesh(mesh):
         place_on = placement(model.layout, mesh, 1)
         for name, (part_rows, tokens) in chosen.items():
+            batches_of_part = device_batches(rows, place_on, batch_sequences, part_rows)
+            dispatched = (evaluate_step(model, criterion, params, b) for b in batches_of_part)
             sums = []
-            for batch in device_batches(rows, place_on, batch_sequences, part_rows):
-                sums.append(jax.device_get(evaluate_step(model, criterion, params, batch)))
+            for output in dispatch_ahead(dispatched):
+                sums.append(jax.device_get(output))
                 progress(done := done + 1, total)
             scale = tokens / _total(sums, "tokens")
             loss += scale * _total(sums, "loss")

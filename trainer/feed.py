@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from layouts.layout import Layout
 from layouts.shards import mesh_axes
 
 HostBatch = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +131,16 @@ def part_of(
     start, stop, _ = index[row_axis].indices(places)
     here = slice(start - first, stop - first)
     return rows[(*index[:row_axis], here, *index[row_axis + 1 :])]
+
+
+def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:
+    """Yields each output when the next call is dispatched: devices compute while it is fetched."""
+    outputs = deque[T]()
+    for output in dispatched:
+        outputs.append(output)
+        if len(outputs) > 1:
+            yield outputs.popleft()
+    yield from outputs
 
 
 def feed(

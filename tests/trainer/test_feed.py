@@ -1,7 +1,7 @@
 """Host batches to device batches: whatever the mesh, each host brings the rows that it holds."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import text_rows
-from trainer.feed import feed, host_rows, part_of, place, placement
+from trainer.feed import dispatch_ahead, feed, host_rows, part_of, place, placement
 
 HOSTS = {
     "batch over both hosts": ("batch:data", (slice(0, 2),), (0, 12)),
@@ -123,6 +123,20 @@ def test_one_row_differs_where_one_row_differs() -> None:
     batch = text_rows(8).batch(np.arange(8))
     actual = place(shardings, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
     assert (np.asarray(actual["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
+
+
+def test_the_next_call_is_dispatched_before_an_output_is_read() -> None:
+    events = []
+
+    def dispatched() -> Iterator[int]:
+        for number in range(3):
+            events.append(f"dispatch {number}")
+            yield number
+
+    for number in dispatch_ahead(dispatched()):
+        events.append(f"read {number}")
+    assert events == ["dispatch 0", "dispatch 1", "read 0", "dispatch 2", "read 1", "read 2"]
+    assert not list(dispatch_ahead([]))
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_refused() -> None:

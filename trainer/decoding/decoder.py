@@ -15,6 +15,7 @@ from layouts.layout import Layout
 from layouts.shards import num_shards
 from models.api import Decodable
 from models.decoding.generate import DecodeInputs, DecodeOutput, Search, generate, initial_cache
+from trainer.feed import dispatch_ahead
 from trainer.memory import check_cache_memory
 from trainer.multihost import fetched
 
@@ -95,14 +96,12 @@ class Decoder:
         shards = row_shards(self.model.layout, self.mesh)
         batches = batches_of(requests, self.batch_sequences, shards)
         self.check_memory([batch.shape for batch in batches])
-        previous: tuple[RequestBatch, DecodeOutput] | None = None
-        for batch in batches:
-            output = self._start([requests[i] for i in batch.requests], batch.shape)
-            if previous is not None:
-                yield self._finish(requests, *previous)
-            previous = batch, output
-        if previous is not None:
-            yield self._finish(requests, *previous)
+        started = (
+            (batch, self._start([requests[i] for i in batch.requests], batch.shape))
+            for batch in batches
+        )
+        for batch, output in dispatch_ahead(started):
+            yield self._finish(requests, batch, output)
 
     def decode_batch(
         self, requests: Sequence[Request], shape: BatchShape

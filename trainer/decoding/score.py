@@ -15,7 +15,7 @@ from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import device_batches
-from trainer.feed import placement
+from trainer.feed import dispatch_ahead, placement
 from trainer.multihost import fetched
 from trainer.progress import Progress, no_progress
 
@@ -48,8 +48,9 @@ def row_losses(
     sharding = placement(model.layout, mesh, 1)
     losses_BL = []
     with jax.set_mesh(mesh):
-        for batch in device_batches(rows, sharding, batch_sequences):
-            [losses] = fetched([token_losses(model, params, batch)])
+        batches = device_batches(rows, sharding, batch_sequences)
+        for output in dispatch_ahead(token_losses(model, params, batch) for batch in batches):
+            [losses] = fetched([output])
             losses_BL.append(losses.astype(np.float64))
             progress(min(len(losses_BL) * batch_sequences, len(rows)), len(rows))
     return np.concatenate(losses_BL)[: len(rows)]
