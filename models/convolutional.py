@@ -14,10 +14,11 @@ from flax import nnx
 from configs.errors import UserError
 from configs.spec import Count, Positive, spec
 from layouts.layout import Layout
-from layouts.padding import pad_batch, with_padding
+from layouts.padding import pad_batch
 from models.api import Batch, ModelSpec, Params
 from models.initializers import Weights
-from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, counted_targets, softmax_loss
+from models.network_model import NetworkModel
 from models.norms import normed
 from models.spec import Precision
 
@@ -122,50 +123,28 @@ class ConvNetwork(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvNetModel:
+class ConvNetModel(NetworkModel[ConvNetwork]):
     """Implements `models.api.Model` for a convolutional network under a layout."""
 
     spec: ConvNet
-    layout: Layout
     runs_stages = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))
+    def make_network(self, weights: Weights) -> ConvNetwork:
+        return ConvNetwork(self.spec, weights)
 
-    def with_layout(self, layout: Layout) -> "ConvNetModel":
-        return dataclasses.replace(self, layout=layout)
-
-    def build(self, key: Array) -> ConvNetwork:
-        spec = self.spec
-        weights = Weights(self.layout, spec.sizes, nnx.Rngs(params=key), spec.precision.store)
-        return ConvNetwork(spec, weights)
-
-    def init(self, key: Array) -> Params:
-        return nnx.to_pure_dict(nnx.split(self.build(key))[1])
-
-    def run(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
-        """Returns the layout and the batch with empty rows if needed, vectors and softmax."""
+    def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
         _, height, width, _ = batch["images_BYXZ"].shape
-        layout = self.layout.with_sizes(Y=height, X=width)
-        layout, batch = pad_batch(layout, batch, {})
-        abstract = jax.eval_shape(lambda: self.build(jax.random.key(0)))
-        network = nnx.merge(nnx.split(abstract)[0], params)
-        return layout, batch, network(layout, batch["images_BYXZ"]), network.output_weights()
+        layout, batch = pad_batch(self.layout.with_sizes(Y=height, X=width), batch, {})
+        network = self.network(params)
+        x_BLD = network(layout, batch["images_BYXZ"])
+        return layout, batch, x_BLD, network.output_weights()
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
-        layout, batch, x_BLD, softmax_VD = self.run(params, batch)
+        layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
         targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
         return softmax_loss(layout, criterion, 1, x_BLD, softmax_VD, targets_BL, counted_BL)
-
-    def token_losses(self, params: Params, batch: Batch) -> Array:
-        rows = batch["targets_BL"].shape[0]
-        layout, batch, x_BLD, softmax_VD = self.run(params, batch)
-        losses_BL = token_losses(
-            layout, x_BLD, softmax_VD, batch["targets_BL"], counted_targets(batch)
-        )
-        return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
 
     def prepare(self, *args: Any, **options: Any) -> Any:
         raise UserError(

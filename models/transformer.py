@@ -11,7 +11,7 @@ from flax import nnx
 
 from layouts.einsum import platform
 from layouts.layout import Layout
-from layouts.padding import pad_batch, with_padding
+from layouts.padding import pad_batch
 from layouts.shards import num_shards
 from models.api import Batch, Cache, Params, step_layout
 from models.attention.context import cached_context, cross_context, packed_context
@@ -20,8 +20,9 @@ from models.dropout import dropout
 from models.initializers import Weights
 from models.layers.pipeline import inside_stages, stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
-from models.loss import Criterion, LossSums, counted_targets, divergence, softmax_loss, token_losses
+from models.loss import Criterion, LossSums, counted_targets, divergence, softmax_loss
 from models.moe.routing import Load, Router
+from models.network_model import NetworkModel
 from models.positions import sinusoids
 from models.spec import TransformerSpec
 
@@ -189,33 +190,13 @@ def join_microbatches(layout: Layout, x: Array, axes: str) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerModel:
+class TransformerModel(NetworkModel[Network]):
     """Implements `models.api.Model` for a Transformer under a layout."""
 
     spec: TransformerSpec
-    layout: Layout
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))
-
-    def with_layout(self, layout: Layout) -> "TransformerModel":
-        return dataclasses.replace(self, layout=layout)
-
-    def build(self, key: Array) -> Network:
-        spec = self.spec
-        weights = Weights(self.layout, spec.sizes, nnx.Rngs(params=key), spec.precision.store)
-        return Network(spec, self.layout, weights)
-
-    def init(self, key: Array) -> Params:
-        return nnx.to_pure_dict(nnx.split(self.build(key))[1])
-
-    def network(self, params: Params) -> Network:
-        """Returns the network with these weights."""
-        return nnx.merge(nnx.split(self.abstract())[0], params)
-
-    def abstract(self) -> Network:
-        """Returns the network with shapes in place of weights."""
-        return jax.eval_shape(lambda: self.build(jax.random.key(0)))
+    def make_network(self, weights: Weights) -> Network:
+        return Network(self.spec, self.layout, weights)
 
     def pad_rows(self, params: Params, batch: Batch) -> tuple[Network, Batch]:
         """Returns the network with these weights, and the batch with empty rows if needed."""
@@ -277,19 +258,10 @@ class TransformerModel:
             loads=loads,
         )
 
-    def token_losses(self, params: Params, batch: Batch) -> Array:
-        rows = batch["targets_BL"].shape[0]
+    def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
         network, batch = self.pad_rows(params, batch)
-        layout, x_BLD = network.layout, network(batch, drop_tokens=False)[0]
-        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        losses_BL = token_losses(
-            layout,
-            x_BLD * self.spec.logit_scale,
-            network.output_weights(),
-            targets_BL,
-            counted_BL,
-        )
-        return losses_BL if len(losses_BL) == rows else layout.reshard(losses_BL, "bL")
+        x_BLD = network(batch, drop_tokens=False)[0] * self.spec.logit_scale
+        return network.layout, batch, x_BLD, network.output_weights()
 
     def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
         if OUTPUT in params:

@@ -136,6 +136,7 @@ TESTED_ELSEWHERE = {
     "models/architectures.py": "models/test_sizes.py",  # a name for gin files
     "models/attention/*": "models/attention/test_flash.py",  # kernels
     "models/moe/grouped_matmul.py": "models/moe/test_layer.py",
+    "models/network_model.py": "models/test_convolutional.py",
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",
