@@ -1,6 +1,10 @@
-"""Lists the letter and the name of each tensor axis, in the only table of them."""
+"""Lists the tensor axes that mean the same everywhere; parts of a model may declare others."""
 
+import functools
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from configs.errors import UserError
 
 
 class Axis(NamedTuple):
@@ -8,7 +12,7 @@ class Axis(NamedTuple):
 
     letter: str
     name: str
-    meaning: str
+    meaning: str = ""
     meets: str = (
         ""  # letters with which it may share a mesh axis in one tensor; the leftmost gets it
     )
@@ -35,21 +39,50 @@ AXES = (
     Axis("W", "beam", "hypotheses"),
     Axis("T", "new_tokens", "tokens that decoding adds"),
     Axis("U", "candidates", "tokens that may continue a hypothesis"),
-    Axis("R", "buckets", "relative positions"),
     Axis("V", "vocab", "tokens of the vocabulary", pads=True),
     Axis("Y", "height", "rows of an image, from the top", pads=True),
     Axis("X", "width", "columns of an image, from the left", pads=True),
-    Axis("Z", "channels", "colours of a pixel"),
-    Axis("O", "kernel_height", "rows of a convolution's kernel"),
-    Axis("P", "kernel_width", "columns of a convolution's kernel"),
 )
 
-BY_LETTER = {axis.letter: axis for axis in AXES}
-BY_NAME = {axis.name: axis for axis in AXES}
 # Mesh-TensorFlow's names for axes that have another name here.
 SYNONYMS = {"memory_length": "memory", "outer_batch": "batch"}
 # Mesh-TensorFlow's axes that no tensor here has; a rule for one of them changes nothing.
 ABSENT = {"ensemble": "several models in one run"}
+
+
+class Alphabet(NamedTuple):
+    """Holds the axes that the letters of a tensor, and the names of rules, stand for."""
+
+    by_letter: Mapping[str, Axis]
+    by_name: Mapping[str, Axis]
+
+
+@functools.cache
+def alphabet(declared: tuple[Axis, ...] = ()) -> Alphabet:
+    """Returns the common axes and those that a part declares, whose letters come first.
+
+    Raises `UserError` for an axis that cannot be told from another.
+
+    >>> latent = Axis("C", "latent", "width of compressed keys and values")
+    >>> alphabet((latent,)).by_letter["C"].name, alphabet().by_letter["C"].name
+    ('latent', 'capacity')
+    """
+    common = {axis.name: axis.letter for axis in AXES}
+    for axis in declared:
+        if not (len(axis.letter) == 1 and axis.letter.isalpha() and axis.letter.isupper()):
+            raise UserError(f"{axis}: letter {axis.letter!r}.  Legal: one capital letter.")
+        if not axis.name.isidentifier() or axis.name in (*SYNONYMS, *ABSENT):
+            raise UserError(f"{axis}: name {axis.name!r}.  Legal: another name, without spaces.")
+        if axis.letter != common.get(axis.name, axis.letter):
+            raise UserError(
+                f"{axis}: everywhere else {axis.name} has the letter {common[axis.name]}.  "
+                "Take that letter, or another name."
+            )
+    for key, of in ((0, "letter"), (1, "name")):
+        if len({axis[key] for axis in declared}) < len(declared):
+            raise UserError(f"{declared}: two axes have one {of}.  Take another.")
+    axes = (*AXES, *declared)
+    return Alphabet({axis.letter: axis for axis in axes}, {axis.name: axis for axis in axes})
 
 
 def letters_of(name: str) -> str:
@@ -59,7 +92,7 @@ def letters_of(name: str) -> str:
     ('DF', 'N', '')
     """
     _, _, suffix = name.rpartition("_")
-    return suffix if suffix and all(letter in BY_LETTER for letter in suffix) else ""
+    return suffix if suffix.isalpha() and suffix.isupper() else ""
 
 
 def axes_of_path(path: str) -> str:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError
-from layouts.axes import BY_LETTER
+from layouts.axes import Axis
 from layouts.shards import Entry, ppermute
 
 Array = jax.Array
@@ -157,14 +157,18 @@ def windows(
 
 
 def shape_of_result(
-    equation: Equation, windows: Sequence[Window], image: Sequence[int], kernel: Sequence[int]
+    equation: Equation,
+    windows: Sequence[Window],
+    image: Sequence[int],
+    kernel: Sequence[int],
+    by_letter: Mapping[str, Axis],
 ) -> tuple[int, ...]:
     """Returns the shape of the result, from shapes without padding; raises where there is none."""
     sizes = dict(zip(equation.image, image, strict=True))
     sizes[equation.features] = kernel[equation.kernel.index(equation.features)]
     for axis, window in zip(equation.spatial, windows, strict=True):
         if window.places(sizes[axis]) < 1:
-            name = BY_LETTER[axis].name
+            name = by_letter[axis].name
             raise UserError(
                 f"convolve {equation}: a kernel that spans "
                 f"{window.span} has no place in {name} = {sizes[axis]}.  Legal: {name} of at least "
@@ -174,13 +178,18 @@ def shape_of_result(
     return tuple(sizes[axis] for axis in equation.result)
 
 
-def check_divides(equation: Equation, shape: Sequence[int], counts: Mapping[str, int]) -> None:
+def check_divides(
+    equation: Equation,
+    shape: Sequence[int],
+    counts: Mapping[str, int],
+    by_letter: Mapping[str, Axis],
+) -> None:
     """Raises where the result cannot be split as its axes are to be."""
     for axis, size in zip(equation.result, shape, strict=True):
         if size % counts[axis]:
-            name, below = BY_LETTER[axis].name, size // counts[axis] * counts[axis]
+            name, below = by_letter[axis].name, size // counts[axis] * counts[axis]
             legal = " or ".join(str(n) for n in (below, below + counts[axis]) if n)
-            pads = f', or a rule that pads, "{name}:...+"' if BY_LETTER[axis].pads else ""
+            pads = f', or a rule that pads, "{name}:...+"' if by_letter[axis].pads else ""
             raise UserError(
                 f"convolve {equation}: its result has {name} = {size}, which does not divide over "
                 f"{counts[axis]} devices.  Legal: {name} {legal}{pads}."

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
-from layouts.axes import BY_NAME, SYNONYMS
+from layouts.axes import SYNONYMS, Axis, alphabet
 from layouts.shards import mesh_axes, num_shards
 
 Array = jax.Array
@@ -68,23 +68,25 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _by_letter(rules: tuple[Rule, ...]) -> Mapping[str, tuple[Rule, ...]]:
+def _by_letter(
+    rules: tuple[Rule, ...], declared: tuple[Axis, ...]
+) -> Mapping[str, tuple[Rule, ...]]:
     """Returns the rules by the letter of their axis.
 
     "heads" means kv_heads unless its parts have rules, "batch" also groups unless they have one.
     """
     names = {rule.axis for rule in rules}
+    letters = {axis.name: letter for letter, axis in alphabet(declared).by_letter.items()}
     wants: dict[str, tuple[Rule, ...]] = {}
     for rule in rules:
-        if rule.axis not in BY_NAME:
-            continue  # the lint reports it
-        letters = BY_NAME[rule.axis].letter
+        split = [rule.axis]
         if rule.axis == "heads" and not names & {"kv_heads", "queries"}:
-            letters += "J"
+            split.append("kv_heads")
         if rule.axis == "batch" and "groups" not in names:
-            letters += "G"
-        for letter in letters:
-            wants[letter] = (*wants.get(letter, ()), rule)
+            split.append("groups")
+        for name in split:  # without those of other parts, and mistakes, which the lint reports
+            if (letter := letters.get(name)) is not None:
+                wants[letter] = (*wants.get(letter, ()), rule)
     return wants
 
 
@@ -98,12 +100,12 @@ class AxisAssignment(NamedTuple):
 
 @functools.cache
 def axis_assignments(
-    rules: str, param_rules: str, axes: str, stored: bool
+    rules: str, param_rules: str, axes: str, stored: bool, declared: tuple[Axis, ...] = ()
 ) -> tuple[AxisAssignment, ...]:
     """Assigns mesh axes to the axes of a tensor, in the order in which rules choose."""
-    wants = dict(_by_letter(parse_rules(rules)))
+    wants = dict(_by_letter(parse_rules(rules), declared))
     if stored:
-        wants |= _by_letter(parse_rules(param_rules))
+        wants |= _by_letter(parse_rules(param_rules), declared)
     matches = [(i, rule) for i, letter in enumerate(axes) for rule in wants.get(letter, ())]
     taken: dict[str, Rule] = {}
     assignments = []
@@ -139,6 +141,11 @@ class Layout:
     """Number of times that each microbatch goes through all stages, each time through another group
     of a stage's layers.  1: GPipe's schedule; more: the circular schedule, which idles less."""
 
+    @property
+    def declared_axes(self) -> tuple[Axis, ...]:
+        """Returns the axes that a part of the model adds to the common ones."""
+        return ()
+
     def place(self, axes: str, *, stored: bool = False) -> jax.P:
         """Returns the placement of a tensor with these axes; a lowercase axis is replicated.
 
@@ -147,7 +154,8 @@ class Layout:
         "EGD".
         """
         places: list[tuple[str, ...]] = [()] * len(axes)
-        for assigned in axis_assignments(self.rules, self.param_rules, axes, stored):
+        texts = self.rules, self.param_rules
+        for assigned in axis_assignments(*texts, axes, stored, self.declared_axes):
             if assigned.lost_to is None:
                 places[assigned.position] += (assigned.rule.mesh_axis,)
         if "(" in axes:
@@ -186,13 +194,14 @@ class Layout:
         axes = convolution.Equation.parse(equation)
         sizes = self.unpadded_shape(axes.image, x.shape)
         windows = convolution.windows(axes, kernel.shape, strides, dilation, padding)
-        shape = convolution.shape_of_result(axes, windows, sizes, kernel.shape)
+        by_letter = alphabet(self.declared_axes).by_letter
+        shape = convolution.shape_of_result(axes, windows, sizes, kernel.shape, by_letter)
         shape = self.padded_shape(axes.result, shape)
         # Each mesh axis splits one axis of the work, as if all letters were those of one tensor.
         letters = axes.result + axes.channels
         place = dict(zip(letters, self.place(letters), strict=True))
         counts = {letter: num_shards(entry) for letter, entry in place.items()}
-        convolution.check_divides(axes, shape, counts)
+        convolution.check_divides(axes, shape, counts, by_letter)
         x, kernel = self.reshard(x, axes.image), self.reshard(kernel, axes.kernel)
         y = convolution.convolve(axes, windows, x, kernel, sizes, shape, place)
         return self.reshard(y, axes.result)
@@ -285,7 +294,8 @@ class Layout:
 
     def rules_for(self, letter: str) -> tuple[Rule, ...]:
         """Returns the rules of an axis, those of stored weights last."""
-        both = (_by_letter(parse_rules(text)) for text in (self.rules, self.param_rules))
+        texts = self.rules, self.param_rules
+        both = (_by_letter(parse_rules(text), self.declared_axes) for text in texts)
         return tuple(rule for by_letter in both for rule in by_letter.get(letter, ()))
 
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from layouts.axes import BY_LETTER, letters_of
+from layouts.axes import Axis, alphabet, letters_of
 from layouts.layout import Layout
 from layouts.shards import num_shards
 
@@ -21,13 +21,19 @@ Array = jax.Array
 
 def with_padding(layout: Layout, **sizes: int) -> Layout:
     """Returns the layout for axes of these sizes, by letter; itself where no rule pads."""
-    if not padded_axes(layout):
+    return _model_layout(layout).with_sizes(**sizes) if padded_axes(layout) else layout
+
+
+def with_axes(layout: Layout, *axes: Axis) -> Layout:
+    """Returns the layout whose letters stand for these axes first, and the common ones."""
+    return dataclasses.replace(_model_layout(layout), declared_axes=axes) if axes else layout
+
+
+def _model_layout(layout: Layout) -> "ModelLayout":
+    if isinstance(layout, ModelLayout):
         return layout
-    if not isinstance(layout, Padded):
-        layout = Padded(
-            **{field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
-        )
-    return layout.with_sizes(**sizes)
+    fields = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
+    return ModelLayout(**fields)
 
 
 def without_padding(layout: Layout) -> Layout:
@@ -40,7 +46,7 @@ def padded_axes(layout: Layout) -> set[str]:
     """Returns the axes that padded axes have rules under: kv_heads, and heads if that is theirs."""
     return {
         rule.axis
-        for letter in BY_LETTER
+        for letter in alphabet(layout.declared_axes).by_letter
         if layout.pads(letter)
         for rule in layout.rules_for(letter)
     }
@@ -54,7 +60,7 @@ def pad_batch(
     Groups divide as well, where the tokens of an array come in groups of so many.  Before the axes
     that its name tells, an array may have one of microbatches.
     """
-    if not isinstance(layout, Padded) or not layout.pads("B"):
+    if not isinstance(layout, ModelLayout) or not layout.pads("B"):
         return layout, batch
     axes_of = {name: letters_of(name).rjust(array.ndim, "a") for name, array in batch.items()}
     rows = next(batch[name].shape[axes.index("B")] for name, axes in axes_of.items())
@@ -76,19 +82,24 @@ def pad_batch(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Padded(Layout):
-    """Pads the axes of which some rules say so.
+class ModelLayout(Layout):
+    """Holds what a layout knows of a model: axes of its parts, and sizes without padding.
 
     An uppercase axis of a tensor has a size that divides: zeros, or what follows from zeros, fill
     it up.  A lowercase axis, which is replicated, has its size without padding.
     """
 
+    declared_axes: tuple[Axis, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    """Of axes without their padding, by letter."""
+    """Of axes without their padding, by name."""
 
     def with_sizes(self, **sizes: int) -> Layout:
-        padded = {letter: size for letter, size in sizes.items() if self.pads(letter)}
+        padded = {self._name(letter): size for letter, size in sizes.items() if self.pads(letter)}
         return dataclasses.replace(self, sizes=tuple(sorted((dict(self.sizes) | padded).items())))
+
+    def _name(self, letter: str) -> str:
+        axis = alphabet(self.declared_axes).by_letter.get(letter.upper())
+        return letter if axis is None else axis.name
 
     def size_multiple(self, letter: str) -> int:
         """Returns what the padded size of an axis is a multiple of, on the mesh that is set."""
@@ -100,7 +111,7 @@ class Padded(Layout):
     def unpadded_shape(self, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         known = dict(self.sizes)
         return tuple(
-            min(size, known.get(letter.upper(), size))
+            min(size, known.get(self._name(letter), size))
             for letter, size in zip(axes, shape, strict=True)
         )
 

@@ -1,12 +1,13 @@
 """Defines what the trainer and decoding expect of a model."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 
 from configs.errors import UserError
 from configs.spec import Count, abstract_spec
+from layouts.axes import Axis
 from layouts.layout import Layout
 from models.loss import Criterion, LossSums
 from models.moe.routing import Router
@@ -23,6 +24,9 @@ segments_BM, positions_BM.  Of images images_BYXZ, targets_BL, segments_BL."""
 class ModelSpec:
     """Holds the settings of an architecture; a run file names one of its kinds."""
 
+    axes: ClassVar[tuple[Axis, ...]] = ()
+    """Axes that the model adds to the common ones."""
+
     vocab: Count | None = None
     """Rows of the embedding: at least as many as the task's vocabulary has tokens. None: as many,
     rounded up to a multiple of 128."""
@@ -33,6 +37,11 @@ class ModelSpec:
         if self.vocab is None:
             raise UserError(f"{type(self).__name__}.vocab = None: no task gives its vocabulary.")
         return self.vocab
+
+    @property
+    def declared_axes(self) -> tuple[Axis, ...]:
+        """Returns the axes that the model and its parts add to the common ones."""
+        return self.axes
 
     @property
     def max_length(self) -> int | None:

@@ -5,7 +5,7 @@ run file imports this module and says `Run.model = @ConvNet()`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,9 @@ from flax import nnx
 
 from configs.errors import UserError
 from configs.spec import Count, Positive, spec
+from layouts.axes import Axis
 from layouts.layout import Layout
-from layouts.padding import pad_batch
+from layouts.padding import pad_batch, with_axes
 from models.api import Batch, ModelSpec, Params
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, counted_targets, softmax_loss
@@ -28,6 +29,12 @@ Array = jax.Array
 @spec
 class ConvNet(ModelSpec):
     """Makes a network that classifies images of any size."""
+
+    axes: ClassVar[tuple[Axis, ...]] = (
+        Axis("Z", "channels", "colours of a pixel"),
+        Axis("O", "kernel_height", "rows of a convolution's kernel"),
+        Axis("P", "kernel_width", "columns of a convolution's kernel"),
+    )
 
     vocab: Count
     """Classes: at least as many as the task has labels."""
@@ -128,6 +135,10 @@ class ConvNetModel(NetworkModel[ConvNetwork]):
 
     spec: ConvNet
     runs_stages = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", with_axes(self.layout, *self.spec.axes))
+        super().__post_init__()
 
     def make_network(self, weights: Weights) -> ConvNetwork:
         return ConvNetwork(self.spec, weights)

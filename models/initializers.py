@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from layouts.axes import Axis
 from layouts.layout import Layout
+from layouts.padding import with_axes
 from models.spec import FloatType
 
 
@@ -25,6 +27,10 @@ class Weights:
 
     def stacked(self, letter: str) -> "Weights":
         return dataclasses.replace(self, stack=self.stack + letter)
+
+    def with_axes(self, *axes: Axis) -> "Weights":
+        """Returns the same for a part whose letters stand for these axes first."""
+        return dataclasses.replace(self, layout=with_axes(self.layout, *axes))
 
     def with_sizes(self, **sizes: int) -> "Weights":
         """Returns the same with other sizes for some letters."""

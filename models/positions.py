@@ -10,10 +10,11 @@ from flax import nnx
 
 from layouts.einsum import platform
 from layouts.layout import Layout
+from layouts.padding import with_axes
 from layouts.segment_sum import segment_sum
 from models.initializers import Weights
 from models.rope import plain_rates
-from models.spec import TransformerSpec
+from models.spec import BUCKETS, TransformerSpec
 
 Array = jax.Array
 
@@ -124,8 +125,8 @@ class RelativeBias(nnx.Module):
 
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
-        self.layout = layout
-        self.bias_RJQ = weights.zeros("RJQ")
+        self.layout = with_axes(layout, BUCKETS)
+        self.bias_RJQ = weights.with_axes(BUCKETS).with_sizes(R=spec.buckets).zeros("RJQ")
 
     def __call__(self, relative_positions: Array, causal: bool) -> Bias:
         """Returns the bias by query position - key position, with axes "LM" or "BLM"."""
@@ -164,6 +165,7 @@ def bias_gradient(layout: Layout, bias: Bias, dlogits_BJQLM: Array) -> Bias:
     One number per head and bucket crosses devices, instead of one per head, query and key.
     """
     assert bias.buckets is not None
+    layout = with_axes(layout, BUCKETS)
     equation = f"BJQLM,{'BLM'[-bias.buckets.ndim :]}->RJQ"
     count = bias.table_RJQ.shape[0]
     return Bias(segment_sum(layout, equation, dlogits_BJQLM, bias.buckets, count), None, None)

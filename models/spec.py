@@ -1,11 +1,12 @@
 """Holds the settings of a Transformer, separate from its construction."""
 
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import jax
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Fraction, Positive, abstract_spec, spec
+from layouts.axes import Axis
 from models.api import ModelSpec
 from models.moe.routing import Router, Top2
 from models.rope import RopeScaling
@@ -19,6 +20,7 @@ Dispatch = Literal["einsum", "gather", "dropless"]
 FloatType = Literal["float32", "bfloat16", "float16", "float64"]
 Remat = Literal["none", "dots", "full"]
 SavedProduct = Literal["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi"]
+BUCKETS = Axis("R", "buckets", "distances of relative positions")
 Positions = Literal["learned", "sinusoidal", "relative", "rotary"]
 
 
@@ -76,6 +78,8 @@ class Precision:
 @abstract_spec
 class TransformerSpec(ModelSpec):
     """Holds the settings that gin files know as `models.architectures.Transformer`."""
+
+    axes: ClassVar[tuple[Axis, ...]] = (BUCKETS,)
 
     layers: Count
     """Layers of the decoder."""
@@ -321,5 +325,5 @@ class TransformerSpec(ModelSpec):
         return experts | {
             "V": self.vocab_rows, "N": self.layers, "D": self.d_model, "F": self.d_ff,
             "K": self.d_kv, "J": self.heads // self.queries, "Q": self.queries,
-            "L": self.length, "R": self.buckets,
+            "L": self.length,
         }  # fmt: skip

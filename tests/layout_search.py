@@ -24,12 +24,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data.vocab import EOS
-from layouts.axes import BY_LETTER, BY_NAME, SYNONYMS, axes_of_path
+from layouts.axes import SYNONYMS, alphabet, axes_of_path
 from layouts.layout import Layout, pairs, parse_rules
 from layouts.lint.errors import Problem
 from layouts.lint.report import lint
 from layouts.mesh import abstract_mesh, batch_shards, make_mesh, mesh_sizes
 from models.api import Decodable
+from models.architectures import Transformer
 from models.decoding.sampling import Sampling
 from models.loss import LossSums
 from tests.data.test_vocab import Digits
@@ -228,7 +229,7 @@ def sizes_of(case: Case, axis: str) -> set[int]:
     sides = {lengths["targets_BL"], *([lengths["inputs_BM"]] if spec.has_encoder else [])}
     sizes = {letter: {size} for letter, size in spec.sizes.items() if letter not in "LN"} | {
         "B": {rows}, "L": {*sides}, "M": {*sides}, "H": {spec.heads},
-        "N": {spec.layers // len(spec.pattern)},
+        "N": {spec.layers // len(spec.pattern)}, "R": {spec.buckets},
     }  # fmt: skip
     if spec.positions == "learned":
         sizes["L"].add(spec.length)
@@ -248,8 +249,9 @@ def sizes_of(case: Case, axis: str) -> set[int]:
 
 def meet(case: Case, first: tuple[str, str], second: tuple[str, str]) -> bool:
     """Tells whether two firm rules want one mesh axis in one tensor, and none may give way."""
+    by_letter = alphabet(Transformer.axes).by_letter
     return first[1] == second[1] and any(
-        a != b and a in tensor and b in tensor and b not in BY_LETTER[a].meets
+        a != b and a in tensor and b in tensor and b not in by_letter[a].meets
         for a, b in itertools.product(letters(first[0]), letters(second[0]))
         for tensor in tensors(case.run)
     )
@@ -258,7 +260,9 @@ def meet(case: Case, first: tuple[str, str], second: tuple[str, str]) -> bool:
 def letters(axis: str) -> str:
     """Returns what an axis of a rule may stand for."""
     name = SYNONYMS.get(axis, axis)
-    return BY_NAME[name].letter + {"heads": "J", "batch": "G"}.get(name, "")
+    return alphabet(Transformer.axes).by_name[name].letter + {"heads": "J", "batch": "G"}.get(
+        name, ""
+    )
 
 
 @functools.lru_cache

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data.task import Task
-from layouts.axes import BY_LETTER
+from layouts.axes import alphabet
 from tests.toys import ROOT
 
 FOLDERS = ("configs", "data", "layouts", "models", "scripts", "trainer")
@@ -380,7 +380,10 @@ def test_parameters_are_among_the_names_that_are_checked() -> None:
 
 
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda path: path.name)
-def test_suffixes_use_letters_of_the_table(path: Path) -> None:
+def test_suffixes_use_letters_that_are_common_or_declared(path: Path) -> None:
+    modules = re.findall(r"^from (models[.\w]*) import", path.read_text(), re.MULTILINE)
+    texts = [path.read_text(), *((ROOT / f"{m.replace('.', '/')}.py").read_text() for m in modules)]
+    declared = set(re.findall(r'Axis\("([A-Z])"', "\n".join(texts)))
     for name in names_in(path.read_text()):
         suffix = name.rpartition("_")[2]
         if (
@@ -388,7 +391,7 @@ def test_suffixes_use_letters_of_the_table(path: Path) -> None:
             and not name.isupper()
             and re.fullmatch(r"[A-Za-z1]*[A-Z][A-Za-z1]*", suffix)
         ):
-            assert set(suffix.upper()) - {"1"} <= set(BY_LETTER), name
+            assert set(suffix.upper()) - {"1"} <= declared | set(alphabet().by_letter), name
 
 
 GIN_FILES = sorted([*(ROOT / "configs").rglob("*.gin"), *(ROOT / "layouts").glob("*.gin")])

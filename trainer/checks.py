@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError, UserError
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
-from layouts.axes import BY_LETTER, letters_of
+from layouts.axes import alphabet, letters_of
 from layouts.device_order import Torus
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
@@ -52,7 +52,7 @@ def record_loss(run: Run) -> Record:
         model.loss(params, batch, run.criterion, jax.random.key(0))
         return params
 
-    return record(trace)
+    return record(trace, run.model.declared_axes)
 
 
 def check_layout(
@@ -176,7 +176,7 @@ def check_run(run: Run) -> None:
 def check_arrays(run: Run) -> None:
     """Refuses a task whose batches the model cannot read."""
     task, model = (type(spec).__name__ for spec in (run.task, run.model))
-    given = run.task.array_shapes
+    given, by_letter = run.task.array_shapes, alphabet(run.model.declared_axes).by_letter
     for name, shape in run.model.array_shapes.items():
         if name not in given:
             raise UserError(
@@ -186,7 +186,7 @@ def check_arrays(run: Run) -> None:
         for letter, size, legal in zip(letters_of(name)[1:], given[name], shape, strict=True):
             if legal not in (None, size):
                 raise UserError(
-                    f"Run.task = @{task}(): it gives {name} of {BY_LETTER[letter].name} {size}, "
+                    f"Run.task = @{task}(): it gives {name} of {by_letter[letter].name} {size}, "
                     f"and Run.model = @{model}() reads {legal}.  Set both alike."
                 )
 

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from configs.errors import did_you_mean
-from layouts.axes import ABSENT, BY_LETTER, BY_NAME, SYNONYMS
+from configs.spec import SPECS
+from layouts.axes import ABSENT, SYNONYMS, Alphabet, Axis
 from layouts.layout import AxisAssignment, Layout, Rule, axis_assignments, pairs, parse_rules, parts
 from layouts.lint.recorder import Record, Tensor
+from layouts.padding import with_axes
 
 FIELDS = ("rules", "param_rules")
 
@@ -80,6 +82,18 @@ class LintContext:
     origins: Mapping[str, str]
 
     @property
+    def axes(self) -> Alphabet:
+        return self.record.axes
+
+    @property
+    def scoped_layout(self) -> Layout:
+        """Returns the layout that reads the letters of the record."""
+        return with_axes(self.layout, *self.record.declared_axes)
+
+    def name(self, letter: str) -> str:
+        return self.axes.by_letter[letter].name
+
+    @property
     def rules(self) -> list[SourcedRule]:
         return [
             SourcedRule(field, rule)
@@ -103,11 +117,13 @@ class LintContext:
 
     def assignments(self, tensor: Tensor) -> list[tuple[SourcedRule, AxisAssignment]]:
         """Returns what each rule gets in this tensor, in the order in which rules choose."""
-        layout = self.layout
+        layout, declared = self.layout, self.record.declared_axes
         param_rules = parse_rules(layout.param_rules) if tensor.stored else ()
         return [
             (SourcedRule("param_rules" if a.rule in param_rules else "rules", a.rule), a)
-            for a in axis_assignments(layout.rules, layout.param_rules, tensor.axes, tensor.stored)
+            for a in axis_assignments(
+                layout.rules, layout.param_rules, tensor.axes, tensor.stored, declared
+            )
         ]
 
     def with_rule(self, added: SourcedRule) -> "LintContext":
@@ -166,6 +182,11 @@ def check_spelling(context: LintContext) -> tuple[list[Problem], LintContext]:
     return problems, context
 
 
+def declared_axes() -> dict[str, Axis]:
+    """Returns the axes of all specs, by name: this model may have no part that declares them."""
+    return {axis.name: axis for spec in SPECS.values() for axis in getattr(spec, "axes", ())}
+
+
 def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Problem | None:
     try:
         pairs(part)
@@ -180,7 +201,8 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             f"no tensor has Mesh-TensorFlow's axis {rule.axis}, {ABSENT[rule.axis]}.",
             fix="Without this rule the result is the same.",
         )
-    if rule.axis not in BY_NAME:
+    axis = context.axes.by_name.get(rule.axis) or declared_axes().get(rule.axis)
+    if axis is None:
         return _unknown_axis(context, rule)
     if rule.mesh_axis not in context.mesh:
         near = did_you_mean(rule.mesh_axis, context.mesh).strip()
@@ -192,8 +214,8 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             fix=f"{near}  {fix}".strip(),
             legal={"mesh_axis": tuple(context.mesh)},
         )
-    if rule.pads and not (rule.firm and BY_NAME[rule.axis].pads):
-        paddable = tuple(axis.name for axis in BY_LETTER.values() if axis.pads)
+    if rule.pads and not (rule.firm and axis.pads):
+        paddable = tuple(axis.name for axis in context.axes.by_letter.values() if axis.pads)
         return Problem(
             "error",
             "unpaddable-axis",
@@ -209,8 +231,8 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
 def _unknown_axis(context: LintContext, rule: Rule) -> Problem:
     letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
     letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
-    axes = tuple(axis.name for letter, axis in BY_LETTER.items() if letter in letters)
-    near = did_you_mean(rule.axis, [*BY_NAME, *SYNONYMS]).strip()
+    axes = tuple(axis.name for letter, axis in context.axes.by_letter.items() if letter in letters)
+    near = did_you_mean(rule.axis, [*context.axes.by_name, *SYNONYMS]).strip()
     fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
     return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
 
@@ -251,7 +273,7 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 split[assigned.position] = (*split.get(assigned.position, ()), sourced)
                 continue
             winner, won = winners[assigned.rule.mesh_axis]
-            meets = BY_LETTER[tensor.axes[assigned.position]].meets
+            meets = context.axes.by_letter[tensor.axes[assigned.position]].meets
             if assigned.rule.firm and won.rule.firm and tensor.axes[won.position] not in meets:
                 first, second = sorted((winner, sourced), key=order.index)
                 conflicts.shared.setdefault((first, second), []).append(tensor.name)
@@ -261,7 +283,7 @@ def find_conflicts(context: LintContext) -> Conflicts:
                 cause = cause._replace(pattern=pattern_length(context.record, tensor.name))
             if cause.size % (_num_shards(context, rules) * _repeats(context, cause)):
                 letter = cause.letter
-                pads = context.layout.pads(letter)
+                pads = context.scoped_layout.pads(letter)
                 causes = conflicts.padded if pads else conflicts.indivisible
                 causes.setdefault(cause, []).append(tensor.name)
     return conflicts
@@ -321,7 +343,7 @@ def _shared(
 
 
 def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> Problem:
-    name, weights = BY_LETTER[cause.letter].name, _weights(context, names)
+    name, weights = context.name(cause.letter), _weights(context, names)
     from_data = name in context.origins and len(weights) < len(names)
     setter = f" ({context.origins[name]})" if from_data else ""
     legal = _sizes_that_divide(context, cause)
@@ -354,7 +376,7 @@ def _padded(context: LintContext, cause: SplitCause, names: list[str]) -> Proble
     return Problem(
         "warning",
         "padded",
-        f"{BY_LETTER[cause.letter].name} = {cause.size} is padded to {padded_size} over "
+        f"{context.name(cause.letter)} = {cause.size} is padded to {padded_size} over "
         f"{_mesh_axes(context, cause)}: {100 * (1 - cause.size / padded_size):.2g}% is padding.",
         first_names(_weights(context, names) or names),
         context.cite(*cause.rules),
@@ -385,7 +407,7 @@ def _sizes_that_divide(context: LintContext, cause: SplitCause) -> dict[str, tup
     near = sorted(sorted(divisors, key=lambda n: abs(n - shards))[:6])
     names = " x ".join(sourced.rule.mesh_axis for sourced in cause.rules)
     legal = {
-        BY_LETTER[cause.letter].name: tuple(n * cause.pattern for n in (below, below + unit) if n),
+        context.name(cause.letter): tuple(n * cause.pattern for n in (below, below + unit) if n),
         names: tuple(near),
     }
     if repeats > 1 and size % shards == 0:
@@ -404,7 +426,7 @@ def _alternative(context: LintContext, cause: SplitCause) -> str:
         if not changed.involve(SourcedRule(field, queries)):
             return f'Or split the queries of each: "{queries}" for "{rule}".'
     fix = f'Or remove "{rule}" to replicate {rule.axis}'
-    pads = rule.firm and BY_NAME[rule.axis].pads
+    pads = rule.firm and context.axes.by_name[rule.axis].pads
     if pads and _padded_size(context, cause) < 2 * cause.size:
         return f'{fix}, or pad it: "{rule}+".'
     return f"{fix}.{_expert_mesh_axis(context, cause)}"

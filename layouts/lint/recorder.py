@@ -1,12 +1,13 @@
 """Records every tensor and product of a model in a trace that allocates none of them.
 
-The trace runs on a mesh that has an axis for each letter.  Under the layout that splits each axis
-over its letter, the type of a tensor tells its letters.
+The trace runs on a mesh that has a mesh axis for each axis, with the same name.  Under the layout
+that splits each axis over its mesh axis, the type of a tensor tells its axes.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
 from configs.errors import UserError
-from layouts.axes import BY_LETTER, axes_of_path
+from layouts.axes import Alphabet, Axis, alphabet, axes_of_path
 from layouts.cost.collectives import checkout_file
 from layouts.cost.dataflow import (
     CONVOLUTION,
@@ -27,10 +28,13 @@ from layouts.cost.dataflow import (
 from layouts.layout import Layout
 from layouts.lint.statements import find_statement
 from layouts.mesh import abstract_mesh
+from layouts.shards import mesh_axes
 
 STORED = "*"  # marks the mesh axes of stored tensors
-LAYERS = BY_LETTER["N"].name  # the scope of what each layer of a stack computes
+LAYERS = "layers"  # the axis, and the scope of what each layer of a stack computes
 LAYOUTS = str(Path(__file__).parents[1])
+SPARE_LETTERS = "ΓΔΘΛΞΠΣΦΨΩ"
+"""For declared axes whose letter another axis of the model has."""
 
 
 class Weight(NamedTuple):
@@ -40,6 +44,8 @@ class Weight(NamedTuple):
     axes: str
     shape: tuple[int, ...]
     dtype: jnp.dtype
+    declared_axes: tuple[Axis, ...] = ()
+    """Those of the model's parts, by which its letters are read."""
 
     @property
     def bytes(self) -> int:
@@ -77,6 +83,13 @@ class Record:
     tensors: tuple[Tensor, ...]
     """The weights, then all else."""
     products: tuple[Product, ...]
+    declared_axes: tuple[Axis, ...] = ()
+    """Of the parts of the model, each with a letter that no other axis has."""
+
+    @property
+    def axes(self) -> Alphabet:
+        """Returns the axes by the letters of weights, tensors and products."""
+        return alphabet(self.declared_axes)
 
     @property
     def flops(self) -> int:
@@ -84,10 +97,11 @@ class Record:
         return sum(product.flops for product in self.products)
 
 
-def record(trace: Callable[[Layout], Any]) -> Record:
+def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Record:
     """Records what `trace` does with a layout: it makes weights, uses them and returns them.
 
-    Nothing is allocated or compiled, and no device is needed.
+    `declared` has the axes that parts of the model add to the common ones.  Nothing is allocated or
+    compiled, and no device is needed.
 
     >>> def trace(layout):
     ...     wi_DF = layout.random(jax.random.normal, jax.random.key(0), "DF", (10, 14), stored=True)
@@ -98,56 +112,81 @@ def record(trace: Callable[[Layout], Any]) -> Record:
     >>> [product.equation for product in recorded.products], recorded.flops
     (['BD,DF->BF'], 1120)
     """
-    jaxpr, tree = trace_of_letters(trace)
-    leaves = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    axes = with_unique_letters(declared)
+    jaxpr, tree = trace_of_axes(trace, axes)
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    weights = tuple(Weight(p, axes_of_path(p), leaf.shape, leaf.dtype) for p, leaf in leaves)
+    weights = []
+    for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=True):
+        letters = axes_of_path(path)  # of axes that JAX cannot split in this model
+        known = zip(letters_of_type(out.aval, axes), letters, strict=True)
+        letters = "".join(letter if known == "_" else known for known, letter in known)
+        weights.append(Weight(path, letters, out.aval.shape, out.aval.dtype, axes))
     stored = [Tensor(w.path, w.axes, w.shape, True) for w in weights]
-    tensors, products = read_trace(jaxpr.jaxpr)
-    return Record(weights, tuple(dict.fromkeys([*stored, *tensors])), tuple(products))
+    tensors, products = read_trace(jaxpr.jaxpr, axes)
+    return Record(tuple(weights), tuple(dict.fromkeys([*stored, *tensors])), tuple(products), axes)
 
 
-def trace_of_letters(trace: Callable[[Layout], Any]) -> tuple[Any, Any]:
+def with_unique_letters(declared: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Returns the axes that are not common ones, each with a letter that no other has.
+
+    >>> latent, buckets = Axis("R", "latent"), Axis("R", "buckets")
+    >>> [axis.letter for axis in with_unique_letters([latent, buckets])]
+    ['R', 'Γ']
+    """
+    common, axes = alphabet(), list[Axis]()
+    for axis in dict.fromkeys(declared):
+        if axis.name in common.by_name or axis.name in [other.name for other in axes]:
+            continue
+        taken = {*common.by_letter, *(other.letter for other in axes)}
+        letter = next(letter for letter in axis.letter + SPARE_LETTERS if letter not in taken)
+        axes.append(axis._replace(letter=letter))
+    return tuple(axes)
+
+
+def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tuple[Any, Any]:
     """Traces under the layout that splits each axis; returns the jaxpr, and shapes of the result.
 
     An axis that JAX cannot split in this model, whatever the mesh, is whole.
     """
-    letters = "".join(BY_LETTER)
+    split = functools.partial(trace_split, trace)
+    names = [axis.name for axis in alphabet(axes).by_letter.values()]
     try:
-        return trace_split(trace, letters)
+        return split(names)
     except UserError:
         raise
     except Exception as error:
-        if not can_split(trace, ""):
+        if not can_split(trace, []):
             raise  # a bug, and of no axis
-        named = find_statement(error).letters
-        for letter in sorted(letters, key=lambda letter: letter not in named):
-            if can_split(trace, rest := letters.replace(letter, "")):
-                return trace_split(trace, rest)
-        kept = ""
-        for letter in letters:
-            kept += letter if can_split(trace, kept + letter) else ""
-        return trace_split(trace, kept)
+        letters = find_statement(error).letters
+        named = {axis.name for axis in alphabet(axes).by_letter.values() if axis.letter in letters}
+        for name in sorted(names, key=lambda name: name not in named):
+            if can_split(trace, rest := [other for other in names if other != name]):
+                return split(rest)
+        kept: list[str] = []
+        for name in names:
+            kept += [name] if can_split(trace, [*kept, name]) else []
+        return split(kept)
 
 
-def trace_split(trace: Callable[[Layout], Any], letters: str) -> tuple[Any, Any]:
-    """Traces with these axes split, each over a mesh axis that has its letter."""
+def trace_split(trace: Callable[[Layout], Any], names: Sequence[str]) -> tuple[Any, Any]:
+    """Traces with these axes split, each over a mesh axis of its name."""
     layout = Layout(
         mesh="",
-        rules=";".join(f"{BY_LETTER[letter].name}:{letter}" for letter in letters),
-        param_rules=";".join(f"{BY_LETTER[letter].name}:{letter}{STORED}" for letter in letters),
+        rules=";".join(f"{name}:{name}" for name in names),
+        param_rules=";".join(f"{name}:{name}{STORED}" for name in names),
     )
-    sizes = {letter + mark: 1 for letter in letters for mark in ("", STORED)}
+    sizes = {name + mark: 1 for name in names for mark in ("", STORED)}
     with jax.sharding.use_abstract_mesh(abstract_mesh(sizes or {"one": 1})):
         return jax.make_jaxpr(lambda: trace(layout), return_shape=True)()
 
 
-def can_split(trace: Callable[[Layout], Any], letters: str) -> bool:
+def can_split(trace: Callable[[Layout], Any], names: Sequence[str]) -> bool:
     """Returns whether a trace succeeds with these axes split."""
     try:
-        trace_split(trace, letters)
+        trace_split(trace, names)
     except UserError:
         raise
     except Exception:  # JAX has no common type for what it cannot shard
@@ -155,16 +194,16 @@ def can_split(trace: Callable[[Layout], Any], letters: str) -> bool:
     return True
 
 
-def read_trace(jaxpr: Jaxpr) -> tuple[list[Tensor], list[Product]]:
+def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], list[Product]]:
     """Reads tensors and products from the types and the lines of a trace."""
     tensors, products = [], []
     for eqn, times in executed_equations(jaxpr):
         line, made_by_layouts = source_line(eqn), is_of_layouts(eqn)
         for out in eqn.outvars:
-            axes, flops = letters_of_type(out.aval), flops_of(eqn)
+            axes, flops = letters_of_type(out.aval, declared), flops_of(eqn)
             name = f"{axes} at {line}"
             if flops is not None:
-                left, right = (letters_of_type(operand.aval) for operand in eqn.invars)
+                left, right = (letters_of_type(operand.aval, declared) for operand in eqn.invars)
                 equation = f"{left},{right}->{axes}"
                 name = f"{equation} at {line}"
                 in_layers = LAYERS in str(eqn.source_info.name_stack).split("/")
@@ -186,9 +225,11 @@ def flops_of(eqn: Any) -> int | None:
     return next((product_flops(e) for e in body if e.primitive.name == CONVOLUTION), None)
 
 
-def letters_of_type(aval: Any) -> str:
+def letters_of_type(aval: Any, declared: tuple[Axis, ...]) -> str:
     """Returns the letters of a tensor from its type."""
-    return "".join("_" if entry is None else str(entry)[0] for entry in places(aval))
+    by_name = alphabet(declared).by_name
+    names = (None if entry is None else mesh_axes(entry)[0] for entry in places(aval))
+    return "".join("_" if name is None else by_name[name.rstrip(STORED)].letter for name in names)
 
 
 def is_of_layouts(eqn: Any) -> bool:

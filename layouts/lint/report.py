@@ -7,11 +7,13 @@ from typing import NamedTuple
 import jax
 
 from configs.errors import UserError
+from layouts.axes import alphabet
 from layouts.device_order import Torus, describe_legal_orders, order_problems
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
 from layouts.lint.warnings import check_efficiency, check_idle_rules, check_repeats
+from layouts.padding import with_axes
 from layouts.shards import mesh_axes
 from layouts.slices import slice_counts
 
@@ -92,6 +94,7 @@ class WeightSharding(NamedTuple):
     path: str
     axes: str
     shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
     place: jax.P
     bytes: int
     bytes_per_device: int
@@ -103,9 +106,11 @@ def table(
     """Returns the sharding and size of each weight under a layout."""
     rows = []
     for weight in weights:
-        place = layout.place(weight.axes, stored=True)
+        place = with_axes(layout, *weight.declared_axes).place(weight.axes, stored=True)
         shards = [math.prod(mesh_sizes[name] for name in mesh_axes(entry)) for entry in place]
         count = math.prod(-(-n // k) for n, k in zip(weight.shape, shards, strict=True))
         shard_bytes = count * weight.dtype.itemsize
-        rows.append(WeightSharding(*weight[:3], place, weight.bytes, shard_bytes))
+        by_letter = alphabet(weight.declared_axes).by_letter
+        names = tuple(by_letter[letter].name for letter in weight.axes)
+        rows.append(WeightSharding(*weight[:3], names, place, weight.bytes, shard_bytes))
     return rows

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from layouts.axes import BY_LETTER
+from layouts.axes import alphabet
 from layouts.cost.collectives import checkout_file
 from layouts.layout import Layout
 from layouts.shards import mesh_axes
@@ -25,12 +25,12 @@ class Statement(NamedTuple):
 
     def describe(self, layout: Layout) -> str:
         """Describes which axes of the tensors are split: "x_BLD: batch over data"."""
-        lines = []
+        lines, by_letter = [], alphabet(layout.declared_axes).by_letter
         for name in self.tensors:
-            axes = [axis for axis in name.rpartition("_")[2] if axis.upper() in BY_LETTER]
+            axes = [axis for axis in name.rpartition("_")[2] if axis in by_letter]
             placed = zip(axes, layout.place("".join(axes)), strict=True)
             split = [
-                f"{BY_LETTER[axis].name} over {' and '.join(mesh_axes(entry))}"
+                f"{by_letter[axis].name} over {' and '.join(mesh_axes(entry))}"
                 for axis, entry in placed
                 if entry
             ]
@@ -70,8 +70,4 @@ def named_tensors(text: str) -> tuple[str, ...]:
     """
     names = re.findall(r"\b\w+_[A-Za-z1]+\b", text)
     suffixes = {name: name.rpartition("_")[2] for name in names}
-    return tuple(
-        name
-        for name, axes in suffixes.items()
-        if not axes.islower() and all(axis.upper() in (*BY_LETTER, "1") for axis in axes)
-    )
+    return tuple(name for name, axes in suffixes.items() if not axes.islower())

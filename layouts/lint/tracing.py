@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 
 from configs.errors import UserError
-from layouts.axes import BY_LETTER
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts
 from layouts.lint.statements import find_statement
@@ -34,7 +33,7 @@ def find_trace_problem(context: LintContext, trace: Trace) -> Problem | None:
     return Problem(
         "error",
         "untraceable",
-        f"JAX cannot shard this.  {statement.describe(context.layout)}"
+        f"JAX cannot shard this.  {statement.describe(context.scoped_layout)}"
         f"    {statement.text}\n    JAX says: {first_sentence(error)}",
         statement.line,
         context.cite(*changed) if changed else "",
@@ -71,8 +70,8 @@ def nearest_layout(context: LintContext, trace: Trace, letters: set[str]) -> Lin
         is_legal = not (conflicts.shared or conflicts.indivisible)
         return is_legal and error_of(trace, candidate.layout, candidate.mesh) is None
 
-    by_name = {BY_LETTER[letter].name for letter in letters if letter in BY_LETTER}
-    rules = sorted(context.rules, key=lambda sourced: sourced.rule.axis not in by_name)
+    names = {context.name(letter) for letter in letters & {*context.axes.by_letter}}
+    rules = sorted(context.rules, key=lambda sourced: sourced.rule.axis not in names)
     for sourced in rules:
         for change in (sourced.softened, None):
             candidate = with_change(context, sourced, change)

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-from layouts.axes import BY_LETTER, BY_NAME
 from layouts.cost.collectives import size_text
 from layouts.layout import Layout, Rule
 from layouts.lint.errors import LintContext, Problem, SourcedRule, find_conflicts, first_names
@@ -54,7 +53,7 @@ def _idle_rule(context: LintContext, sourced: SourcedRule, matched: bool) -> Pro
     if matched:
         reason = f"never takes effect: another axis has {mesh_axis} in every tensor with {axis}."
         return Problem("warning", "overruled-rule", reason, rule=rule)
-    if axis == "heads" and any(BY_NAME["kv_heads"].letter in tensor.axes for tensor in tensors):
+    if axis == "heads" and any("J" in tensor.axes for tensor in tensors):
         reason = "kv_heads or queries have a rule of their own, which is used."
     else:
         things = "tensor" if sourced.field == "rules" else "weight"
@@ -178,7 +177,7 @@ def _rule_that_shards(context: LintContext) -> tuple[str, int]:
     split = [mesh_axis for mesh_axis, size in context.mesh.items() if size > 1]
     best = ("", _bytes(_replicated(context)))
     for mesh_axis, letter in itertools.product(split, letters):
-        sourced = SourcedRule("param_rules", Rule(BY_LETTER[letter].name, mesh_axis))
+        sourced = SourcedRule("param_rules", Rule(context.name(letter), mesh_axis))
         candidate = context.with_rule(sourced)
         left = _bytes(_replicated(candidate))
         if left < best[1] and not find_conflicts(candidate).involve(sourced):

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layouts.axes import BY_LETTER
+from layouts.axes import Axis, alphabet
 from layouts.layout import Layout, Rule, pairs, parse_rules
-from layouts.mesh import make_mesh
+from layouts.mesh import abstract_mesh, make_mesh
+from layouts.padding import with_axes, with_padding
 
+BY_LETTER = alphabet().by_letter
 # Heads speak of kv_heads as well, which has tests of its own.
 LETTERS = "".join(letter for letter in BY_LETTER if letter not in "HJQ")
 MESH_AXES = ("a", "b", "c")
@@ -154,3 +156,24 @@ def test_rows_follow_their_index_where_another_axis_has_its_mesh_axis() -> None:
         assert placed_BWJ.sharding.spec[0] != placed_BW.sharding.spec[0]
         moved_BWJ = layout.take_along_axis(placed_BWJ, placed_BW, "BWJ")
     np.testing.assert_array_equal(moved_BWJ, x_BWJ[:, [0, 0, 2]])
+
+
+LATENT, BUCKETS = Axis("R", "latent", pads=True), Axis("R", "buckets")
+
+
+def test_a_letter_is_placed_by_the_rules_of_the_axis_that_a_part_declares() -> None:
+    layout = Layout(rules="batch:a;latent:b;buckets:c;capacity:c")
+    assert layout.place("BRC") == jax.P("a", None, "c")
+    assert with_axes(layout, LATENT).place("BRC") == jax.P("a", "b", "c")
+    assert with_axes(layout, BUCKETS).place("BR") == jax.P("a", "c")
+    shadowing = with_axes(layout, LATENT._replace(letter="C"))
+    assert shadowing.place("BC") == jax.P("a", "b")
+
+
+def test_a_declared_axis_pads_by_its_name_whatever_else_has_its_letter() -> None:
+    layout = with_padding(Layout(mesh="b:2", rules="kv_heads:b+;latent:b+"), J=3)
+    inside = with_axes(layout, LATENT._replace(letter="J")).with_sizes(J=5)
+    with jax.sharding.use_abstract_mesh(abstract_mesh({"b": 2})):
+        assert inside.padded_shape("J", (5,)) == (6,)
+        assert inside.unpadded_shape("J", (6,)) == (5,)
+        assert layout.unpadded_shape("J", (4,)) == (3,)

@@ -4,12 +4,13 @@ import linecache
 from collections.abc import Iterable, Sequence
 
 from configs.errors import UserError
-from layouts.axes import AXES, axes_of_path
+from layouts.axes import Alphabet, axes_of_path
 from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
 from layouts.lint.recorder import Record, Tensor
 from layouts.lint.report import lint, report
 from layouts.lint.statements import named_tensors
+from layouts.padding import with_axes
 from scripts.commands.common import setting_origins, settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags
 from scripts.commands.inspect.params import placed, planned_sizes
@@ -36,19 +37,15 @@ def layout(flags: InspectLayoutFlags) -> None:
             run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step
         )
         problems = [*filter(None, [untraceable]), *problems]
-    places = [
-        (
-            axes,
-            "weight" if stored else "activation",
-            placed(axes, layout.place(axes, stored=stored)),
-            names,
-        )
-        for (axes, stored), names in tensors_by_kind(record).items()
-    ]
+    scoped, places = with_axes(layout, *record.declared_axes), []
+    for (axes, stored), names in tensors_by_kind(record).items():
+        axis_names = [record.axes.by_letter[a.upper()].name if a != "_" else a for a in axes]
+        sharding = placed(axis_names, scoped.place(axes, stored=stored))
+        places.append((axes, "weight" if stored else "activation", sharding, names))
     columns = ("axes", "kind", "place", "tensors")
     print_table(columns, [(*kind, shortened(names)) for *kind, names in places])
     print()
-    print_table(["letter", "axis", "meaning"], legend(axes for axes, *_ in places))
+    print_table(["letter", "axis", "meaning"], legend(record.axes, (axes for axes, *_ in places)))
     write_json(
         flags.json_file,
         {
@@ -121,12 +118,12 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join([*names[:SHOWN], *([f"{more} more"] if more > 0 else [])])
 
 
-def legend(kinds: Iterable[str]) -> list[tuple[str, str, str]]:
+def legend(axes: Alphabet, kinds: Iterable[str]) -> list[tuple[str, str, str]]:
     """Explains the letters of some axes, in the order of the table of axes."""
     letters = set("".join(kinds))
     rows = [
         (axis.letter, axis.name, axis.meaning)
-        for axis in AXES
+        for axis in axes.by_letter.values()
         if {axis.letter, axis.letter.lower()} & letters
     ]
     if any(letter.islower() for letter in letters):

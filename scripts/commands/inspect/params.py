@@ -1,5 +1,7 @@
 """Runs `meshloom inspect params`: shows the weights of a model."""
 
+from collections.abc import Iterable
+
 import jax
 import numpy as np
 
@@ -7,7 +9,6 @@ from configs.load import Config
 from configs.read import Reference
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocabs import SOURCE_FILE, TARGET_FILE
-from layouts.axes import BY_LETTER
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import table
@@ -24,15 +25,14 @@ def params(flags: InspectParamsFlags) -> None:
     """Prints every weight of the model."""
     config = settings_of(flags.settings)
     spec, layout = model_of(config), config.make(Layout)
-    weights = record(lambda whole: spec.model(whole).init(jax.random.key(0))).weights
-    sizes = planned_sizes(layout)
-    rows = table(weights, layout, sizes)
+    init = record(lambda whole: spec.model(whole).init(jax.random.key(0)), spec.declared_axes)
+    rows = table(init.weights, layout, planned_sizes(layout))
     total = sum(int(np.prod(row.shape)) for row in rows)
     per_device = sum(row.bytes_per_device for row in rows)
     print_table(
         ["path", "axes", "shape", "place", "weights", "bytes per device"],
         [
-            (r.path, r.axes, "x".join(map(str, r.shape)), placed(r.axes, r.place),
+            (r.path, r.axes, "x".join(map(str, r.shape)), placed(r.axis_names, r.place),
              int(np.prod(r.shape)), r.bytes_per_device)
             for r in rows
         ],
@@ -44,7 +44,9 @@ def params(flags: InspectParamsFlags) -> None:
             "parameters": total,
             "bytes": sum(row.bytes for row in rows),
             "bytes_per_device": per_device,
-            "weights": [{**row._asdict(), "place": placed(row.axes, row.place)} for row in rows],
+            "weights": [
+                {**row._asdict(), "place": placed(row.axis_names, row.place)} for row in rows
+            ],
         },
     )
 
@@ -68,14 +70,14 @@ def planned_sizes(layout: Layout) -> dict[str, int]:
     return mesh_sizes(layout.mesh, len(jax.devices()) if "-1" in layout.mesh else None)
 
 
-def placed(axes: str, place: jax.P) -> str:
-    """Writes a placement in the words of a layout file.
+def placed(names: Iterable[str], place: jax.P) -> str:
+    """Writes how axes are split in the words of a layout file.
 
-    >>> placed("NDF", jax.P(None, "data", "model"))
+    >>> placed(("layers", "d_model", "d_ff"), jax.P(None, "data", "model"))
     'd_model:data;d_ff:model'
     """
     pairs = []
-    for letter, mesh_axes in zip(axes, place, strict=True):
+    for name, mesh_axes in zip(names, place, strict=True):
         for mesh_axis in (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ():
-            pairs.append(f"{BY_LETTER[letter.upper()].name}:{mesh_axis}")
+            pairs.append(f"{name}:{mesh_axis}")
     return ";".join(pairs) or "whole"

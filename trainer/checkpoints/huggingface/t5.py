@@ -93,7 +93,7 @@ FREE = (
 
 def weights_of(spec: Transformer) -> Iterator[ConvertedWeight]:
     """Yields all weights of a T5."""
-    weight = functools.partial(ConvertedWeight, sizes=spec.sizes)
+    weight = functools.partial(ConvertedWeight, sizes={**spec.sizes, "R": spec.buckets})
     yield weight("embed_VD", (SHARED,), "V D")
     if not spec.tied:
         yield weight("softmax_VD", (SOFTMAX,), "V D")

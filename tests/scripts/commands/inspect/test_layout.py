@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from layouts.axes import alphabet
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from scripts.commands.inspect.layout import legend, shortened, tensors_by_kind
@@ -42,10 +43,10 @@ def test_what_a_layer_takes_of_a_stack_is_named_by_the_weight() -> None:
 
 
 def test_the_legend_explains_the_letters_of_the_table() -> None:
-    rows = legend(["DF", "B_F"])
+    rows = legend(alphabet(), ["DF", "B_F"])
     assert [row[:2] for row in rows] == [("B", "batch"), ("D", "d_model"), ("F", "d_ff"), ("_", "")]
     assert all(meaning for *_, meaning in rows)
-    rows = legend(["BlD"])
+    rows = legend(alphabet(), ["BlD"])
     assert [name for _, name, _ in rows] == ["batch", "length", "d_model", ""]
     assert rows[-1][0] == "lower case"
 
