@@ -1,7 +1,8 @@
 """Defines what the trainer and decoding expect of a model."""
 
+import itertools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 
@@ -13,11 +14,28 @@ from models.loss import Criterion, LossSums
 from models.moe.routing import Router
 
 Array = jax.Array
+STACKS = ("layers", "experts")
 Params = dict  # a tree of weights whose paths tell their axes
 Cache = dict[str, Any]  # keys, values and positions of the tokens so far, and of the source
 Batch = dict[str, Array]
 """inputs_BL, targets_BL, segments_BL, positions_BL; with a source side also its inputs_BM,
 segments_BM, positions_BM.  Of images images_BYXZ, targets_BL, segments_BL."""
+
+
+class WeightInfo(NamedTuple):
+    """Describes a stored weight to optimizers."""
+
+    shape: tuple[int, ...]
+    """Without padding."""
+    axes: tuple[str, ...]
+    """Names."""
+    reads: tuple[str, ...]
+    """Axes that its product sums over; none of a bias or a scale."""
+
+    @property
+    def stacked(self) -> int:
+        """Returns the number of leading axes that number weights: layers and experts."""
+        return len(self.axes) - len([*itertools.dropwhile(STACKS.__contains__, self.axes)])
 
 
 @abstract_spec
@@ -145,6 +163,9 @@ class Model(Decodable, Protocol):
 
     def init(self, key: Array) -> Params:
         """Draws new weights, placed as the layout says."""
+
+    def weights(self) -> Mapping[str, WeightInfo]:
+        """Describes the weights, by path."""
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None

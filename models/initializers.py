@@ -1,17 +1,20 @@
 """Draws weights by their letters: size, placement and path all follow from the name."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layouts.axes import Axis
+from layouts.axes import Axis, alphabet
 from layouts.layout import Layout
+from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes
+from models.api import WeightInfo
 from models.spec import FloatType
 
 
@@ -43,16 +46,48 @@ class Weights:
         def sample(key: jax.Array, **place: Any) -> jax.Array:
             return stddev * jax.random.normal(key, dtype=self.dtype, **place)
 
-        return self._param(sample, axes)
+        return self._param(sample, axes, fan_in)
 
     def ones(self, axes: str) -> nnx.Param:
-        return self._param(lambda key, shape, out_sharding: jnp.ones(shape, self.dtype), axes)
+        return self._param(lambda key, shape, out_sharding: jnp.ones(shape, self.dtype), axes, "")
 
-    def zeros(self, axes: str) -> nnx.Param:
-        return self._param(lambda key, shape, out_sharding: jnp.zeros(shape, self.dtype), axes)
+    def zeros(self, axes: str, reads: str = "") -> nnx.Param:
+        """Makes zeros; `reads` has the axes that the weight's product sums over, if it has one."""
+        return self._param(
+            lambda key, shape, out_sharding: jnp.zeros(shape, self.dtype), axes, reads
+        )
 
-    def _param(self, sample: Callable[..., jax.Array], axes: str) -> nnx.Param:
+    def _param(self, sample: Callable[..., jax.Array], axes: str, reads: str) -> nnx.Param:
         axes = self.stack + axes
         shape = tuple(self.sizes[letter] for letter in axes)
         drawn = self.layout.random(sample, self.rngs.params(), axes, shape, stored=True)
-        return nnx.Param(self.layout.reshard(drawn, axes, stored=True))
+        by_letter = alphabet(self.layout.declared_axes).by_letter
+        names, read = (tuple(by_letter[letter].name for letter in text) for text in (axes, reads))
+        stored = self.layout.reshard(drawn, axes, stored=True)
+        return nnx.Param(stored, info=WeightInfo(shape, names, read))
+
+
+class Buildable(Protocol):
+    """Describes a model whose network `Weights` can make."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def with_layout(self, layout: Layout) -> "Buildable": ...
+
+    def build(self, key: jax.Array) -> nnx.Module: ...
+
+
+@functools.cache
+def weights_of(model: Buildable) -> Mapping[str, WeightInfo]:
+    """Describes the weights of a model, by path; allocates nothing."""
+    whole = model.with_layout(model.layout.replicated())
+    with jax.sharding.use_abstract_mesh(abstract_mesh({"one": 1})):
+        network = jax.eval_shape(lambda: whole.build(jax.random.key(0)))
+    weights = jax.tree.leaves_with_path(
+        nnx.split(network)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
+    )
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): weight.get_metadata()["info"]
+        for path, weight in weights
+    }

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import jax
@@ -9,8 +10,8 @@ from flax import nnx
 
 from layouts.layout import Layout
 from layouts.padding import with_padding
-from models.api import Batch, Params
-from models.initializers import Weights
+from models.api import Batch, Params, WeightInfo
+from models.initializers import Weights, weights_of
 from models.loss import counted_targets, token_losses
 
 NetworkT = TypeVar("NetworkT", bound=nnx.Module)
@@ -48,6 +49,9 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
 
     def init(self, key: jax.Array) -> Params:
         return nnx.to_pure_dict(nnx.split(self.build(key))[1])
+
+    def weights(self) -> Mapping[str, WeightInfo]:
+        return weights_of(self)
 
     def abstract(self) -> NetworkT:
         """Returns the network with shapes in place of weights."""

@@ -126,7 +126,7 @@ class RelativeBias(nnx.Module):
     def __init__(self, spec: TransformerSpec, layout: Layout, weights: Weights):
         self.spec = spec
         self.layout = with_axes(layout, BUCKETS)
-        self.bias_RJQ = weights.with_axes(BUCKETS).with_sizes(R=spec.buckets).zeros("RJQ")
+        self.bias_RJQ = weights.with_axes(BUCKETS).with_sizes(R=spec.buckets).zeros("RJQ", "R")
 
     def __call__(self, relative_positions: Array, causal: bool) -> Bias:
         """Returns the bias by query position - key position, with axes "LM" or "BLM"."""

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import traverse_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from layouts.layout import Layout
@@ -37,15 +36,7 @@ class TrainStepSpec:
     microbatches: int = 1
 
     def transform(self) -> optax.GradientTransformation:
-        return self.optimizer.transform(self.steps, self.padded())
-
-    def padded(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of weights without padding, by path, where the layout may pad some."""
-        model = self.even().model
-        if model == self.model:
-            return {}
-        params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-        return {path: w.shape for path, w in traverse_util.flatten_dict(params, sep="/").items()}
+        return self.optimizer.transform(self.steps, self.model.weights(), self.model.layout)
 
     def even(self) -> "TrainStepSpec":
         """Returns the same without padding: what could be padded is replicated."""

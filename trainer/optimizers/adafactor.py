@@ -1,12 +1,15 @@
 """Makes Adafactor from its settings and parts."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from configs.spec import Fraction, NotNegative, Positive, spec
-from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes
+from layouts.layout import Layout
+from models.api import WeightInfo
+from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import InverseSqrt, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -36,22 +39,24 @@ class Adafactor(OptimizerSpec):
     clip_global_norm: Positive | None = None
     """Scales all gradients down to this norm if they exceed it."""
 
-    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
-        """Returns the update of all weights, of which the padded ones have these true shapes."""
+    def transform(
+        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
+    ) -> "optax.GradientTransformation":
+        """Returns the update of these weights, by path; their shapes here have no padding."""
         import optax
 
         from trainer.optimizers import chain, factored
 
         parts = [
-            factored.scale_by_factored_rms(self.decay, self.factored_from, padded),
-            factored.clip_by_rms(self.clip_update_rms, padded),
+            factored.scale_by_factored_rms(self.decay, self.factored_from, weights),
+            factored.clip_by_rms(self.clip_update_rms, weights),
         ]
         if self.multiply_by_parameter_scale:
-            parts.append(factored.scale_by_weight_rms(1e-3, padded))
+            parts.append(factored.scale_by_weight_rms(1e-3, weights))
         outer = [chain.clip(self.clip_global_norm), chain.by_path(optax.chain(*parts))]
         if self.momentum is not None:
             outer.append(optax.ema(self.momentum, debias=False))
-        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps))
+        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
 
     def decay(self, step: jax.Array) -> jax.Array:
         """Returns the decay of the second moment at a step, counted from 0.  Section 7.2."""

@@ -1,9 +1,12 @@
 """Makes AdamW from optax's parts."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from configs.spec import Fraction, NotNegative, Positive, spec
-from trainer.optimizers.optimizer import NOT_PADDED, OptimizerSpec, Shapes
+from layouts.layout import Layout
+from models.api import WeightInfo
+from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import Cosine, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -27,7 +30,9 @@ class AdamW(OptimizerSpec):
     clip_global_norm: Positive | None = 1.0
     """Scales all gradients down to this norm if they exceed it."""
 
-    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
+    def transform(
+        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
+    ) -> "optax.GradientTransformation":
         """Returns the update of all weights.  Padding stays zero by itself."""
         import optax
 
@@ -35,4 +40,4 @@ class AdamW(OptimizerSpec):
 
         adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
         outer = [chain.clip(self.clip_global_norm), adam]
-        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps))
+        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)

@@ -7,7 +7,7 @@ the experts do.  Every mean divides by the weight's true size.  Trees are weight
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from layouts.axes import axes_of_path
-from trainer.optimizers.optimizer import Shapes
+from models.api import WeightInfo
 
 Array = jax.Array
 Weights = dict[str, Array]
+Infos = Mapping[str, WeightInfo]
 EPSILON = 1e-30  # added to squares: Shazeer and Stern 2018, section 6
 
 
@@ -32,13 +32,13 @@ class Moments(NamedTuple):
 
 
 def scale_by_factored_rms(
-    decay: Callable[[Array], Array], factored_from: int, shapes: Shapes
+    decay: Callable[[Array], Array], factored_from: int, infos: Infos
 ) -> optax.GradientTransformation:
     """Divides gradients by the root of their second moment, factored where a weight is large.
 
     Shazeer and Stern 2018, algorithm 4.
     """
-    scaling = FactoredScaling(decay, factored_from, shapes)
+    scaling = FactoredScaling(decay, factored_from, infos)
     return optax.GradientTransformation(scaling.init, scaling.update)
 
 
@@ -48,7 +48,7 @@ class FactoredScaling:
 
     decay: Callable[[Array], Array]
     factored_from: int
-    shapes: Shapes
+    infos: Infos
 
     def init(self, params: Weights) -> optax.FactoredState:
         moments = {path: self._no_moments(path, weight) for path, weight in params.items()}
@@ -63,7 +63,7 @@ class FactoredScaling:
             old = Moments(*(tree[path] for tree in state[1:]))
             update, moments[path] = self._scaled(path, gradient, old, rate)
             # A moment of the padding that nothing was ever added to would make 0 x infinity.
-            padded = self.shapes.get(path, gradient.shape) != gradient.shape
+            padded = self.infos[path].shape != gradient.shape
             updates[path] = jnp.where(gradient == 0, 0, update) if padded else update
         return updates, factored_state(optax.safe_increment(state.count), moments)
 
@@ -76,7 +76,7 @@ class FactoredScaling:
 
     def _factored_axes(self, path: str, weight: Array) -> tuple[int, int] | None:
         """Returns the second longest and the longest axis, where the second is long enough."""
-        true, stacked = self.shapes.get(path, weight.shape), stacked_axes(path)
+        true, stacked = self.infos[path].shape, self.infos[path].stacked
         order = stacked + np.argsort(true[stacked:])
         if len(order) < 2 or true[order[-2]] < self.factored_from:
             return None
@@ -94,7 +94,7 @@ class FactoredScaling:
         if axes is None:
             full = mixed(old.full, square + EPSILON)
             return gradient * full**-0.5, old._replace(full=full)
-        (second, first), true = axes, self.shapes.get(path, gradient.shape)
+        (second, first), true = axes, self.infos[path].shape
         row = mixed(old.row, mean(square, true[first], first) + EPSILON)
         column = mixed(old.column, mean(square, true[second], second) + EPSILON)
         along = second - (second > first)
@@ -114,39 +114,29 @@ def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredS
     return optax.FactoredState(count, row, column, full)
 
 
-def clip_by_rms(max_rms: float, shapes: Shapes) -> optax.GradientTransformation:
+def clip_by_rms(max_rms: float, infos: Infos) -> optax.GradientTransformation:
     """Scales an update down to this root mean square.  Algorithm 5."""
 
     def clipped(path: str, update: Array, weight: Array) -> Array:
-        return update / jnp.maximum(1.0, rms(path, update, shapes) / max_rms)
+        return update / jnp.maximum(1.0, rms(update, infos[path]) / max_rms)
 
     return of_each(clipped)
 
 
-def scale_by_weight_rms(min_rms: float, shapes: Shapes) -> optax.GradientTransformation:
+def scale_by_weight_rms(min_rms: float, infos: Infos) -> optax.GradientTransformation:
     """Scales an update by the weight's root mean square, or this where that is less.  Section 8."""
 
     def scaled(path: str, update: Array, weight: Array) -> Array:
-        return update * jnp.maximum(rms(path, weight, shapes), min_rms)
+        return update * jnp.maximum(rms(weight, infos[path]), min_rms)
 
     return of_each(scaled)
 
 
-def rms(path: str, x: Array, shapes: Shapes) -> Array:
-    """Returns the root of the mean square of what is no padding, for each weight of a stack."""
-    axes = tuple(range(stacked_axes(path), x.ndim))
-    true = shapes.get(path, x.shape)
-    return jnp.sqrt(mean(jnp.square(x), math.prod(true[i] for i in axes), axes, keepdims=True))
-
-
-def stacked_axes(path: str) -> int:
-    """Counts the leading axes that number weights: layers and experts.
-
-    >>> stacked_axes("decoder/layers_N/moe/wi_EDF"), stacked_axes("decoder/layers_N/router_DE")
-    (2, 1)
-    """
-    axes = axes_of_path(path)
-    return len(axes) - len(axes.lstrip("NE"))
+def rms(x: Array, info: WeightInfo) -> Array:
+    """Returns the root mean square of the unpadded entries of each stacked weight."""
+    axes = tuple(range(info.stacked, x.ndim))
+    count = math.prod(info.shape[info.stacked :])
+    return jnp.sqrt(mean(jnp.square(x), count, axes, keepdims=True))
 
 
 def mean(x: Array, count: int, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Array:

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from configs.spec import abstract_spec
+from layouts.layout import Layout
+from models.api import WeightInfo
 from trainer.optimizers.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     import optax
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""The true shape of each weight that has padding, by its path."""
-NOT_PADDED: Shapes = {}
 
 
 @abstract_spec
@@ -23,6 +21,8 @@ class OptimizerSpec:
 
     schedule: ScheduleSpec
 
-    def transform(self, steps: int, padded: Shapes = NOT_PADDED) -> "optax.GradientTransformation":
-        """Returns the update of all weights in a run of so many steps."""
+    def transform(
+        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
+    ) -> "optax.GradientTransformation":
+        """Returns the update of these weights, by path, in a run of this many steps."""
         raise NotImplementedError

@@ -5,7 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import traverse_util
 
+from layouts.axes import alphabet, axes_of_path
+from layouts.layout import Layout
+from models.api import STACKS, WeightInfo
+from models.spec import BUCKETS
 from tests.toys import ROUND_OFF
 
 STEPS, LAYERS = 30, 3
@@ -31,6 +37,16 @@ def trees(seed: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
+def transform_of(optimizer: Any, params: Any) -> optax.GradientTransformation:
+    """The update of such weights, of which matrices sum over the axes but the last."""
+    by_letter, infos = alphabet((BUCKETS,)).by_letter, {}
+    for path, weight in traverse_util.flatten_dict(params, sep="/").items():
+        axes = tuple(by_letter[letter].name for letter in axes_of_path(path))
+        matrix = [name for name in axes if name not in STACKS]
+        infos[path] = WeightInfo(weight.shape, axes, tuple(matrix[:-1]))
+    return optimizer.transform(STEPS, infos, Layout())
+
+
 @jax.enable_x64(True)
 def updated(
     optimizer: Any, layers: list[dict[str, np.ndarray]], gradients: list[Any], stacked: bool
@@ -45,7 +61,7 @@ def updated(
             result = {f"layer{i}": layer for i, layer in enumerate(layers)}
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), result)
 
-    transform = optimizer.transform(STEPS)
+    transform = transform_of(optimizer, tree(layers))
 
     @jax.jit
     def update(gradients: Any, opt_state: Any, params: Any) -> Any:
