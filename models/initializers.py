@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import jax
@@ -78,11 +79,18 @@ class Buildable(Protocol):
     def build(self, key: jax.Array) -> nnx.Module: ...
 
 
+def mesh_or_one_device() -> AbstractContextManager[Any]:
+    """Sets an abstract mesh of one device where no mesh is set."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return jax.sharding.use_abstract_mesh(abstract_mesh({"one": 1}))
+    return nullcontext()
+
+
 @functools.cache
 def weights_of(model: Buildable) -> Mapping[str, WeightInfo]:
     """Describes the weights of a model, by path; allocates nothing."""
     whole = model.with_layout(model.layout.replicated())
-    with jax.sharding.use_abstract_mesh(abstract_mesh({"one": 1})):
+    with mesh_or_one_device():
         network = jax.eval_shape(lambda: whole.build(jax.random.key(0)))
     weights = jax.tree.leaves_with_path(
         nnx.split(network)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Param)

@@ -8,7 +8,7 @@ import numpy as np
 
 from data.packing.rows import Counts, Rows
 from layouts.layout import Layout
-from models.api import Batch, Params
+from models.api import Batch, Params, WeightInfo
 from models.loss import Criterion, LossSums, softmax_loss, token_losses
 
 VOCAB, WIDTH, LENGTH = 64, 16, 24
@@ -29,6 +29,10 @@ class Bigram:
             )  # fmt: skip
 
         return {"embed_VD": weight(), "softmax_VD": weight()}
+
+    def weights(self) -> dict[str, WeightInfo]:
+        info = WeightInfo((VOCAB, WIDTH), ("vocab", "d_model"), ("d_model",))
+        return dict.fromkeys(("embed_VD", "softmax_VD"), info)
 
     def loss(
         self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
