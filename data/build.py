@@ -26,7 +26,7 @@ from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import BytesRead, counted_bytes
 from data.storage.arrays import GrowingArray, verify_written
-from data.task import Example, PackChunk, PartOfText, Task
+from data.task import Example, PartOfText, Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
 from data.workers import Job
@@ -52,7 +52,7 @@ class Packing:
     versions: Mapping[str, str]
     """Versions of the packages that tokenize: equal in all workers."""
 
-    def __call__(self) -> PackChunk:
+    def __call__(self) -> Callable[..., PackedChunk]:
         here = manifest.tokenizer_versions(self.task)
         for name, version in self.versions.items():
             if here[name] != version:
@@ -60,7 +60,13 @@ class Packing:
                     f"a worker has {name} {here[name]}, and the command {version}.  Install the "
                     "same packages on all machines."
                 )
-        return self.task.chunk_packer(self.vocabs)
+        pack = self.task.chunk_packer(self.vocabs)
+
+        def pack_arrays(*job: Any) -> PackedChunk:
+            packed, counts = pack(*job)
+            return packed.arrays, counts
+
+        return pack_arrays
 
     @functools.cached_property
     def key(self) -> str:

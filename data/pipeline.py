@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from data.packing.rows import Counts
 from data.sources.pairs import Pair
 from data.storage.errors import Unfinished
 from data.storage.files import atomic_write
-from data.task import Example, PackChunk
+from data.task import Example
 from data.workers import Job
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class _Worker:
         atomic_write(_rows_file(folder, name), file.getvalue())
 
     @functools.cached_property
-    def _pack_chunk(self) -> PackChunk:
+    def _pack_chunk(self) -> Callable[..., PackedChunk]:
         return self.packing()
 
 

@@ -15,12 +15,12 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import spec
+from data.packing.pack import Packed
 from data.packing.rows import (
     Counts,
+    RowArray,
     Rows,
-    StoredSplit,
     hashed_bytes,
-    joined_rows,
     packed_lines,
     read_word_list,
     rows_of_parts,
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 Length = Annotated[int, Field(ge=2, le=65_536)]
 T = TypeVar("T")
 Example = str | Pair
-PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[dict[str, np.ndarray], Counts]]
-"""Encodes and packs some examples into the arrays of the cache.
+PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[Packed, Counts]]
+"""Encodes and packs some examples.
 
 It takes their tag, if they have one, and whether they are for training.
 """
@@ -204,7 +204,7 @@ class Task:
         return Rows.from_lines(lines, vocabs.target, self.length, packs=self.packs), lines
 
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
-        """Packs a text in memory as it stands, for its loss."""
+        """Packs a text in memory as it is, for its loss."""
         return Rows.from_lines(lines, vocabs.target, self.length, read_word_list(self.word_list))
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
@@ -219,15 +219,9 @@ class Task:
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
         words = read_word_list(self.word_list)
-
-        def pack(
-            lines: Sequence[str], tag: str | None, training: bool
-        ) -> tuple[dict[str, np.ndarray], Counts]:
-            return joined_rows(
-                packed_lines(lines, vocabs.target, self.length, words, packs=self.packs)
-            )
-
-        return pack
+        return lambda lines, tag, training: packed_lines(
+            lines, vocabs.target, self.length, words, packs=self.packs
+        )
 
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
@@ -246,24 +240,17 @@ class Task:
         parts = list(rows_of_parts(entry.get("parts", []), *self.left_out))
         sizes = [part.counts.rows for part in parts]
         mix = self.source.mix(sizes) if parts and split == "train" else None
-        arrays = [array(name) for name in self.columns(vocabs)]
-        return self.rows(StoredSplit(arrays, Counts.read(entry), mix, parts), vocabs)
+        arrays = {name: array(name) for name in self.columns(vocabs)}
+        return self.rows(arrays, Counts.read(entry), vocabs, mix=mix, parts=parts)
 
-    def rows(self, split: StoredSplit, vocabs: Vocabs) -> Rows:
-        """Returns the rows of a split."""
-        targets_BL, segments_BL = split.arrays
-        begin_id = vocabs.target.begin_id
-        return Rows(
-            targets_BL,
-            segments_BL,
-            split.counts,
-            mix=split.mix,
-            parts=split.parts,
-            begin_id=begin_id,
-        )
+    def rows(
+        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
+    ) -> Rows:
+        """Returns rows; known are further fields of `Rows`."""
+        return Rows(arrays, counts, begin_id=vocabs.target.begin_id, **known)
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of places in the rows that hold a token."""
+        """Returns the share of slots in the rows that hold a token."""
         return {"fill": counts.tokens / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import sub
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,26 +19,16 @@ class Places(NamedTuple):
     segments: np.ndarray
 
 
-class OpenRows(Protocol):
-    """Keeps a limited number of rows open for more examples; beyond it the fullest row closes."""
-
-    def take(self, size: Room) -> tuple[int, Room] | None:
-        """Takes out the row with least room among those that fit, if one does."""
-
-    def put(self, row: int, room: Room) -> None:
-        """Puts back the row that was taken last, or a new one, unless it is full on a side."""
-
-    def rows(self) -> list[int]:
-        """Lists the open rows."""
-
-
 class BestFit:
-    """Chooses rows for examples by their sizes on each side, that of the target first."""
+    """Chooses rows for examples by their sizes on each side, that of the target first.
+
+    At most `limit` rows are open for more examples; beyond it the fullest is closed.
+    """
 
     def __init__(self, lengths: Sequence[int], limit: int):
         self._lengths = tuple(lengths)
         open_rows = RowsOfTexts if len(lengths) == 1 else RowsOfPairs
-        self._open: OpenRows = open_rows(*lengths, limit=limit)
+        self._open: RowsOfTexts | RowsOfPairs = open_rows(*lengths, limit=limit)
         self._segments: list[int] = []
 
     @property
@@ -49,8 +39,8 @@ class BestFit:
     def open_rows(self) -> list[int]:
         return self._open.rows()
 
-    def place(self, sizes: np.ndarray) -> Places:
-        """Places examples, whose sizes stand in a column for each side."""
+    def put(self, sizes: np.ndarray) -> Places:
+        """Puts examples into rows; `sizes` has a column for each side."""
         rows, starts, segments = [], [], []
         for size in sizes.tolist():
             row, room = self._open.take(size) or self._new_row()
@@ -80,6 +70,7 @@ class RowsOfTexts:
         return [row for rows in self._by_space for row in rows]
 
     def take(self, size: Room) -> tuple[int, Room] | None:
+        """Takes out the row with least room among those that fit, if one does."""
         fitting = self._spaces >> size[0]
         if not fitting:
             return None
@@ -87,6 +78,7 @@ class RowsOfTexts:
         return self._pop(space), (space,)
 
     def put(self, row: int, room: Room) -> None:
+        """Puts back the row that was taken last, or a new one, unless it is full on a side."""
         (space,) = room
         if not space or not self._limit:
             return

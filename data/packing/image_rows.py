@@ -1,13 +1,14 @@
 """Holds images and their labels: each is a row, whose only target is the label."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from configs.errors import UserError
-from data.mixture import MixtureOrder
-from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, read_rows
+from data.packing.pack import Packed
+from data.packing.rows import Counts, Rows, read_rows
 from data.sources.images import image_of
 from data.sources.pairs import Pair
 from data.vocab import Vocab
@@ -15,28 +16,16 @@ from data.vocab import Vocab
 Shape = tuple[int, int, int]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ImageRows(Rows):
     """Holds the images and labels of one split."""
 
-    def __init__(
-        self,
-        images: RowArray,
-        shape: Shape,
-        targets_BL: RowArray,
-        segments_BL: RowArray,
-        counts: Counts,
-        pieces: np.ndarray | None = None,
-        mix: MixtureOrder | None = None,
-        parts: Sequence[RowsOfPart] = (),
-    ):
-        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts)
-        self.images = images
-        self.shape = shape
+    shape: Shape = (0, 0, 0)
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as int32 arrays; NO_ROW gives an image of zeros without a target."""
         images, targets_BL, segments_BL = read_rows(
-            row_ids, self.images, self.targets_BL, self.segments_BL
+            row_ids, self.arrays["images"], self.targets_BL, self.segments_BL
         )
         return {
             "images_BYXZ": images.reshape(-1, *self.shape).astype(np.int32),
@@ -45,10 +34,8 @@ class ImageRows(Rows):
         }
 
 
-def packed_images(
-    pairs: Sequence[Pair], vocab: Vocab, shape: Shape
-) -> tuple[dict[str, np.ndarray], Counts]:
-    """Reads images, each with its label, into the arrays of the cache."""
+def packed_images(pairs: Sequence[Pair], vocab: Vocab, shape: Shape) -> tuple[Packed, Counts]:
+    """Reads images, each with its label, into rows."""
     images = np.zeros((len(pairs), *shape), np.uint8)
     for number, pair in enumerate(pairs):
         pixels = image_of(pair.source)
@@ -64,7 +51,9 @@ def packed_images(
         "targets": np.array(labels, vocab.dtype).reshape(-1, 1),
         "segments": np.ones((len(pairs), 1), np.uint16),
     }
-    return arrays, Counts(lines=len(pairs), tokens=len(pairs), rows=len(pairs))
+    numbers = np.arange(len(pairs))
+    pieces = np.stack([numbers, numbers, np.ones_like(numbers)], axis=1)
+    return Packed(arrays, pieces), Counts(lines=len(pairs), tokens=len(pairs), rows=len(pairs))
 
 
 def described(shape: Sequence[int]) -> str:

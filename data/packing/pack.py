@@ -1,7 +1,7 @@
 """Packs examples into rows of a fixed length, several to a row, and losing no token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,32 +12,24 @@ OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
 _EXAMPLES_PER_CHUNK = 16_384
 
 
-@dataclass(frozen=True)
-class Packed:
+SIDES = (("targets", "segments"), ("sources", "source_segments"))
+"""Names of the tokens and of the segment numbers of each side."""
+
+
+class Packed(NamedTuple):
     """Holds finished rows; a segment is a piece of an example, numbered from 1, and 0 is padding.
 
-    pieces says where each example went: a line of (example, row, segment) for each piece.  Both
-    halves of a pair have the same segment number; only pairs have sources.
+    Both halves of a pair have the same segment number; only pairs have sources.
     """
 
-    targets_BL: np.ndarray
-    segments_BL: np.ndarray
+    arrays: dict[str, np.ndarray]
+    """What the cache keeps, by the names in `SIDES`."""
     pieces: np.ndarray
-    sources_BM: np.ndarray | None = None
-    source_segments_BM: np.ndarray | None = None
+    """Where each example went: a line of (example, row, segment) for each piece."""
 
-    def __len__(self) -> int:
-        return len(self.targets_BL)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Names what the cache keeps of a row."""
-        arrays = {
-            "targets": self.targets_BL,
-            "segments": self.segments_BL,
-            "sources": self.sources_BM,
-            "source_segments": self.source_segments_BM,
-        }
-        return {name: array for name, array in arrays.items() if array is not None}
+    @property
+    def rows(self) -> int:
+        return len(self.arrays["targets"])
 
 
 def pack(
@@ -49,31 +41,27 @@ def pack(
     packs: bool = True,
 ) -> Packed:
     """Packs all examples at once; each gets an EOS, and of a pair both halves."""
-    packer = Packer(length, source_length, packs=packs)
-    chunks = [
-        slice(i, i + _EXAMPLES_PER_CHUNK) for i in range(0, len(targets), _EXAMPLES_PER_CHUNK)
-    ]
-    parts = [packer.add(targets[s], None if sources is None else sources[s]) for s in chunks]
+    sides = [Side(length)] if source_length is None else [Side(length), Side(source_length)]
+    halves = [targets] if sources is None else [targets, sources]
+    packer = Packer(*sides, packs=packs)
+    starts = range(0, len(targets), _EXAMPLES_PER_CHUNK)
+    parts = [packer.add(*(half[i : i + _EXAMPLES_PER_CHUNK] for half in halves)) for i in starts]
     return joined([*parts, packer.finish()])
 
 
 def joined(parts: Sequence[Packed]) -> Packed:
-    """Joins what a packer gave out, one part after another."""
-    arrays = [part.arrays() for part in parts]
-    whole = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
+    """Joins what a packer returned, one part after another."""
+    names = parts[0].arrays
     return Packed(
-        whole["targets"],
-        whole["segments"],
+        {name: np.concatenate([part.arrays[name] for part in parts]) for name in names},
         np.concatenate([part.pieces for part in parts]),
-        whole.get("sources"),
-        whole.get("source_segments"),
     )
 
 
 class Side:
-    """Holds tokens and segment numbers of the rows of a packer: of targets, or of sources."""
+    """Holds tokens and segment numbers of the open rows of a packer: of targets, or of sources."""
 
-    def __init__(self, length: int, dtype: type, end_id: int):
+    def __init__(self, length: int, dtype: type = np.uint16, end_id: int = EOS):
         self.length, self._end_id = length, end_id
         self._tokens: np.ndarray = np.zeros((0, length), dtype)
         self._segments: np.ndarray = np.zeros((0, length), np.uint16)
@@ -97,9 +85,9 @@ class Side:
         """
         tokens = _with_ends(examples, self._tokens.dtype, self._end_id)
         within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        places = np.repeat(rows * self.length + starts, sizes) + within
-        self._tokens.reshape(-1)[places] = tokens
-        self._segments.reshape(-1)[places] = np.repeat(segments, sizes)
+        slots = np.repeat(rows * self.length + starts, sizes) + within
+        self._tokens.reshape(-1)[slots] = tokens
+        self._segments.reshape(-1)[slots] = np.repeat(segments, sizes)
 
     def take(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens and segments of some rows, which are no longer kept."""
@@ -108,102 +96,74 @@ class Side:
         return out
 
 
-class BegunRows:
-    """Keeps begun rows, which come out once they are closed, in the order of opening."""
-
-    def __init__(self, *sides: Side):
-        self.sides = sides
-        self._rows = np.zeros(0, np.int64)  # the numbers of the rows kept here, as first opened
-        self._rows_out = 0
-        self._pending = np.zeros((0, 3), np.int64)
-
-    def add(self, opened: int, pieces: np.ndarray) -> np.ndarray:
-        """Makes room for pieces of (example, row, segment); returns the place of each one's row."""
-        first_new = self._rows_out + len(self._rows)
-        for side in self.sides:
-            side.grow(opened - first_new)
-        self._rows = np.concatenate([self._rows, np.arange(first_new, opened)])
-        self._pending = np.concatenate([self._pending, pieces])
-        return np.searchsorted(self._rows, pieces[:, 1])
-
-    def take(self, open_rows: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns tokens and segments of each side of the rows that are closed, and their pieces.
-
-        The pieces name a row by its number among all that came out.
-        """
-        closed = ~np.isin(self._rows, open_rows)
-        rows_out = self._rows_out + np.arange(closed.sum())
-        places = np.searchsorted(self._rows, self._pending[:, 1])
-        done = closed[places]
-        pieces = self._pending[done]
-        pieces[:, 1] = rows_out[np.cumsum(closed)[places[done]] - 1]
-        self._rows, self._pending = self._rows[~closed], self._pending[~done]
-        self._rows_out += len(rows_out)
-        return [array for side in self.sides for array in side.take(closed)], pieces
-
-
 class Packer:
     """Packs examples as they come: each piece goes to the open row that it fills best.
 
     At most OPEN_ROWS rows are open, so that memory is bounded; then the fullest is closed.  Rows
-    come out once they are closed, in the order in which they were opened.  An example that is
-    longer than a row is cut into pieces.  With a source_length the examples are pairs: a row has
-    room for both halves, and a pair of which one half is longer than a row is left out: it is
-    counted, but has no piece.
+    are returned once they are closed, in the order in which they were opened.  An example that is
+    longer than a row is cut into pieces.  With two sides the examples are pairs: a row has room
+    for both halves, and a pair of which one half is longer than a row is left out: it is counted,
+    but has no piece.
     """
 
-    def __init__(
-        self,
-        length: int,
-        source_length: int | None = None,
-        *,
-        packs: bool = True,
-        dtype: type = np.uint16,
-        source_dtype: type = np.uint16,
-        end_id: int = EOS,
-        source_end_id: int = EOS,
-    ):
-        limit = OPEN_ROWS if packs else 0
-        sides = [Side(length, dtype, end_id)]
-        if source_length is not None:
-            sides.append(Side(source_length, source_dtype, source_end_id))
-        self._fit = BestFit([side.length for side in sides], limit)
-        self._begun = BegunRows(*sides)
+    def __init__(self, *sides: Side, packs: bool = True):
+        """Takes the side of the targets, and perhaps that of the sources."""
+        self._sides = sides
+        self._fit = BestFit([side.length for side in sides], OPEN_ROWS if packs else 0)
         self._examples = 0
+        self._rows = np.zeros(0, np.int64)  # the numbers of the rows kept here, as first opened
+        self._rows_out = 0
+        self._pending = np.zeros((0, 3), np.int64)  # the pieces in these rows
 
-    def fits(
-        self, targets: Sequence[np.ndarray], sources: Sequence[np.ndarray] | None = None
-    ) -> np.ndarray:
+    def fits(self, *halves: Sequence[np.ndarray]) -> np.ndarray:
         """Returns which examples are no longer than a row."""
-        lengths = [side.length for side in self._begun.sides]
-        return np.all(_sizes_of_sides(targets, sources) <= lengths, axis=1)
+        return np.all(_sizes_of_sides(halves) <= [side.length for side in self._sides], axis=1)
 
-    def add(
-        self, targets: Sequence[np.ndarray], sources: Sequence[np.ndarray] | None = None
-    ) -> Packed:
-        """Places some examples and returns the rows that are closed by now."""
-        if sources is None:
-            halves = [targets]
-            examples, sizes = _cut(_sizes_of(targets), self._begun.sides[0].length)
+    def add(self, *halves: Sequence[np.ndarray]) -> Packed:
+        """Packs some examples and returns the rows that are closed by now."""
+        count = len(halves[0])
+        if len(halves) == 1:
+            examples, sizes = _cut(_sizes_of(halves[0]), self._sides[0].length)
         else:
-            examples = np.flatnonzero(self.fits(targets, sources))
-            halves = [[half[i] for i in examples.tolist()] for half in (targets, sources)]
-            sizes = _sizes_of_sides(*halves)
-        rows, starts, segments = self._fit.place(sizes)
+            examples = np.flatnonzero(self.fits(*halves))
+            halves = tuple([half[i] for i in examples.tolist()] for half in halves)
+            sizes = _sizes_of_sides(halves)
+        rows, starts, segments = self._fit.put(sizes)
+        self._open_rows(self._fit.opened)
+        places = np.searchsorted(self._rows, rows)
+        for i, (side, half) in enumerate(zip(self._sides, halves, strict=True)):
+            side.write(half, sizes[:, i], places, starts[:, i], segments)
         pieces = np.stack([examples + self._examples, rows, segments], axis=1)
-        rows_begun = self._begun.add(self._fit.opened, pieces)
-        for i, (side, half) in enumerate(zip(self._begun.sides, halves, strict=True)):
-            side.write(half, sizes[:, i], rows_begun, starts[:, i], segments)
-        self._examples += len(targets)
-        return self._take(self._fit.open_rows())
+        self._pending = np.concatenate([self._pending, pieces])
+        self._examples += count
+        return self._close_rows_except(self._fit.open_rows())
 
     def finish(self) -> Packed:
         """Returns the rows that are still open."""
-        return self._take([])
+        return self._close_rows_except([])
 
-    def _take(self, open_rows: list[int]) -> Packed:
-        (targets_BL, segments_BL, *of_sources), pieces = self._begun.take(open_rows)
-        return Packed(targets_BL, segments_BL, pieces, *of_sources)
+    def _open_rows(self, opened: int) -> None:
+        """Makes room for rows, up to as many as were ever opened."""
+        first_new = self._rows_out + len(self._rows)
+        for side in self._sides:
+            side.grow(opened - first_new)
+        self._rows = np.concatenate([self._rows, np.arange(first_new, opened)])
+
+    def _close_rows_except(self, open_rows: list[int]) -> Packed:
+        """Returns the other rows; their pieces count the rows that were returned."""
+        closed = ~np.isin(self._rows, open_rows)
+        places = np.searchsorted(self._rows, self._pending[:, 1])
+        done = closed[places]
+        pieces = self._pending[done]
+        pieces[:, 1] = self._rows_out + np.cumsum(closed)[places[done]] - 1
+        self._rows, self._pending = self._rows[~closed], self._pending[~done]
+        self._rows_out += int(closed.sum())
+        arrays = {
+            name: array
+            for names, side in zip(SIDES, self._sides, strict=False)
+            for name, array in zip(names, side.take(closed), strict=True)
+        }
+        return Packed(arrays, pieces)
 
 
 def _cut(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -221,9 +181,9 @@ def _sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:
     return np.fromiter((len(e) + 1 for e in examples), np.int64, len(examples))
 
 
-def _sizes_of_sides(*sides: Sequence[np.ndarray] | None) -> np.ndarray:
-    """Returns the lengths of examples with their end, a column for each side that there is."""
-    return np.stack([_sizes_of(side) for side in sides if side is not None], axis=1)
+def _sizes_of_sides(halves: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Returns the lengths of examples with their end, a column for each side."""
+    return np.stack([_sizes_of(half) for half in halves], axis=1)
 
 
 def _with_ends(examples: Sequence[np.ndarray], dtype: np.dtype, end_id: int) -> np.ndarray:

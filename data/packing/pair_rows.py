@@ -1,37 +1,28 @@
-"""Holds packed rows of pairs: what the decoder reads, as in any rows, and the encoder."""
+"""Holds packed rows of pairs: what the decoder reads, as in any rows, and the encoder's sources."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from data.mixture import MixtureOrder
 from data.packing import pack
-from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, chunks, read_rows
+from data.packing.rows import Counts, RowArray, Rows, chunks, read_rows
 from data.sources.pairs import Pair, tagged
-from data.vocab import PAD, Vocab
+from data.vocab import Vocab
 
 LONG = "longer than a row"
 
 
 class PairRows(Rows):
-    """Holds the rows of one split of a translation; those of a mixture lie part after part."""
+    """Holds the rows of one split of a translation; those of a mixture follow part after part."""
 
-    def __init__(
-        self,
-        targets_BL: RowArray,
-        segments_BL: RowArray,
-        sources_BM: RowArray,
-        source_segments_BM: RowArray,
-        counts: Counts,
-        pieces: np.ndarray | None = None,
-        mix: MixtureOrder | None = None,
-        parts: Sequence[RowsOfPart] = (),
-        begin_id: int = PAD,
-    ):
-        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts, begin_id)
-        self.sources_BM = sources_BM
-        self.source_segments_BM = source_segments_BM
+    @property
+    def sources_BM(self) -> RowArray:
+        return self.arrays["sources"]
+
+    @property
+    def source_segments_BM(self) -> RowArray:
+        return self.arrays["source_segments"]
 
     @property
     def source_length(self) -> int:
@@ -39,11 +30,11 @@ class PairRows(Rows):
 
     @property
     def source_fill(self) -> float:
-        """Returns the share of places on the source side that hold a token."""
+        """Returns the share of slots on the source side that hold a token."""
         return self.counts.source_tokens / max(1, self.sources_BM.size)
 
     def numbers(self) -> dict[str, int | str]:
-        """Returns what a table says about these rows."""
+        """Returns what a table shows of these rows."""
         counts = self.counts
         return {
             "pairs": counts.lines,
@@ -78,23 +69,10 @@ class PairRows(Rows):
         packs: bool = True,
     ) -> "PairRows":
         """Packs pairs in memory; one that is longer than a row has no piece."""
-        parts, counts = [], Counts()
-        for packed, more in packed_pairs(
+        packed, counts = packed_pairs(
             pairs, source_vocab, vocab, source_length, length, packs=packs
-        ):
-            parts.append(packed)
-            counts += more
-        joined = pack.joined(parts)
-        assert joined.sources_BM is not None and joined.source_segments_BM is not None
-        return cls(
-            joined.targets_BL,
-            joined.segments_BL,
-            joined.sources_BM,
-            joined.source_segments_BM,
-            counts,
-            joined.pieces,
-            begin_id=vocab.begin_id,
         )
+        return cls(packed.arrays, counts, packed.pieces, begin_id=vocab.begin_id)
 
 
 def packed_pairs(
@@ -106,29 +84,27 @@ def packed_pairs(
     *,
     packs: bool,
     tag: str | None = None,
-) -> Iterator[tuple[pack.Packed, Counts]]:
+) -> tuple[pack.Packed, Counts]:
     """Encodes and packs pairs chunk by chunk, each source with the tag in front."""
     packer = pack.Packer(
-        length, source_length, packs=packs, dtype=vocab.dtype, source_dtype=source_vocab.dtype,
-        end_id=vocab.end_id, source_end_id=source_vocab.end_id,
-    )  # fmt: skip
+        pack.Side(length, vocab.dtype, vocab.end_id),
+        pack.Side(source_length, source_vocab.dtype, source_vocab.end_id),
+        packs=packs,
+    )
+    parts, counts = list[pack.Packed](), Counts()
     for chunk in chunks(pairs):
         sources = source_vocab.encode([tagged(pair.source, tag) for pair in chunk])
         targets = vocab.encode([pair.target for pair in chunk])
         kept = np.flatnonzero(packer.fits(targets, sources))
-        packed = packer.add(targets, sources)
-        yield (
-            packed,
-            dataclasses.replace(
-                _counts([chunk[i] for i in kept]),
-                tokens=sum(len(targets[i]) + 1 for i in kept),
-                source_tokens=sum(len(sources[i]) + 1 for i in kept),
-                rows=len(packed),
-                left_out=len(chunk) - len(kept),
-            ),
+        parts.append(packer.add(targets, sources))
+        counts += dataclasses.replace(
+            _counts([chunk[i] for i in kept]),
+            tokens=sum(len(targets[i]) + 1 for i in kept),
+            source_tokens=sum(len(sources[i]) + 1 for i in kept),
+            left_out=len(chunk) - len(kept),
         )
-    packed = packer.finish()
-    yield packed, Counts(rows=len(packed))
+    packed = pack.joined([*parts, packer.finish()])
+    return packed, dataclasses.replace(counts, rows=packed.rows)
 
 
 def _counts(pairs: Sequence[Pair]) -> Counts:

@@ -1,47 +1,35 @@
 """Holds packed rows of prompts and answers: the loss is that of the answers alone."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from data.mixture import MixtureOrder
-from data.packing.pack import Packer, inputs, joined
-from data.packing.rows import Counts, RowArray, Rows, RowsOfPart, read_rows
+from data.packing.pack import Packed, Packer, Side, inputs, joined
+from data.packing.rows import Counts, RowArray, Rows, read_rows
 from data.sources.pairs import Pair
-from data.vocab import PAD, Vocab
+from data.vocab import Vocab
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class PromptRows(Rows):
-    """Holds the rows of one split; a mask says which tokens are of answers.
+    """Holds the rows of one split; a mask marks the tokens of answers."""
 
-    A decoder reads begin_id before a prompt, or the prompt alone where reads_begin is not set.
-    """
+    reads_begin: bool = True
+    """Whether a decoder reads begin_id before a prompt, or the prompt alone."""
 
-    def __init__(
-        self,
-        targets_BL: RowArray,
-        segments_BL: RowArray,
-        loss_mask_BL: RowArray,
-        counts: Counts,
-        pieces: np.ndarray | None = None,
-        mix: MixtureOrder | None = None,
-        parts: Sequence[RowsOfPart] = (),
-        begin_id: int = PAD,
-        reads_begin: bool = True,
-    ):
-        super().__init__(targets_BL, segments_BL, counts, pieces, mix, parts, begin_id)
-        self.loss_mask_BL = loss_mask_BL
-        self.reads_begin = reads_begin
+    @property
+    def loss_mask_BL(self) -> RowArray:
+        return self.arrays["loss_mask"]
 
     @property
     def counted_BL(self) -> np.ndarray:
         """Returns which tokens the loss is of, in all rows."""
-        [loss_mask_BL] = read_rows(np.arange(len(self)), self.loss_mask_BL)
-        return loss_mask_BL > 0
+        return self._counted(self.loss_mask_BL)
 
     @property
     def fill(self) -> float:
-        """Returns the share of places that hold a token of a prompt or of an answer."""
+        """Returns the share of slots that hold a token of a prompt or of an answer."""
         return (self.counts.tokens + self.counts.source_tokens) / max(1, self.targets_BL.size)
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -59,47 +47,41 @@ def without_begin(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _moved_left(tokens_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
-    """Moves tokens a place to the left inside each segment, which then ends with 0."""
+    """Moves tokens by one to the left inside each segment, which then ends with 0."""
     return inputs(tokens_BL[:, ::-1], segments_BL[:, ::-1])[:, ::-1]
 
 
 def packed_prompts(
     pairs: Sequence[Pair], vocab: Vocab, length: int, *, packs: bool
-) -> tuple[dict[str, np.ndarray], np.ndarray, Counts]:
-    """Packs pairs, each a prompt and right behind it the answer, without those that do not fit.
-
-    Returns the arrays of the cache, the pieces with numbers of pairs, and counts.
-    """
+) -> tuple[Packed, Counts]:
+    """Packs pairs, each a prompt and right behind it the answer, without those that do not fit."""
     prompts = vocab.encode([pair.source for pair in pairs])
     answers = vocab.encode([pair.target for pair in pairs])
     sizes = zip(prompts, answers, strict=True)
     kept = [i for i, (prompt, answer) in enumerate(sizes) if len(prompt) + len(answer) < length]
     # A packer has one array of tokens: those of prompts are negative there.
     signed = [np.r_[-1 - prompts[i].astype(np.int32), answers[i].astype(np.int32)] for i in kept]
-    packer = Packer(length, packs=packs, dtype=np.int32, end_id=vocab.end_id)
+    packer = Packer(Side(length, np.int32, vocab.end_id), packs=packs)
     packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
-    is_prompt_BL = packed.targets_BL < 0
+    signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
+    targets_BL = np.where(signed_BL < 0, -1 - signed_BL, signed_BL)
     arrays = {
-        "targets": np.where(is_prompt_BL, -1 - packed.targets_BL, packed.targets_BL).astype(
-            vocab.dtype
-        ),
-        "segments": packed.segments_BL,
-        "loss_mask": (~is_prompt_BL & (packed.segments_BL > 0)).astype(np.uint8),
+        "targets": targets_BL.astype(vocab.dtype),
+        "segments": segments_BL,
+        "loss_mask": ((signed_BL >= 0) & (segments_BL > 0)).astype(np.uint8),
     }
     pieces = packed.pieces.copy()
     pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
     # Without a beginning, nothing predicts the first token behind an empty prompt.
     read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
-    texts = Counts.of(
-        [pairs[i].target for i in kept],
-        tokens=sum(len(answers[i]) + 1 for i in kept) - read_only,
-        rows=len(packed),
-    )
     of_prompts = Counts.of([pairs[i].source for i in kept])
-    more = Counts(
+    counts = dataclasses.replace(
+        Counts.of([pairs[i].target for i in kept]),
+        tokens=sum(len(answers[i]) + 1 for i in kept) - read_only,
+        rows=packed.rows,
         source_words=of_prompts.words,
         source_bytes=of_prompts.bytes,
         source_tokens=sum(len(prompts[i]) for i in kept) + read_only,
         left_out=len(pairs) - len(kept),
     )
-    return arrays, pieces, texts + more
+    return Packed(arrays, pieces), counts

@@ -51,13 +51,12 @@ class Counts:
         return Counts(**{name: a[name] + b[name] for name in a})
 
     @classmethod
-    def of(cls, lines: Sequence[str], *, tokens: int = 0, rows: int = 0) -> "Counts":
+    def of(cls, lines: Sequence[str], *, tokens: int = 0) -> "Counts":
         return cls(
             lines=len(lines),
             words=sum(len(line.split()) for line in lines),
             bytes=sum(len(line.encode()) + 1 for line in lines),
             tokens=tokens,
-            rows=rows,
         )
 
     def as_repeats(self) -> "Counts":
@@ -94,44 +93,32 @@ class RowsOfPart(NamedTuple):
         return self.counts.lines + sum(self.dropped.values())
 
 
-class StoredSplit(NamedTuple):
-    """Holds what the cache has of a split."""
-
-    arrays: Sequence[CheckedArray]
-    """In the order of the task's columns."""
-    counts: Counts
-    mix: MixtureOrder | None
-    parts: Sequence[RowsOfPart]
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """Holds the rows of one split; `pieces`, known for rows in memory, maps lines to segments.
+    """Holds the rows of one split."""
 
-    pieces has a line of (line, row, segment) for each piece of each line.  mix says at which rates
-    the rows of a mixture come in training; parts says which rows each of its sources gave.
-    begin_id is what a decoder reads before a target.
-    """
-
-    def __init__(
-        self,
-        targets_BL: RowArray,
-        segments_BL: RowArray,
-        counts: Counts,
-        pieces: np.ndarray | None = None,
-        mix: MixtureOrder | None = None,
-        parts: Sequence[RowsOfPart] = (),
-        begin_id: int = PAD,
-    ):
-        self.targets_BL = targets_BL
-        self.segments_BL = segments_BL
-        self.counts = counts
-        self.pieces = pieces
-        self.mix = mix
-        self.parts = tuple(parts)
-        self.begin_id = begin_id
+    arrays: Mapping[str, RowArray]
+    """Tokens, segments and the like, by the names of the cache's files."""
+    counts: Counts
+    pieces: np.ndarray | None = None
+    """A line of (line, row, segment) for each piece of each line; known for rows in memory."""
+    mix: MixtureOrder | None = None
+    """Rates of the rows of a mixture in training."""
+    parts: Sequence[RowsOfPart] = ()
+    """The rows of each source of a mixture."""
+    begin_id: int = PAD
+    """What a decoder reads before a target."""
 
     def __len__(self) -> int:
         return len(self.targets_BL)
+
+    @property
+    def targets_BL(self) -> RowArray:
+        return self.arrays["targets"]
+
+    @property
+    def segments_BL(self) -> RowArray:
+        return self.arrays["segments"]
 
     @property
     def length(self) -> int:
@@ -139,17 +126,19 @@ class Rows:
 
     @property
     def fill(self) -> float:
-        """Returns the share of places that hold a token."""
+        """Returns the share of slots that hold a token."""
         return self.counts.tokens / max(1, self.targets_BL.size)
 
     @property
     def counted_BL(self) -> np.ndarray:
         """Returns which tokens the loss is of, in all rows."""
-        [segments_BL] = read_rows(np.arange(len(self)), self.segments_BL)
-        return segments_BL > 0
+        return self._counted(self.segments_BL)
+
+    def _counted(self, mask_BL: RowArray) -> np.ndarray:
+        return read_rows(np.arange(len(self)), mask_BL)[0] > 0
 
     def numbers(self) -> dict[str, int | str]:
-        """Returns what a table says about these rows."""
+        """Returns what a table shows of these rows."""
         counts = self.counts
         return {
             "examples": counts.lines,
@@ -181,14 +170,8 @@ class Rows:
         packs: bool = True,
     ) -> "Rows":
         """Packs raw lines in memory; blank lines count, as lines of no words."""
-        parts, counts = [], Counts()
-        for packed, more in packed_lines(lines, vocab, length, word_list, packs=packs):
-            parts.append(packed)
-            counts += more
-        joined = pack.joined(parts)
-        return cls(
-            joined.targets_BL, joined.segments_BL, counts, joined.pieces, begin_id=vocab.begin_id
-        )
+        packed, counts = packed_lines(lines, vocab, length, word_list, packs=packs)
+        return cls(packed.arrays, counts, packed.pieces, begin_id=vocab.begin_id)
 
 
 def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
@@ -207,25 +190,17 @@ def packed_lines(
     word_list: frozenset[str] | None,
     *,
     packs: bool,
-) -> Iterator[tuple[pack.Packed, Counts]]:
-    """Encodes and packs raw lines some thousands at a time."""
-    packer = pack.Packer(length, packs=packs, dtype=vocab.dtype, end_id=vocab.end_id)
+) -> tuple[pack.Packed, Counts]:
+    """Encodes and packs raw lines, some thousands at a time."""
+    packer = pack.Packer(pack.Side(length, vocab.dtype, vocab.end_id), packs=packs)
+    parts, counts = list[pack.Packed](), Counts()
     for chunk in chunks(lines):
         texts = [without_carriage_return(line) for line in chunk]
         examples = vocab.encode(texts if word_list is None else with_unk(texts, word_list))
-        packed = packer.add(examples)
-        tokens = sum(map(len, examples)) + len(examples)
-        yield packed, Counts.of(chunk, tokens=tokens, rows=len(packed))
-    packed = packer.finish()
-    yield packed, Counts(rows=len(packed))
-
-
-def joined_rows(
-    packed: Iterable[tuple[pack.Packed, Counts]],
-) -> tuple[dict[str, np.ndarray], Counts]:
-    """Joins what a packer gave out to the arrays of the cache, and adds up its counts."""
-    parts, counts = zip(*packed, strict=True)
-    return pack.joined(parts).arrays(), sum(counts, Counts())
+        parts.append(packer.add(examples))
+        counts += Counts.of(chunk, tokens=sum(map(len, examples)) + len(examples))
+    packed = pack.joined([*parts, packer.finish()])
+    return packed, dataclasses.replace(counts, rows=packed.rows)
 
 
 def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[RowsOfPart]:

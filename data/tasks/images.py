@@ -2,19 +2,19 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.spec import Count, spec
 from data.packing.image_rows import ImageRows, Shape, packed_images
-from data.packing.rows import Counts, Rows, StoredSplit
+from data.packing.rows import Counts, RowArray, Rows
 from data.sources.pairs import Pairs
 from data.sources.text_files import without_carriage_return
 from data.task import PackChunk, PartOfText, Task, hashed_parts
-from data.tasks.pairs import hashed_pairs, pair_of_line
+from data.tasks.pairs import hashed_pairs, pack_pair_lines
 from data.tokenizers.labels import Labels
 from data.vocabs import Vocabs
 
@@ -88,19 +88,7 @@ class ImageTask(Task):
         self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
     ) -> tuple[Rows, Sequence[str]]:
         """Reads lines, each an image, a tab and its label, which a model predicts."""
-        pairs = [pair_of_line(number, line, tag) for number, line in enumerate(lines, 1)]
-        arrays, counts = packed_images(pairs, vocabs.target, self.image_shape)
-        numbers = np.arange(len(pairs))
-        pieces = np.stack([numbers, numbers, np.ones_like(numbers)], axis=1)
-        rows = ImageRows(
-            arrays["images"],
-            self.image_shape,
-            arrays["targets"],
-            arrays["segments"],
-            counts,
-            pieces,
-        )
-        return rows, [pair.target for pair in pairs]
+        return pack_pair_lines(self, lines, vocabs, tag)
 
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
         """Reads lines, each an image, a tab and its label, for the loss of the labels."""
@@ -120,18 +108,11 @@ class ImageTask(Task):
         """Returns what packs the examples of a chunk, each chunk by itself."""
         return lambda pairs, tag, training: packed_images(pairs, vocabs.target, self.image_shape)
 
-    def rows(self, split: StoredSplit, vocabs: Vocabs) -> ImageRows:
-        """Returns the rows of a split."""
-        targets_BL, segments_BL, images = split.arrays
-        return ImageRows(
-            images,
-            self.image_shape,
-            targets_BL,
-            segments_BL,
-            split.counts,
-            mix=split.mix,
-            parts=split.parts,
-        )
+    def rows(
+        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
+    ) -> ImageRows:
+        """Returns rows; known are further fields of `Rows`."""
+        return ImageRows(arrays, counts, shape=self.image_shape, **known)
 
     def summary(self, counts: Counts) -> str:
         """Describes the rows of a split in a line."""

@@ -8,10 +8,11 @@ from typing import Any
 from configs.errors import UserError
 from configs.spec import abstract_spec
 from data.packing.pair_rows import LONG
-from data.packing.rows import hashed_pair
+from data.packing.rows import Rows, hashed_pair
 from data.sources.clean import Clean
-from data.sources.pairs import Pair, Pairs, tagged
+from data.sources.pairs import Pair, Pairs, chosen_tag
 from data.task import PartOfText, Task, hashed_parts
+from data.vocabs import Vocabs
 
 
 @abstract_spec
@@ -49,6 +50,12 @@ class PairTask(Task):
             pairs = hashed_pairs(self.pairs_of(part, split), digest)
             yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
 
+    def pack_lines(
+        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
+    ) -> tuple[Rows, Sequence[str]]:
+        """Packs lines in memory, each a source, a tab and its target, which a model predicts."""
+        return pack_pair_lines(self, lines, vocabs, tag)
+
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
@@ -62,10 +69,19 @@ def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pai
         yield pair
 
 
-def pair_of_line(number: int, line: str, tag: str | None) -> Pair:
-    halves = line.split("\t")
-    if len(halves) != 2:
-        raise UserError(
-            f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its target."
-        )
-    return Pair(tagged(halves[0], tag), halves[1])
+def pack_pair_lines(
+    task: Task, lines: Sequence[str], vocabs: Vocabs, tag: str | None
+) -> tuple[Rows, Sequence[str]]:
+    """Packs pairs in memory, a tab between both halves; returns the rows and the targets."""
+    pairs = []
+    for number, line in enumerate(lines, 1):
+        halves = line.split("\t")
+        if len(halves) != 2:
+            raise UserError(
+                f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its "
+                "target."
+            )
+        pairs.append(Pair(*halves))
+    packed, counts = task.chunk_packer(vocabs)(pairs, chosen_tag(tag, task.tags), False)
+    rows = task.rows(packed.arrays, counts, vocabs, pieces=packed.pieces)
+    return rows, [pair.target for pair in pairs]

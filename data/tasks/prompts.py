@@ -1,16 +1,18 @@
 """Defines tasks of prompts and answers, of which a decoder learns the answers alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.spec import spec
+from data.packing.pack import Packed
 from data.packing.prompt_rows import PromptRows, packed_prompts
-from data.packing.rows import Counts, Rows, StoredSplit
+from data.packing.rows import Counts, RowArray
 from data.sources.pairs import Pair, Pairs
 from data.task import PackChunk
-from data.tasks.pairs import PairTask, pair_of_line
+from data.tasks.pairs import PairTask
 from data.vocab import Tokenizer
 from data.vocabs import Vocabs
 
@@ -68,20 +70,6 @@ class PromptTask(PairTask):
         """Names the arrays of a batch, each with its length in a row."""
         return {**super().array_lengths, "loss_mask_BL": self.length}
 
-    def pack_lines(
-        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-    ) -> tuple[Rows, Sequence[str]]:
-        """Packs lines in memory, each a prompt, a tab and its answer, which a model predicts."""
-        pairs = [pair_of_line(number, line, tag) for number, line in enumerate(lines, 1)]
-        arrays, pieces, counts = self._packed(pairs, vocabs)
-        targets_BL, segments_BL, loss_mask_BL = (arrays[name] for name in self.columns(vocabs))
-        rows = PromptRows(
-            targets_BL, segments_BL, loss_mask_BL, counts, pieces,
-            begin_id=vocabs.target.begin_id,
-            reads_begin=vocabs.target.reads_begin,
-        )  # fmt: skip
-        return rows, [pair.target for pair in pairs]
-
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
@@ -89,31 +77,21 @@ class PromptTask(PairTask):
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
 
-        def pack(
-            pairs: Sequence[Pair], tag: str | None, training: bool
-        ) -> tuple[dict[str, np.ndarray], Counts]:
-            arrays, _, counts = self._packed(pairs, vocabs)
-            return arrays, counts
+        def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
+            prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
+            return packed_prompts(prompted, vocabs.target, self.length, packs=self.packs)
 
         return pack
 
-    def _packed(
-        self, pairs: Sequence[Pair], vocabs: Vocabs
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, Counts]:
-        prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
-        return packed_prompts(prompted, vocabs.target, self.length, packs=self.packs)
-
-    def rows(self, split: StoredSplit, vocabs: Vocabs) -> PromptRows:
-        """Returns the rows of a split."""
-        targets_BL, segments_BL, loss_mask_BL = split.arrays
-        return PromptRows(
-            targets_BL, segments_BL, loss_mask_BL, split.counts, mix=split.mix,
-            parts=split.parts, begin_id=vocabs.target.begin_id,
-            reads_begin=vocabs.target.reads_begin,
-        )  # fmt: skip
+    def rows(
+        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
+    ) -> PromptRows:
+        """Returns rows; known are further fields of `PromptRows`."""
+        begin_id, reads_begin = vocabs.target.begin_id, vocabs.target.reads_begin
+        return PromptRows(arrays, counts, begin_id=begin_id, reads_begin=reads_begin, **known)
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of places in the rows that hold a token."""
+        """Returns the share of slots in the rows that hold a token."""
         return {"fill": (counts.tokens + counts.source_tokens) / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:

@@ -1,16 +1,18 @@
 """Defines tasks of translation, for models with an encoder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.spec import Count, Fraction, spec
+from data.packing.pack import Packed, joined
 from data.packing.pair_rows import PairRows, packed_pairs
-from data.packing.rows import Counts, Rows, StoredSplit, joined_rows
-from data.sources.pairs import Pair, chosen_tag, tag_word
+from data.packing.rows import Counts, RowArray
+from data.sources.pairs import Pair, tag_word
 from data.task import Length, PackChunk, PairsOfPart
-from data.tasks.pairs import PairTask, pair_of_line
+from data.tasks.pairs import PairTask
 from data.vocab import Tokenizer, Vocab
 from data.vocabs import SOURCE_FILE, TARGET_FILE, Vocabs
 
@@ -111,18 +113,6 @@ class Translation(PairTask):
 
     # Rows
 
-    def pack_lines(
-        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-    ) -> tuple[Rows, Sequence[str]]:
-        """Packs lines in memory, each a source, a tab and its target, which a model predicts."""
-        tag = chosen_tag(tag, self.tags)
-        pairs = [pair_of_line(number, line, tag) for number, line in enumerate(lines, 1)]
-        rows = PairRows.from_pairs(
-            pairs, vocabs.of_source, vocabs.target, self.source_length, self.length,
-            packs=self.packs,
-        )  # fmt: skip
-        return rows, [pair.target for pair in pairs]
-
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {
@@ -138,30 +128,25 @@ class Translation(PairTask):
             seeds = range(self.segmentations)
             sampled = [vocabs.with_dropout(self.bpe_dropout, seed) for seed in seeds]
 
-        def pack(
-            pairs: Sequence[Pair], tag: str | None, training: bool
-        ) -> tuple[dict[str, np.ndarray], Counts]:
-            return joined_rows(
-                (packed, counts.as_repeats() if number else counts)
-                for number, of_both in enumerate(sampled if training else [vocabs])
-                for packed, counts in packed_pairs(
-                    pairs, of_both.of_source, of_both.target, self.source_length, self.length,
-                    packs=self.packs, tag=tag,
-                )
-            )  # fmt: skip
+        def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
+            lengths, packs = (self.source_length, self.length), self.packs
+            rows = [
+                packed_pairs(pairs, sides.of_source, sides.target, *lengths, packs=packs, tag=tag)
+                for sides in (sampled if training else [vocabs])
+            ]
+            packed, counts = zip(*rows, strict=True)
+            return joined(packed), sum((c.as_repeats() for c in counts[1:]), counts[0])
 
         return pack
 
-    def rows(self, split: StoredSplit, vocabs: Vocabs) -> PairRows:
-        """Returns the rows of a split."""
-        targets_BL, segments_BL, sources_BM, source_segments_BM = split.arrays
-        return PairRows(
-            targets_BL, segments_BL, sources_BM, source_segments_BM, split.counts, mix=split.mix,
-            parts=split.parts, begin_id=vocabs.target.begin_id,
-        )  # fmt: skip
+    def rows(
+        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
+    ) -> PairRows:
+        """Returns rows; known are further fields of `Rows`."""
+        return PairRows(arrays, counts, begin_id=vocabs.target.begin_id, **known)
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of places in the rows that hold a token, on each side."""
+        """Returns the share of slots in the rows that hold a token, on each side."""
         source_fill = counts.source_tokens / (counts.rows * self.source_length)
         return {**super().fills(counts), "source_fill": source_fill}
 

@@ -85,16 +85,9 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     # Packing adds the END that the sentences have.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
     packed = pack(targets, LENGTH, sources, LENGTH)
-    assert packed.sources_BM is not None and packed.source_segments_BM is not None
-    rows = PairRows(
-        packed.targets_BL,
-        packed.segments_BL,
-        packed.sources_BM,
-        packed.source_segments_BM,
-        Counts(),
-    )
-    ids = np.full(-(-len(packed) // ROWS) * ROWS, NO_ROW)
-    ids[: len(packed)] = np.arange(len(packed))
+    rows = PairRows(packed.arrays, Counts())
+    ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
+    ids[: len(rows)] = np.arange(len(rows))
     places = placement(layout, mesh, MICROBATCHES)
     state = init_state(program, mesh)
 
@@ -106,7 +99,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
                 state, metrics = train_step(program, state, batch)
             jax.block_until_ready((state, metrics))
 
-    fill = float(np.mean(packed.segments_BL > 0))
+    fill = float(np.mean(rows.counted_BL))
     return epoch, {"jax": jax.__version__, "updates": len(ids) // ROWS, "fill": fill}
 
 

@@ -14,7 +14,8 @@ from data.packing.rows import NO_ROW, Counts, Rows
 @pytest.fixture(scope="module")
 def rows():
     targets_BL = np.arange(1, 23 * 6 + 1, dtype=np.uint16).reshape(23, 6)
-    return Rows(targets_BL, np.ones((23, 6), np.uint16), Counts(tokens=23 * 6, rows=23))
+    arrays = {"targets": targets_BL, "segments": np.ones((23, 6), np.uint16)}
+    return Rows(arrays, Counts(tokens=23 * 6, rows=23))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 50))

@@ -69,7 +69,7 @@ def text_rows(count: int, seed: int = 0) -> Rows:
     targets_BL = (rng.integers(2, VOCAB, segments_BL.shape) * (segments_BL > 0)).astype(np.uint16)
     tokens = int((segments_BL > 0).sum())
     counts = Counts(lines=2 * count, words=7 * count, bytes=31 * count, tokens=tokens, rows=count)
-    return Rows(targets_BL, segments_BL, counts)
+    return Rows({"targets": targets_BL, "segments": segments_BL}, counts)
 
 
 def log_probabilities(

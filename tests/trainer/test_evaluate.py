@@ -23,6 +23,10 @@ WHOLE = Layout(mesh="data:1")
 SPLIT = Layout(mesh="data:4,model:2", rules="batch:data;vocab:model")
 
 
+def some_rows(rows: slice | range) -> dict[str, np.ndarray]:
+    return {"targets": ROWS.targets_BL[rows], "segments": ROWS.segments_BL[rows]}
+
+
 def evaluated(layout: Layout, batch_sequences: int, rows: Rows = ROWS, **options: Any) -> Any:
     model, mesh = Bigram(layout), make_mesh(layout)
     place = jax.NamedSharding(mesh, layout.place("VD", stored=True))
@@ -84,7 +88,7 @@ def test_a_logit_multiplier_scales_the_logits() -> None:
 
 def test_a_shortened_evaluation_is_the_mean_of_what_it_saw() -> None:
     computed = evaluated(WHOLE, 4, batches=2)
-    first = Rows(ROWS.targets_BL[:8], ROWS.segments_BL[:8], text_rows(8).counts)
+    first = Rows(some_rows(slice(8)), text_rows(8).counts)
     loss, _ = by_numpy(first)
     tokens = (first.segments_BL > 0).sum()
     np.testing.assert_allclose(computed.loss, loss / tokens, rtol=ROUND_OFF)
@@ -103,7 +107,7 @@ def test_parts_are_evaluated_apart_and_count_by_their_tokens() -> None:
         assert value == pytest.approx(other, rel=ROUND_OFF)
     assert list(computed) == ["first", "second"]
     for name, part in computed.items():
-        part_rows = Rows(ROWS.targets_BL[parts[name]], ROWS.segments_BL[parts[name]], ROWS.counts)
+        part_rows = Rows(some_rows(parts[name]), ROWS.counts)
         assert part.tokens == (part_rows.segments_BL > 0).sum()
         np.testing.assert_allclose(part.loss * part.tokens, by_numpy(part_rows)[0], rtol=ROUND_OFF)
     some, cut = of_parts(rows, batches=2)
@@ -118,9 +122,9 @@ def in_parts(parts: dict[str, range]) -> PairRows:
     def counts(rows: range) -> Counts:
         return Counts(tokens=int((ROWS.segments_BL[rows] > 0).sum()), rows=len(rows))
 
-    arrays = (ROWS.targets_BL, ROWS.segments_BL)
+    arrays = {**ROWS.arrays, "sources": ROWS.targets_BL, "source_segments": ROWS.segments_BL}
     named = [RowsOfPart(name, rows, counts(rows), {}) for name, rows in parts.items()]
-    return PairRows(*arrays, *arrays, ROWS.counts, parts=named)
+    return PairRows(arrays, ROWS.counts, parts=named)
 
 
 def of_parts(rows: PairRows, batches: int | None) -> tuple[Evaluation, dict[str, Any]]:
@@ -138,7 +142,7 @@ def test_a_hopeless_model_has_an_infinite_perplexity_and_no_error() -> None:
 def test_pairs_that_are_segmented_again_change_no_perplexity_per_word() -> None:
     counts = Counts(lines=4, words=20, bytes=90, tokens=30, rows=2)
     once, twice = (
-        Evaluation.from_sums(n * 60.0, 0.0, n * 30, Rows(ROWS.targets_BL, ROWS.segments_BL, c))
+        Evaluation.from_sums(n * 60.0, 0.0, n * 30, Rows(ROWS.arrays, c))
         for n, c in ((1, counts), (2, counts + counts.as_repeats()))
     )
     assert dataclasses.replace(twice, tokens=once.tokens) == once

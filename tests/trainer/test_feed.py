@@ -63,10 +63,11 @@ def pair_rows(count: int) -> PairRows:
     """Rows of some segments with a source side beside each, of another length."""
     targets, sources = text_rows(count), text_rows(count, seed=1)
     return PairRows(
-        targets.targets_BL,
-        targets.segments_BL,
-        sources.targets_BL[:, :16],
-        sources.segments_BL[:, :16],
+        {
+            **targets.arrays,
+            "sources": sources.targets_BL[:, :16],
+            "source_segments": sources.segments_BL[:, :16],
+        },
         targets.counts,
     )
 

@@ -18,7 +18,7 @@ from trainer.resume.history import Start, record_start
 
 def prepared(content_hash: str, rows: int = 5, rows_hash: str | None = None) -> Any:
     none = np.broadcast_to(np.zeros((1, 4), np.uint16), (rows, 4))
-    splits = {"train": Rows(none, none, Counts(rows=rows))}
+    splits = {"train": Rows({"targets": none, "segments": none}, Counts(rows=rows))}
     manifest = {"content_hash": content_hash}
     return types.SimpleNamespace(manifest=manifest, splits=splits, rows_hash=rows_hash)
 

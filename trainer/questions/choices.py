@@ -156,26 +156,17 @@ def choice_likelihoods(
 def rows_of(completions: Sequence[Completion], task: Task, vocabs: Vocabs) -> Rows:
     """Packs completions into rows of the task."""
     target = vocabs.target
-    targets = [np.asarray(completion.target) for completion in completions]
-    if not task.has_source:
-        packer = pack.Packer(
-            task.length, packs=task.packs, dtype=target.dtype, end_id=target.end_id
-        )
-        packed = pack.joined([packer.add(targets), packer.finish()])
-        return PromptRows(
-            packed.targets_BL, packed.segments_BL, np.minimum(packed.segments_BL, 1),
-            Counts(), packed.pieces, begin_id=target.begin_id, reads_begin=target.reads_begin,
-        )  # fmt: skip
-    source = vocabs.of_source
-    sources = [np.asarray(completion.source) for completion in completions]
-    packer = pack.Packer(
-        task.length, task.row_lengths["source_length"], packs=task.packs,
-        dtype=target.dtype, source_dtype=source.dtype,
-        end_id=target.end_id, source_end_id=source.end_id,
-    )  # fmt: skip
-    packed = pack.joined([packer.add(targets, sources), packer.finish()])
-    assert packed.sources_BM is not None and packed.source_segments_BM is not None
-    return PairRows(
-        packed.targets_BL, packed.segments_BL, packed.sources_BM, packed.source_segments_BM,
-        Counts(), packed.pieces, begin_id=target.begin_id,
-    )  # fmt: skip
+    sides = [pack.Side(task.length, target.dtype, target.end_id)]
+    halves = [[np.asarray(completion.target) for completion in completions]]
+    if task.has_source:
+        source, length = vocabs.of_source, task.row_lengths["source_length"]
+        sides.append(pack.Side(length, source.dtype, source.end_id))
+        halves.append([np.asarray(completion.source) for completion in completions])
+    packer = pack.Packer(*sides, packs=task.packs)
+    packed = pack.joined([packer.add(*halves), packer.finish()])
+    if task.has_source:
+        return PairRows(packed.arrays, Counts(), packed.pieces, begin_id=target.begin_id)
+    arrays = {**packed.arrays, "loss_mask": np.minimum(packed.arrays["segments"], 1)}
+    return PromptRows(
+        arrays, Counts(), packed.pieces, begin_id=target.begin_id, reads_begin=target.reads_begin
+    )

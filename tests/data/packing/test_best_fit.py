@@ -1,6 +1,5 @@
 """Best fit of pairs: both halves stay together, and no pair is lost but those that do not fit."""
 
-import dataclasses
 import hashlib
 
 import numpy as np
@@ -24,8 +23,8 @@ def unpack_pairs(packed):
     """The packed pairs by their numbers, each half with its EOS."""
     return {
         pair: (
-            packed.sources_BM[row][packed.source_segments_BM[row] == segment],
-            packed.targets_BL[row][packed.segments_BL[row] == segment],
+            packed.arrays["sources"][row][packed.arrays["source_segments"][row] == segment],
+            packed.arrays["targets"][row][packed.arrays["segments"][row] == segment],
         )
         for pair, row, segment in packed.pieces.tolist()
     }
@@ -45,10 +44,10 @@ def test_unpacking_gives_each_pair_back(pairs, source_length, length, packs):
             halves = [list(half) for half in actual.pop(number)]
             assert halves == [[*source, EOS], [*target, EOS]]
     assert not actual
-    assert not packed.targets_BL[packed.segments_BL == 0].any()
-    assert not packed.sources_BM[packed.source_segments_BM == 0].any()
+    assert not packed.arrays["targets"][packed.arrays["segments"] == 0].any()
+    assert not packed.arrays["sources"][packed.arrays["source_segments"] == 0].any()
     if not packs:
-        assert packed.segments_BL.max(initial=0) <= 1
+        assert packed.arrays["segments"].max(initial=0) <= 1
 
 
 @given(pairs_of, st.integers(2, 17), st.integers(2, 17))
@@ -56,7 +55,7 @@ def test_unpacking_gives_each_pair_back(pairs, source_length, length, packs):
 def test_both_sides_of_a_row_hold_the_same_segments_in_the_same_order(pairs, source_length, length):
     packed = pack_pairs(*sides(pairs), source_length, length)
     for segments, source_segments in zip(
-        packed.segments_BL, packed.source_segments_BM, strict=True
+        packed.arrays["segments"], packed.arrays["source_segments"], strict=True
     ):
         for side in (segments, source_segments):
             filled = side[side > 0]
@@ -75,13 +74,13 @@ def random_pairs(count, longest=30):
 
 def test_rows_are_well_filled():
     packed = pack_pairs(*sides(random_pairs(9000)), 128, 128)
-    assert (packed.segments_BL > 0).mean() > 0.97
-    assert (packed.source_segments_BM > 0).mean() > 0.97
+    assert (packed.arrays["segments"] > 0).mean() > 0.97
+    assert (packed.arrays["source_segments"] > 0).mean() > 0.97
 
 
 def test_chunks_do_not_change_what_is_in_the_rows():
     sources, targets = sides(random_pairs(3000))
-    packer = pack.Packer(48, 32)
+    packer = pack.Packer(pack.Side(48), pack.Side(32))
     parts = [packer.add(targets[i : i + 700], sources[i : i + 700]) for i in range(0, 3000, 700)]
     chunked = pack.joined([*parts, packer.finish()])
     whole = pack_pairs(sources, targets, 32, 48)
@@ -89,15 +88,15 @@ def test_chunks_do_not_change_what_is_in_the_rows():
 
 
 def pairs_by_row(packed):
-    rows = [packed.pieces[packed.pieces[:, 1] == row] for row in range(len(packed))]
+    rows = [packed.pieces[packed.pieces[:, 1] == row] for row in range(packed.rows)]
     return sorted([(pair, segment) for pair, _, segment in row.tolist()] for row in rows)
 
 
 def test_open_rows_are_bounded():
-    packer = pack.Packer(100, 100)
+    packer = pack.Packer(pack.Side(100), pack.Side(100))
     halves = [np.full(59, 5, np.uint16)] * 2000
     packer.add(halves, halves)
-    assert len(packer.finish()) == pack.OPEN_ROWS
+    assert packer.finish().rows == pack.OPEN_ROWS
 
 
 def test_a_pair_goes_to_the_fullest_row_that_has_room_on_both_sides():
@@ -122,8 +121,8 @@ def test_unpacking_would_see_halves_that_changed_places():
     pairs = [(np.array([5], np.uint16), np.array([6], np.uint16)),
              (np.array([7], np.uint16), np.array([8], np.uint16))]  # fmt: skip
     packed = pack_pairs(*sides(pairs), 9, 9)
-    swapped = np.array([0, 2, 1], np.uint16)[packed.source_segments_BM]
-    actual = unpack_pairs(dataclasses.replace(packed, source_segments_BM=swapped))
+    swapped = np.array([0, 2, 1], np.uint16)[packed.arrays["source_segments"]]
+    actual = unpack_pairs(packed._replace(arrays={**packed.arrays, "source_segments": swapped}))
     assert [source.tolist() for source, _ in actual.values()] == [[7, EOS], [5, EOS]]
 
 
@@ -132,5 +131,5 @@ def test_rows_are_the_same_in_every_version(sides, digest):
     """A cache that is built again, elsewhere or later, gives a resumed run the same rows."""
     sizes = np.random.PCG64(0).random_raw(600).reshape(-1, 2) % 17 + 1
     fit = BestFit([20, 18][:sides], limit=7)
-    places = np.concatenate([part.ravel() for part in fit.place(sizes[:, :sides])])
+    places = np.concatenate([part.ravel() for part in fit.put(sizes[:, :sides])])
     assert hashlib.sha256(places.astype(np.int64).tobytes()).hexdigest()[:8] == digest

@@ -17,7 +17,7 @@ def unpack(packed):
     order = np.argsort(packed.pieces[:, 0], kind="stable")
     examples = []
     for example, row, segment in packed.pieces[order]:
-        tokens = packed.targets_BL[row][packed.segments_BL[row] == segment]
+        tokens = packed.arrays["targets"][row][packed.arrays["segments"][row] == segment]
         if example == len(examples):
             examples.append([])
         examples[example].append(tokens)
@@ -29,17 +29,17 @@ def unpack(packed):
 def test_unpacking_gives_the_examples_back(examples, length, packs):
     packed = pack.pack(examples, length, packs=packs)
     assert [list(e) for e in unpack(packed)] == [[*e, EOS] for e in examples]
-    assert (packed.segments_BL > 0).sum() == sum(len(e) + 1 for e in examples)
-    assert not packed.targets_BL[packed.segments_BL == 0].any()
+    assert (packed.arrays["segments"] > 0).sum() == sum(len(e) + 1 for e in examples)
+    assert not packed.arrays["targets"][packed.arrays["segments"] == 0].any()
     if not packs:
-        assert packed.segments_BL.max(initial=0) <= 1
+        assert packed.arrays["segments"].max(initial=0) <= 1
 
 
 @given(examples_of, st.integers(2, 17))
 @settings(deadline=None, max_examples=100)
 def test_inputs_and_positions_restart_in_each_segment(examples, length):
     packed = pack.pack(examples, length)
-    targets_BL, segments_BL = packed.targets_BL, packed.segments_BL
+    targets_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
     inputs_BL = pack.inputs(targets_BL, segments_BL)
     positions_BL = pack.positions(segments_BL)
     assert inputs_BL.dtype == positions_BL.dtype == np.int32
@@ -54,27 +54,27 @@ def test_inputs_and_positions_restart_in_each_segment(examples, length):
 
 
 def test_segments_begin_and_end_with_the_ids_of_the_vocab():
-    packer = pack.Packer(5, 7, end_id=40, source_end_id=50)
+    packer = pack.Packer(pack.Side(5, end_id=40), pack.Side(7, end_id=50))
     halves = [np.array([2, 3]), np.array([4])], [np.array([5]), np.array([6, 0])]
     packed = pack.joined([packer.add(*halves), packer.finish()])
-    assert packed.targets_BL.tolist() == [[2, 3, 40, 4, 40]]
-    assert packed.sources_BM.tolist() == [[5, 50, 6, 0, 50, 0, 0]]
+    assert packed.arrays["targets"].tolist() == [[2, 3, 40, 4, 40]]
+    assert packed.arrays["sources"].tolist() == [[5, 50, 6, 0, 50, 0, 0]]
     packed = pack.pack([np.array([2, 3]), np.array([4])], 7)
-    inputs_BL = pack.inputs(packed.targets_BL, packed.segments_BL, begin_id=9)
+    inputs_BL = pack.inputs(packed.arrays["targets"], packed.arrays["segments"], begin_id=9)
     assert inputs_BL.tolist() == [[9, 2, 3, 9, 4, 0, 0]]
 
 
 def test_chunks_do_not_change_what_is_in_the_rows():
     random = np.random.default_rng(0)
     examples = [random.integers(2, 99, n).astype(np.uint16) for n in random.integers(1, 30, 9000)]
-    packer = pack.Packer(32)
+    packer = pack.Packer(pack.Side(32))
     parts = [packer.add(examples[i : i + 700]) for i in range(0, 9000, 700)] + [packer.finish()]
     packed = pack.joined(parts)
     assert [list(e[:-1]) for e in unpack(packed)] == [list(e) for e in examples]
-    assert sum(len(e) + 1 for e in examples) / packed.targets_BL.size > 0.97
+    assert sum(len(e) + 1 for e in examples) / packed.arrays["targets"].size > 0.97
 
 
 def test_open_rows_are_bounded():
-    packer = pack.Packer(100)
+    packer = pack.Packer(pack.Side(100))
     packer.add([np.full(59, 5, np.uint16)] * 5000)
-    assert len(packer.finish()) == 512
+    assert packer.finish().rows == 512

@@ -71,7 +71,7 @@ def test_a_batch_has_seven_int32_arrays_and_empty_rows_where_asked(rows):
     np.testing.assert_array_equal(batch["targets_BL"][0], rows.targets_BL[0])
 
 
-def test_each_pair_begins_anew_on_both_sides(rows):
+def test_inputs_and_positions_restart_with_each_pair_on_both_sides(rows):
     batch = rows.batch(np.arange(len(rows)))
     for _, row, segment in rows.pieces:
         target = batch["segments_BL"][row] == segment
@@ -90,14 +90,14 @@ def test_without_packing_each_pair_has_a_row(vocabs):
 def test_a_tag_is_in_front_of_each_source_and_no_word_of_the_text():
     vocab = make(SentencePiece(size=280), (p.source for p in PAIRS * 9), words=["<2en>"])
     tagged, plain = (
-        list(packed_pairs([PAIRS[0], PAIRS[3]], vocab, vocab, 40, 30, packs=True, tag=tag))
+        packed_pairs([PAIRS[0], PAIRS[3]], vocab, vocab, 40, 30, packs=True, tag=tag)
         for tag in ("2en", None)
     )
     [tag_id] = vocab.encode(["<2en>"])[0]
-    firsts = tagged[-1][0].sources_BM[:, 0]
+    firsts = tagged[0].arrays["sources"][:, 0]
     assert (firsts == tag_id).all() and len(firsts)
-    assert tagged[0][1].source_words == plain[0][1].source_words
-    assert tagged[0][1].source_tokens == plain[0][1].source_tokens + 2
+    assert tagged[1].source_words == plain[1].source_words
+    assert tagged[1].source_tokens == plain[1].source_tokens + 2
 
 
 def test_no_pairs_make_no_rows(vocabs):

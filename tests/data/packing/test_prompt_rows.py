@@ -28,8 +28,8 @@ def vocab():
 
 
 def test_the_answers_and_their_ends_count_and_nothing_else(vocab):
-    arrays, pieces, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=True)
-    rows = PromptRows(*arrays.values(), counts, pieces, begin_id=PAD)
+    (arrays, pieces), counts = packed_prompts(PAIRS, vocab, LENGTH, packs=True)
+    rows = PromptRows(arrays, counts, pieces, begin_id=PAD)
     batch = rows.batch(np.array([*range(len(rows)), NO_ROW]))
     for pair, row, segment in pieces:
         prompt, answer = vocab.encode(PAIRS[pair])
@@ -49,8 +49,8 @@ def test_the_answers_and_their_ends_count_and_nothing_else(vocab):
 def test_a_prompt_without_a_beginning_is_read_from_its_first_token(vocab):
     vocab = copy.copy(vocab)
     vocab.reads_begin = False
-    arrays, pieces, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=True)
-    rows = PromptRows(*arrays.values(), counts, pieces, begin_id=EOS, reads_begin=False)
+    (arrays, pieces), counts = packed_prompts(PAIRS, vocab, LENGTH, packs=True)
+    rows = PromptRows(arrays, counts, pieces, begin_id=EOS, reads_begin=False)
     batch = rows.batch(np.array([*range(len(rows)), NO_ROW]))
     for pair, row, segment in pieces:
         prompt, answer = vocab.encode(PAIRS[pair])
@@ -66,7 +66,7 @@ def test_a_prompt_without_a_beginning_is_read_from_its_first_token(vocab):
 
 
 def test_words_are_those_of_the_answers(vocab):
-    _, _, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=False)
+    _, counts = packed_prompts(PAIRS, vocab, LENGTH, packs=False)
     assert (counts.lines, counts.words, counts.rows) == (3, 3, 3)
     assert (counts.source_words, counts.left_out) == (5, 1)
-    assert packed_prompts(PAIRS[1:2], vocab, LENGTH, packs=True)[2] == Counts(left_out=1)
+    assert packed_prompts(PAIRS[1:2], vocab, LENGTH, packs=True)[1] == Counts(left_out=1)

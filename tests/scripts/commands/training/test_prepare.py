@@ -16,12 +16,12 @@ from tests.scripts.conftest import Meshloom, Place
 
 
 def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    none = np.zeros((0, 6), np.uint16)
+    none = {"targets": np.zeros((0, 6), np.uint16)}
     train = RowsOfPart(
         "de", range(2), Counts(lines=30, rows=2), {"a repeat": 0, "longer than a row": 10}
     )
     test = RowsOfPart("de", range(3), Counts(lines=9, rows=3), {"longer than a row": 0})
-    print_parts({name: Rows(none, none, Counts(), parts=[part])
+    print_parts({name: Rows(none, Counts(), parts=[part])
                  for name, part in (("train", train), ("test", test))})  # fmt: skip
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split("  ")[-1].strip() == "not in the rows" and "a repeat" in head
@@ -29,17 +29,17 @@ def test_a_rule_that_drops_no_pair_shows_zero(capsys: pytest.CaptureFixture[str]
         ["train", "de", "30", "2", "0", "10", "25.00%"],
         ["test", "de", "9", "3", "0", "0.00%"],
     ]
-    print_parts({"train": Rows(none, none, Counts())})  # of a text, which has no pairs
+    print_parts({"train": Rows(none, Counts())})  # of a text, which has no pairs
     assert capsys.readouterr().out == ""
 
 
 def test_rates_shares_and_repetitions_of_a_mixture_are_described() -> None:
-    none = np.zeros((40, 6), np.uint16)
+    none = {"targets": np.zeros((40, 6), np.uint16)}
     parts = [
         RowsOfPart(name, rows, Counts(rows=len(rows)), {})
         for name, rows in (("de", range(30)), ("fr", range(30, 40)))
     ]
-    rows = Rows(none, none, Counts(), parts=parts, mix=MixtureOrder.of((30, 10), (1, 1)))
+    rows = Rows(none, Counts(), parts=parts, mix=MixtureOrder.of((30, 10), (1, 1)))
     assert list(mixture_lines(rows, 120)) == [
         "de: 50.0% of the rows of training, 75.0% of all; the run reads each of its 30 rows 2.00 "
         "times.",
@@ -47,7 +47,7 @@ def test_rates_shares_and_repetitions_of_a_mixture_are_described() -> None:
         "times.",
     ]
     assert list(mixture_lines(rows, None))[1] == "fr: 50.0% of the rows of training, 25.0% of all."
-    assert list(mixture_lines(Rows(none, none, Counts()), 120)) == []
+    assert list(mixture_lines(Rows(none, Counts()), 120)) == []
 
 
 def test_a_setting_of_the_text_that_nothing_reads_is_told(run: Meshloom, place: Place) -> None:
