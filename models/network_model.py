@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,6 +16,11 @@ from models.initializers import Weights, weights_of
 from models.loss import counted_targets, token_losses
 
 NetworkT = TypeVar("NetworkT", bound=nnx.Module)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _trace_build(model: Any) -> Any:
+    return model.build(jax.random.key(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +60,8 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return weights_of(self)
 
     def abstract(self) -> NetworkT:
-        """Returns the network with shapes in place of weights."""
-        return jax.eval_shape(lambda: self.build(jax.random.key(0)))
+        """Returns the network with shapes in place of weights; `jit` caches its trace."""
+        return _trace_build.eval_shape(self)
 
     def network(self, params: Params) -> NetworkT:
         """Returns the network with these weights."""
