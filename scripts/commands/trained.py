@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jax.sharding import Mesh
 
 from configs.errors import UserError
 from layouts.layout import Layout
@@ -28,7 +30,6 @@ from trainer.checks import (
 )
 from trainer.decoding.decoder import SHORTEST
 from trainer.memory import check_batch_memory
-from trainer.processes.native_log import name_layout_of_abort
 from trainer.run import Run
 from trainer.traces import DecodeShape, trace_generate
 
@@ -45,17 +46,27 @@ def trained_models(
     config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
     check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
-    sizes, origins = dict(make_mesh(layout).shape), setting_origins(config)
-    name_layout_of_abort(describe_layout(layout, origins))
+    mesh, origins = make_mesh(layout), setting_origins(config)
+    sizes = dict(mesh.shape)
     rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
     for warning in [*check_layout(fitting, layout, sizes, origins), *check_precision(run)]:
         print_note(warning)
+    note_layout(layout, mesh, origins)
     with (
         explained_errors(fitting, layout, sizes, origins, *programs(fitting)),
         ModelRestorer(flags.model_dir, run, layout) as models,
     ):
         yield models
+
+
+def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
+    """Prints the layout of several devices before compilation.
+
+    XLA can abort the process while it partitions a program; this line then names the layout.
+    """
+    if mesh.size > 1:
+        print_note(f"Compiles for {describe_layout(layout, origins)}.")
 
 
 def decode_program(run: Run, search: Search, *, with_suffix: bool = False) -> Program:

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from configs.errors import RunError, UserError
 from trainer.processes import peers
 from trainer.processes.meeting import meet
-from trainer.processes.native_log import hide_lost_processes
 
 Distributed = Literal["auto", "off", "manual"]
 
@@ -98,7 +97,6 @@ def join(place: Place, timeout_s: float) -> None:
     """Connects to the other processes, and JAX to theirs; gloo does collectives of CPUs."""
     import jax
 
-    hide_lost_processes()
     links = meet(*place, timeout_s)
     peers.set_current(peers.Peers(place.process_index, links))
     separate_output(place.process_index)

@@ -14,7 +14,7 @@ from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import check_same_settings, rows_of_group, setting_origins, warn_unused
-from scripts.commands.trained import decode_program
+from scripts.commands.trained import decode_program, note_layout
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.progress import ProgressBar
 from scripts.commands.training.start import (
@@ -35,7 +35,6 @@ from trainer.checks import (
     check_precision,
     check_run,
     check_vocab_settings,
-    describe_layout,
     explained_errors,
     step_flops,
 )
@@ -50,7 +49,6 @@ from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
 from trainer.planning.prediction import CostPrediction
 from trainer.processes.join import leave
-from trainer.processes.native_log import name_layout_of_abort
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
@@ -74,7 +72,6 @@ def train_locked(flags: TrainFlags) -> None:
     warn_unused(config, Run, Layout)
     changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
     mesh = make_mesh(layout)
-    name_layout_of_abort(describe_layout(layout, setting_origins(config)))
     check_run(run)
     check_vocab_settings(run)
     for tracker in run.trackers:
@@ -93,6 +90,7 @@ def train_locked(flags: TrainFlags) -> None:
             f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, so "
             f"nothing is trained.  Set Run.steps above {step} to train on."
         )
+    note_layout(layout, mesh, setting_origins(config))
     programs = training_programs(run, layout, dict(mesh.shape))
     with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
         check_memory(run, layout, mesh)

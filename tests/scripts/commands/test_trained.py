@@ -20,6 +20,7 @@ from trainer import checks
 
 # 40 columns of d_ff do not divide over 3 devices, which only the blinded lint lets pass.
 BROKEN = ["--gin_param=Layout.mesh = 'x:3'", "--gin_param=Layout.rules = 'd_ff:x'"]
+NOTE = "(mesh 'x:3', rules 'd_ff:x').\n"  # before compilation, which may abort the process
 COMMANDS = {
     "evaluate": ["--split=validation"],
     "score": ["--input={text}"],
@@ -59,6 +60,7 @@ def test_training_is_refused_before_anything_is_prepared(run: Meshloom, place: P
     answer = run("train", place.model_dir, *place.flags(), *BROKEN)
     assert answer.code == 2
     assert_explained(answer.error)
+    assert NOTE in answer.error
     assert not (place.folder / "data").exists() and not (place.folder / "run").exists()
 
 
@@ -74,6 +76,7 @@ def test_a_trained_model_is_refused(
     answer = run(command, trained.model_dir, *data, *flags, *BROKEN)
     assert answer.code == 2, answer.error
     assert_explained(answer.error)
+    assert NOTE in answer.error
 
 
 @pytest.mark.usefixtures("blinded_lint")

@@ -91,16 +91,6 @@ for call in range(3):
 others.leave()
 """
 FAIL = 'others.fail(2, "no such file"); sys.exit(2)'
-LOST_FOR_JAX = """
-import os
-from trainer.processes.native_log import hide_lost_processes
-peers.set_current(others)
-hide_lost_processes()
-while others.failure is None:
-    time.sleep(0.1)
-os.write(2, b"F1122 20:13:38.705 829 client.h:80] Ends.  absl::Status: UNAVAILABLE: Tasks\\n")
-time.sleep(100)
-"""
 STALL = "others.stop_signal(4); time.sleep(2); others.stalled(); time.sleep(100)"
 GROUPS: dict[str, Callable[[], Group]] = {
     "stop": lambda: Group.start(dict.fromkeys(range(4), STEPS)),
@@ -108,8 +98,8 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "hub lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "other lost": lambda: Group.start(dict.fromkeys(range(3), SLEEP)),
     "failed": lambda: Group.start({0: SLEEP, 1: FAIL, 2: FAIL}),
-    "failed alone": lambda: Group.start({0: SLEEP, 1: FAIL, 2: SLEEP, 3: LOST_FOR_JAX}),
-    "hub failed": lambda: Group.start({0: FAIL, 1: SLEEP, 2: LOST_FOR_JAX}),
+    "failed alone": lambda: Group.start({0: SLEEP, 1: FAIL, 2: SLEEP}),
+    "hub failed": lambda: Group.start({0: FAIL, 1: SLEEP}),
     "stalled": lambda: Group.start({0: STALL, 1: f"others.stop_signal(3); {SLEEP}"}),
 }
 
