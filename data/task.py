@@ -30,6 +30,7 @@ from data.sources import lm1b as lm1b
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet
 from data.sources import text_mixture as text_mixture
+from data.sources import tfds as tfds
 from data.sources.pairs import Pair, Pairs
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return

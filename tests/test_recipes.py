@@ -13,6 +13,7 @@ import sacrebleu
 from configs.load import load
 from data.sources.text_files import read_lines
 from layouts.layout import Layout
+from tests.data.conftest import pairs_of
 from tests.data.sources.test_tfds_pairs import build
 from tests.scripts.conftest import Meshloom, run  # noqa: F401
 from tests.toys import ROOT
@@ -167,7 +168,7 @@ def test_the_test_set_of_wmt14_is_whole(tmp_path: Path) -> None:
         return files
 
     source = build("wmt14_translate/de-en", tmp_path, dev=dev)
-    pairs = list(source.pairs("test"))
+    pairs = list(pairs_of(source, "test"))
     assert sorted(pairs) == sorted(zip(lines["en"], lines["de"], strict=True))
     references = [target for _, target in pairs]
     assert len(pairs) == 3003

@@ -14,14 +14,6 @@ from data.sources.pairs import Pair
 from data.sources.text_files import LONE_SURROGATE
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # not \t, \n and \r, of prompts
-# Reasons, as tables and manifests have them.
-_NOT_UTF8 = "not UTF-8"
-_EMPTY = "an empty side"
-_CONTROL_CHARACTERS = "control characters"
-_SHORT = "below min_characters"
-_LONG = "above max_characters"
-_UNEQUAL = "above max_ratio"
-_REPEAT = "a repeat"
 
 
 @spec
@@ -61,64 +53,56 @@ class Clean:
         """Returns the error handler of bytes.decode for bytes that are not UTF-8."""
         return "surrogateescape" if self.drops_invalid_utf8 else "strict"
 
-    def reasons(self, split: str) -> list[str]:
-        """Names the reasons for which pairs of a split may be dropped, as they are tested."""
-        if split != "train":
-            return [_NOT_UTF8] if self.drops_invalid_utf8 else []
-        reasons = {
-            _NOT_UTF8: self.drops_invalid_utf8,
-            _EMPTY: self.drops_empty,
-            _CONTROL_CHARACTERS: self.drops_control_characters,
-            _SHORT: self.min_characters is not None,
-            _LONG: self.max_characters is not None,
-            _UNEQUAL: self.max_ratio is not None,
-            _REPEAT: self.drops_duplicates,
-        }
-        return [reason for reason, is_chosen in reasons.items() if is_chosen]
-
     def kept(self, pairs: Iterable[Pair], split: str, dropped: Counter[str]) -> Iterator[Pair]:
-        """Yields the pairs of a split that are not dropped, and counts the others by reason.
+        """Yields the pairs of a split that are not dropped, and counts the dropped by reason.
 
-        A reason that drops no pair counts 0.
+        A reason that drops no pair counts 0.  Duplicates are those within one call.
         """
-        dropped.update(dict.fromkeys(self.reasons(split), 0))
-        reason_of = _first_reason(self) if split == "train" else _unreadable
+        rules = self._rules(split)
+        dropped.update(dict.fromkeys(rules, 0))
         for pair in pairs:
-            reason = reason_of(pair)
+            reason = next((reason for reason, drops in rules.items() if drops(pair)), None)
             if reason is None:
                 yield pair
             else:
                 dropped[reason] += 1
 
+    def _rules(self, split: str) -> dict[str, Callable[[Pair], bool]]:
+        """Returns the chosen tests by their reasons, as tables and manifests have them."""
+        rules: dict[str, Callable[[Pair], bool]] = {}
+        if self.drops_invalid_utf8:
+            rules["not UTF-8"] = lambda pair: any(map(LONE_SURROGATE.search, pair))
+        if split != "train":
+            return rules
+        if self.drops_empty:
+            rules["an empty side"] = lambda pair: not _lengths(pair)[0]
+        if self.drops_control_characters:
+            rules["control characters"] = lambda pair: any(map(_CONTROL.search, pair))
+        if (fewest := self.min_characters) is not None:
+            rules["below min_characters"] = lambda pair: _lengths(pair)[0] < fewest
+        if (most := self.max_characters) is not None:
+            rules["above max_characters"] = lambda pair: _lengths(pair)[1] > most
+        if (ratio := self.max_ratio) is not None:
+            rules["above max_ratio"] = lambda pair: _lengths(pair)[1] > ratio * _lengths(pair)[0]
+        if self.drops_duplicates:
+            rules["a repeat"] = _is_repeat()
+        return rules
 
-def _first_reason(clean: Clean) -> Callable[[Pair], str | None]:
-    """Returns the test of one run through the pairs: repeats are those within the run."""
+
+def _lengths(pair: Pair) -> list[int]:
+    """Returns the characters of the shorter side, then those of the longer one."""
+    return sorted(len(text.strip()) for text in pair)
+
+
+def _is_repeat() -> Callable[[Pair], bool]:
+    """Returns a test that is true of a pair that it has seen before."""
     keys: set[bytes] = set()
 
-    def reason(pair: Pair) -> str | None:
-        shorter, longer = sorted((len(pair.source.strip()), len(pair.target.strip())))
-        if unreadable := _unreadable(pair):
-            return unreadable
-        if clean.drops_empty and not shorter:
-            return _EMPTY
-        if clean.drops_control_characters and any(map(_CONTROL.search, pair)):
-            return _CONTROL_CHARACTERS
-        if clean.min_characters is not None and shorter < clean.min_characters:
-            return _SHORT
-        if clean.max_characters is not None and longer > clean.max_characters:
-            return _LONG
-        if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
-            return _UNEQUAL
-        if clean.drops_duplicates:
-            text = f"{len(pair.source)} {pair.source}{pair.target}"  # a prompt may hold any sign
-            key = hashlib.blake2b(text.encode(), digest_size=8).digest()
-            if key in keys:
-                return _REPEAT
-            keys.add(key)
-        return None
+    def is_repeat(pair: Pair) -> bool:
+        text = f"{len(pair.source)} {pair.source}{pair.target}"  # a prompt may hold any sign
+        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        is_known = key in keys
+        keys.add(key)
+        return is_known
 
-    return reason
-
-
-def _unreadable(pair: Pair) -> str | None:
-    return _NOT_UTF8 if any(map(LONE_SURROGATE.search, pair)) else None
+    return is_repeat

@@ -9,7 +9,7 @@ from configs.spec import spec
 from data.sources import text_files
 from data.sources.pair_kinds import FilePairs
 from data.sources.pairs import Pair
-from data.sources.text import Files, FileText
+from data.sources.text import FileText
 
 
 @spec
@@ -23,8 +23,8 @@ class JsonlText(FileText):
     def has_newlines(self) -> bool:
         return True
 
-    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
-        texts = (record.text(self.field, setting) for record in records(paths, setting))
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
+        texts = (record.text(self.field, setting) for record in records(paths, setting, errors))
         return text_files.with_text(texts, setting, "record")
 
 
@@ -33,26 +33,18 @@ class Jsonl(FilePairs):
     """Reads files of one JSON object per line, plain, .gz, .xz or .zst; two of its fields make a
     pair."""
 
-    train: Files
-    """One or several paths or globs, as are validation and test."""
-    validation: Files | None = None
-    """Validation pairs."""
-    test: Files | None = None
-    """Test pairs."""
     source_field: str
     """Name of the field to translate; "translation.de" is the field de of the field translation."""
     target_field: str
     """Name of the field that holds the translation."""
 
-    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
-        paths = self.expanded(split, self.files(split)[split])
-        setting = f"Jsonl.{split}"
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
         for record in records(paths, setting, errors):
             yield Pair(*(record.text(f, setting) for f in (self.source_field, self.target_field)))
 
 
 class JsonLine(NamedTuple):
-    """Holds the value of a line of JSON, and where it stands."""
+    """Holds the value of a line of JSON, and the place of the line."""
 
     value: Any
     place: str
@@ -88,17 +80,16 @@ class JsonLine(NamedTuple):
         return value
 
 
-def records(paths: Sequence[str], setting: str, errors: str = "strict") -> Iterator[JsonLine]:
+def records(paths: Sequence[str], setting: str, errors: str) -> Iterator[JsonLine]:
     """Yields the values of the lines of some files; blank lines have none."""
-    empty = []
-    for path in paths:
-        is_empty = True
+
+    def of_file(path: str) -> Iterator[JsonLine]:
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
-            if line and not line.isspace():
-                is_empty, place = False, f"{path}, line {number}"
+            if line.strip():
+                place = f"{path}, line {number}"
                 yield JsonLine(_parsed(line, place), place, errors == "strict")
-        empty += [path] if is_empty else []
-    text_files.check_empty(setting, paths, empty, "line of JSON")
+
+    return text_files.of_files(paths, map(of_file, paths), setting, "line of JSON")
 
 
 def _parsed(line: str, place: str) -> Any:

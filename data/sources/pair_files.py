@@ -1,31 +1,28 @@
 """Reads pairs from line-aligned files and from tables with tabs."""
 
+import functools
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
-from data.sources.text_files import check_empty, read_lines
+from data.sources.text_files import of_files, read_lines
 
 
 def aligned(
     sources: Sequence[str], targets: Sequence[str], setting: str, errors: str
 ) -> Iterator[Pair]:
-    """Yields line by line what stands in source files and in the target files beside them."""
+    """Yields the lines of source files, each with the same line of the target file."""
     if len(sources) != len(targets):
         raise UserError(
             f"{setting}: {len(sources)} source files and {len(targets)} target files "
             f"({', '.join(sources)} and {', '.join(targets)}).  Give a target file per source."
         )
-    empty = []
-    for source, target in zip(sources, targets, strict=True):
-        count = yield from _aligned(source, target, setting, errors)
-        empty += [] if count else [source]
-    check_empty(setting, sources, empty, "line of text")
+    read = functools.partial(_aligned, setting=setting, errors=errors)
+    return of_files(sources, map(read, sources, targets), setting, "line of text")
 
 
-def _aligned(source: str, target: str, setting: str, errors: str) -> Generator[Pair, None, int]:
-    """Yields the pairs of two files, and returns how many there are."""
+def _aligned(source: str, target: str, setting: str, errors: str) -> Iterator[Pair]:
     counts = [0, 0]
     for lines in itertools.zip_longest(read_lines(source, errors), read_lines(target, errors)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
@@ -36,17 +33,17 @@ def _aligned(source: str, target: str, setting: str, errors: str) -> Generator[P
             f"{setting}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line n "
             "of one must be the translation of line n of the other: find where they diverge."
         )
-    return counts[0]
 
 
 def table(
     paths: Sequence[str], setting: str, source_column: int, target_column: int, errors: str
 ) -> Iterator[Pair]:
     """Yields two columns of files with a tab between columns; blank lines are no pairs."""
-    empty = []
-    for path in paths:
-        number = 0
-        for number, line in _numbered(path, errors):
+
+    def pairs(path: str) -> Iterator[Pair]:
+        for number, line in enumerate(read_lines(path, errors), 1):
+            if not line.strip():
+                continue
             columns = line.split("\t")
             if len(columns) <= max(source_column, target_column):
                 raise UserError(
@@ -55,11 +52,5 @@ def table(
                     "A tab separates columns."
                 )
             yield Pair(columns[source_column], columns[target_column])
-        empty += [] if number else [path]
-    check_empty(setting, paths, empty, "line of text")
 
-
-def _numbered(path: str, errors: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(read_lines(path, errors), 1):
-        if line and not line.isspace():
-            yield number, line
+    return of_files(paths, map(pairs, paths), setting, "line of text")

@@ -3,88 +3,47 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from configs.errors import UserError
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
-from data.sources import mixing, pair_files, text_files, tfds
+from data.sources import mixing, pair_files, text_files
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
-from data.sources.text import SPLITS, Files, HeldOutFraction, file_remedies, is_held_out
-from data.storage import remote
+from data.sources.text import SPLITS, Files, FileSource
 
 
 @abstract_spec
-class FilePairs(Pairs):
-    """Reads pairs from files; a task file names one of its kinds."""
-
-    validation_fraction: HeldOutFraction = 0.02
-    """Approximate share of the training pairs that is held out if there are no validation files. A
-    hash of the target selects them (for a PromptTask, of the prompt), so that none is in both
-    splits."""
-
-    def splits(self) -> tuple[str, ...]:
-        named = [s for s in SPLITS if self.files(s)]
-        held_out = "train" in named  # validation comes out of it where it has no files
-        return tuple(s for s in SPLITS if s in named or (s == "validation" and held_out))
+class HeldOutPairs(FileSource, Pairs):
+    """Reads pairs from files, whatever the parameters that name these."""
 
     @property
     def holds_out_targets(self) -> bool:
-        """Returns whether the validation split has all pairs of some targets, out of training."""
-        return not self.files("validation")
+        return self.holds_out
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        return self._read(split, errors, lambda pair: pair.target)
+        return self.read_split(split, errors, lambda pair: pair.target)
 
     def read_prompts(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        return self._read(split, errors, lambda pair: pair.source)
+        return self.read_split(split, errors, lambda pair: pair.source)
 
-    def _read(self, split: str, errors: str, side: Callable[[Pair], str]) -> Iterator[Pair]:
-        if split == "test" or not self.holds_out_targets:
-            yield from self.read_files(split, errors)
-            return
-        for pair in self.read_files("train", errors):
-            if is_held_out(side(pair), self.validation_fraction) == (split == "validation"):
-                yield pair
 
-    def bytes_to_read(self, split: str) -> int | None:
-        named = self.files(split) or self.files("train")
-        paths = [path for name, files in named.items() for path in self.expanded(name, files)]
-        return text_files.total_bytes(paths)
+@abstract_spec
+class FilePairs(HeldOutPairs):
+    """Reads pairs from files that hold both sides; a task file names one of its kinds."""
 
-    def remedies(self, split: str) -> Sequence[str]:
-        fraction = self.validation_fraction if self.holds_out_targets else None
-        return file_remedies(type(self).__name__, split, self.parameters(split), fraction)
-
-    def fingerprint(self) -> dict[str, Any] | None:
-        named = [(name, f) for split in SPLITS for name, f in self.files(split).items()]
-        try:
-            return {name: text_files.stamps(self.expanded(name, files)) for name, files in named}
-        except (UserError, OSError) as error:
-            remote.raise_failure(error)
-            return None
-
-    def files(self, split: str) -> dict[str, Files]:
-        """Returns what names the files of a split, by parameter; nothing where there are none."""
-        given = {name: getattr(self, name) for name in self.parameters(split)}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def parameters(self, split: str) -> tuple[str, ...]:
-        """Names the parameters that name files of a split."""
-        return (split,)
-
-    def expanded(self, parameter: str, files: Files) -> list[str]:
-        return text_files.expand(files, f"{type(self).__name__}.{parameter}")
-
-    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
-        """Yields the pairs of the files that are named for a split."""
-        raise NotImplementedError
+    train: Files
+    """One or several paths or globs, as are validation and test."""
+    validation: Files | None = None
+    """Validation pairs."""
+    test: Files | None = None
+    """Test pairs."""
 
 
 @spec
-class ParallelFiles(FilePairs):
+class ParallelFiles(HeldOutPairs):
     """Reads pairs of files, where line n of one is the translation of line n of the other.
 
     They are plain, .gz, .xz or .zst.
@@ -121,12 +80,12 @@ class ParallelFiles(FilePairs):
     def parameters(self, split: str) -> tuple[str, ...]:
         return f"{split}_source", f"{split}_target"
 
-    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
+    def read_named(self, split: str, errors: str) -> Iterator[Pair]:
         sources, targets = (
             text_files.named(files, f"ParallelFiles.{name}")
             for name, files in self.files(split).items()
         )
-        if len(sources) == len(targets):  # a file may stand beside two others
+        if len(sources) == len(targets):  # a file may be the source of two others
             pairs = zip(sources, targets, strict=True)
             by_file = {tuple(map(text_files.identity, pair)): pair for pair in pairs}
             sources, targets = map(list, zip(*by_file.values(), strict=True))
@@ -139,55 +98,13 @@ class ParallelFiles(FilePairs):
 class Tsv(FilePairs):
     """Reads files of tab-separated columns, plain, .gz, .xz or .zst; one pair per line."""
 
-    train: Files
-    """One or several paths or globs, as are validation and test."""
-    validation: Files | None = None
-    """Validation pairs."""
-    test: Files | None = None
-    """Test pairs."""
     source_column: CountOrZero = 0
     """Counted from 0; so is target_column."""
     target_column: CountOrZero = 1
     """Column of the translation, counted from 0."""
 
-    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
-        paths = self.expanded(split, self.files(split)[split])
-        columns = (self.source_column, self.target_column)
-        return pair_files.table(paths, f"Tsv.{split}", *columns, errors)
-
-
-@spec
-class TfdsPairs(Pairs):
-    """Reads a TFDS data set of translations, made by its own builder as ArrayRecord files."""
-
-    name: str
-    """Name of the TFDS data set, such as "wmt14_translate/de-en"."""
-    source_field: str
-    """The feature to translate; TFDS names features by language, such as "en"."""
-    target_field: str
-    """Name of the field that holds the translation."""
-    train: str = "train"
-    """A TFDS split expression, such as "train[1000:]", as are validation and test."""
-    validation: str | None = "validation"
-    """Validation pairs."""
-    test: str | None = "test"
-    """Test pairs."""
-    folder: str | None = None
-    """TFDS's data_dir. None: ~/tensorflow_datasets."""
-    archives: str | None = None
-    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
-
-    def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if getattr(self, s) is not None)
-
-    def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        fields = {"source_field": self.source_field, "target_field": self.target_field}
-        place = (self.name, self.folder, self.archives)
-        for texts in tfds.texts("TfdsPairs", *place, getattr(self, split), fields, errors):
-            yield Pair(*texts)
-
-    def fingerprint(self) -> dict[str, Any] | None:
-        return tfds.stamps("TfdsPairs", self.name, self.folder)
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
+        return pair_files.table(paths, setting, self.source_column, self.target_column, errors)
 
 
 @spec

@@ -1,4 +1,4 @@
-"""Defines sources of pairs: each yields the sentences of a split beside their translations."""
+"""Defines sources of pairs: each yields the sentences of a split with their translations."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 def tag_word(tag: str) -> str:
     """Returns a tag as source lines have it: one sub-word of the source vocab.
 
-    A tag with other characters than letters, digits, _ and - stands as it is.
+    A tag with other characters than letters, digits, _ and - stays as it is.
 
     >>> tag_word("2de"), tag_word("<2de>"), tag_word(">>deu<<")
     ('<2de>', '<2de>', '>>deu<<')
@@ -66,7 +66,7 @@ def tagged(line: str, tag: str | None) -> str:
 def chosen_tag(tag: str | None, tags: tuple[str, ...]) -> str | None:
     """Returns the tag to write in front of source lines, one of those that a task knows.
 
-    None stands for the only tag, or for none if the task has none.
+    None selects the only tag, or none if the task has none.
     """
     if tag is None and len(tags) <= 1:
         return tags[0] if tags else None
@@ -84,7 +84,7 @@ class Pairs(Source):
     """Reads the pairs of a translation; a task file names one of its kinds."""
 
     tag: Tag | None = None
-    """Stands in front of each source line, for a model that serves many languages: "2de" as <2de>,
+    """Precedes each source line, for a model that serves many languages: "2de" as <2de>,
     and a tag with other signs, such as "<2de>", "[de]" or ">>deu<<", as it is."""
     name: Name | None = None
     """Name in results. None: its tag or its kind."""
@@ -95,7 +95,7 @@ class Pairs(Source):
         return False
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        """Yields the pairs of a split as they stand in its files, always in the same order.
+        """Yields the raw pairs of a split, always in the same order.
 
         errors is what bytes.decode makes of bytes that are not UTF-8.
         """
@@ -112,17 +112,6 @@ class Pairs(Source):
         """Yields the pairs of a split without their tag; tabs and line breaks become spaces."""
         for source, target in self.read(split, errors):
             yield Pair(_BREAKS.sub(" ", source), _BREAKS.sub(" ", target))
-
-    def pairs(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        """Yields the pairs of a split as the model reads them: each source line with its tag."""
-        for part in self.parts_of(split).values():
-            for source, target in part.untagged(split, errors):
-                yield Pair(tagged(source, part.tag), target)
-
-    def lines(self, split: str, errors: str = "strict") -> Iterator[str]:
-        """Yields each pair as one line, its halves with a tab between."""
-        for part in self.parts_of(split).values():
-            yield from map("\t".join, part.untagged(split, errors))
 
     def parts_of(self, split: str) -> dict[str, "Pairs"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""

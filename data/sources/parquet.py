@@ -1,7 +1,9 @@
 """Reads text and pairs from Parquet files, some rows at a time."""
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError, brief, did_you_mean
@@ -11,7 +13,7 @@ from data.sources import text_files
 from data.sources.compression import bytes_read
 from data.sources.pair_kinds import FilePairs
 from data.sources.pairs import Pair
-from data.sources.text import Files, FileText
+from data.sources.text import FileText
 from data.storage import lookup, remote
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class ParquetText(FileText):
     def has_newlines(self) -> bool:
         return True
 
-    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
-        texts = (text for [text] in rows(paths, [self.column], setting))
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
+        texts = (text for [text] in rows(paths, [self.column], setting, errors))
         return text_files.with_text(texts, setting, "row")
 
 
@@ -41,47 +43,27 @@ class ParquetText(FileText):
 class Parquet(FilePairs):
     """Reads Parquet files; two columns make a pair."""
 
-    train: Files
-    """One or several paths or globs, as are validation and test."""
-    validation: Files | None = None
-    """Validation pairs."""
-    test: Files | None = None
-    """Test pairs."""
     source_column: str
     """Name of the column to translate; "translation.de" is the field de of the column
     translation."""
     target_column: str
     """Name of the column that holds the translation."""
 
-    def read_files(self, split: str, errors: str) -> Iterator[Pair]:
-        paths = self.expanded(split, self.files(split)[split])
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
         columns = [self.source_column, self.target_column]
-        for source, target in rows(paths, columns, f"Parquet.{split}", errors):
-            yield Pair(source, target)
+        return itertools.starmap(Pair, rows(paths, columns, setting, errors))
 
 
 def rows(
-    paths: Sequence[str], columns: Sequence[str], setting: str, errors: str = "strict"
+    paths: Sequence[str], columns: Sequence[str], setting: str, errors: str
 ) -> Iterator[list[str]]:
     """Yields the texts of some columns, row by row."""
-    import pyarrow  # costs 0.1 s, which other sources need not pay
-
-    empty = []
-    for path in paths:
-        try:
-            count = yield from _rows_of_file(path, columns, setting, errors)
-            empty += [] if count else [path]
-        except (pyarrow.ArrowException, OSError) as error:
-            remote.raise_failure(error)
-            first_line = brief(str(error).partition("\n")[0])
-            raise UserError(
-                f"{setting}: {path} cannot be read as Parquet ({first_line}).{_remedy(path)}"
-            ) from None
-    text_files.check_empty(setting, paths, empty, "row")
+    read = functools.partial(_rows_of_file, columns=columns, setting=setting, errors=errors)
+    return text_files.of_files(paths, map(read, paths), setting, "row")
 
 
 def _remedy(path: str) -> str:
-    """Says what to do about a file that cannot be read, by its first bytes."""
+    """Returns what to do about a file that cannot be read, by its first bytes."""
     head = b""
     with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
         head = file.read(8)
@@ -93,26 +75,32 @@ def _remedy(path: str) -> str:
 
 def _rows_of_file(
     path: str, columns: Sequence[str], setting: str, errors: str
-) -> Generator[list[str], None, int]:
-    """Yields the texts of some columns, and returns how many rows the file has."""
+) -> Iterator[list[str]]:
+    import pyarrow  # costs 0.1 s, which other sources need not pay
     from pyarrow import parquet
 
     file, number = path_of(path).expanduser(), 0
-    with (
-        lookup.open_to_read(path, file) as opened,
-        parquet.ParquetFile(opened, buffer_size=_BYTES_PER_READ, pre_buffer=False) as table,
-    ):
-        fields = [_field(table.schema_arrow, column, path, setting) for column in columns]
-        row_bytes = lookup.size_of(file) / max(table.metadata.num_rows, 1)
-        for batch in table.iter_batches(_ROWS_PER_READ, columns=list(columns)):
-            bytes_read().add(round(row_bytes * batch.num_rows))
-            arrays = [_raw_texts(batch, field) for field in fields]
-            for row in zip(*arrays, strict=True):
-                number += 1
-                place = f"{path}, row {number}"
-                named = zip(row, columns, strict=True)
-                yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
-    return number
+    try:
+        with (
+            lookup.open_to_read(path, file) as opened,
+            parquet.ParquetFile(opened, buffer_size=_BYTES_PER_READ, pre_buffer=False) as table,
+        ):
+            fields = [_field(table.schema_arrow, column, path, setting) for column in columns]
+            row_bytes = lookup.size_of(file) / max(table.metadata.num_rows, 1)
+            for batch in table.iter_batches(_ROWS_PER_READ, columns=list(columns)):
+                bytes_read().add(round(row_bytes * batch.num_rows))
+                arrays = [_raw_texts(batch, field) for field in fields]
+                for row in zip(*arrays, strict=True):
+                    number += 1
+                    place = f"{path}, row {number}"
+                    named = zip(row, columns, strict=True)
+                    yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
+    except (pyarrow.ArrowException, OSError) as error:
+        remote.raise_failure(error)
+        first_line = brief(str(error).partition("\n")[0])
+        raise UserError(
+            f"{setting}: {path} cannot be read as Parquet ({first_line}).{_remedy(path)}"
+        ) from None
 
 
 def _field(schema: "pyarrow.Schema", column: str, path: str, setting: str) -> list[str]:
@@ -155,10 +143,4 @@ def _raw_texts(batch: "pyarrow.RecordBatch", field: Sequence[str]) -> list[bytes
 def _text(raw: bytes | None, place: str, errors: str) -> str:
     if raw is None:
         raise UserError(f"{place}: found null, legal: text.  Remove such rows.")
-    try:
-        return raw.decode("utf-8", errors)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{place}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8.  "
-            "Write the column as UTF-8."
-        ) from None
+    return text_files.decoded(raw, place, errors, "  Write the column as UTF-8.")

@@ -1,7 +1,7 @@
 """Defines sources of text: each yields the examples of a split."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,7 +10,7 @@ from configs.errors import UserError
 from configs.spec import Described, abstract_spec, spec
 from data.corpora import docstrings
 from data.mixture import MixtureOrder
-from data.sources import text_files, tfds
+from data.sources import text_files
 from data.storage import remote
 
 SPLITS = ("train", "validation", "test")
@@ -30,22 +30,6 @@ def is_held_out(text: str, fraction: float) -> bool:
     return place < fraction * 2**64
 
 
-def file_remedies(
-    kind: str, split: str, parameters: Sequence[str], held_out: float | None
-) -> Sequence[str]:
-    """Names the settings of a source of files that give more examples to a split; held_out is the
-    share of the training text that is held out to validate, if it is.
-
-    >>> file_remedies("Tsv", "validation", ("validation",), 0.02)
-    ('a Tsv.validation_fraction above 0.02', 'files of its own (Tsv.validation)')
-    """
-    names = " and ".join(f"{kind}.{parameter}" for parameter in parameters)
-    if split == "validation" and held_out is not None:
-        fraction = f"a {kind}.validation_fraction above {held_out:g}"
-        return (fraction, f"files of its own ({names})")
-    return (f"other files ({names})",)
-
-
 @abstract_spec
 class Source:
     """Reads the text of a task; a task file names one of its kinds."""
@@ -55,11 +39,11 @@ class Source:
         raise NotImplementedError
 
     def lines(self, split: str) -> Iterator[str]:
-        """Yields the examples of a split as they stand in the text, always in the same order."""
+        """Yields the raw examples of a split, always in the same order."""
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Returns a cheap fingerprint that changes with the text; None where it is not at hand."""
+        """Returns a cheap fingerprint that changes with the text; None without the text."""
         raise NotImplementedError
 
     def bytes_to_read(self, split: str) -> int | None:
@@ -104,7 +88,88 @@ class Docstrings(Source):
 
 
 @abstract_spec
-class FileText(Source):
+class FileSource(Source):
+    """Reads files of text or of pairs; without validation files, it holds out some examples."""
+
+    validation_fraction: HeldOutFraction = 0.02
+    """Approximate share of the training examples that is held out if there are no validation files.
+    A hash selects them, so that equal ones are never in both splits: of a text, of the target of a
+    pair, or for a PromptTask of its prompt."""
+
+    def parameters(self, split: str) -> tuple[str, ...]:
+        """Names the parameters that name files of a split."""
+        return (split,)
+
+    def files(self, split: str) -> dict[str, Files]:
+        """Returns the paths or globs of a split by parameter; nothing where there are none."""
+        given = {name: getattr(self, name) for name in self.parameters(split)}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def expanded(self, split: str) -> list[str]:
+        """Returns the files of a split."""
+        kind = type(self).__name__
+        named = [text_files.expand(f, f"{kind}.{name}") for name, f in self.files(split).items()]
+        return [path for paths in named for path in paths]
+
+    @property
+    def holds_out(self) -> bool:
+        """Returns whether the validation split is a part of the training examples."""
+        return not self.files("validation")
+
+    def splits(self) -> tuple[str, ...]:
+        named = [s for s in SPLITS if self.files(s)]
+        return tuple(s for s in SPLITS if s in named or (s == "validation" and "train" in named))
+
+    def read_split(self, split: str, errors: str, key: Callable[[Any], str]) -> Iterator[Any]:
+        """Yields the examples of a split; those held out are chosen by a hash of their keys."""
+        if split == "test" or not self.holds_out:
+            return self.read_named(split, errors)
+        fraction, is_validation = self.validation_fraction, split == "validation"
+        examples = self.read_named("train", errors)
+        return (x for x in examples if is_held_out(key(x), fraction) == is_validation)
+
+    def read_named(self, split: str, errors: str) -> Iterator[Any]:
+        """Yields the examples of the files that are named for a split."""
+        return self.read_files(self.expanded(split), f"{type(self).__name__}.{split}", errors)
+
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Any]:
+        """Yields the examples of some files; setting names them in an error.
+
+        errors is what bytes.decode makes of bytes that are not UTF-8.
+        """
+        raise NotImplementedError
+
+    def bytes_to_read(self, split: str) -> int | None:
+        return text_files.total_bytes(self.expanded(split if self.files(split) else "train"))
+
+    def remedies(self, split: str) -> Sequence[str]:
+        """Describes which settings would give more examples to a split that has none.
+
+        >>> TextFiles(train="a.txt").remedies("validation")
+        ('a TextFiles.validation_fraction above 0.02', 'files of its own (TextFiles.validation)')
+        """
+        kind = type(self).__name__
+        names = " and ".join(f"{kind}.{parameter}" for parameter in self.parameters(split))
+        if split == "validation" and self.holds_out:
+            fraction = f"a {kind}.validation_fraction above {self.validation_fraction:g}"
+            return (fraction, f"files of its own ({names})")
+        return (f"other files ({names})",)
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        kind = type(self).__name__
+        named = [pair for split in SPLITS for pair in self.files(split).items()]
+        try:
+            return {
+                name: text_files.stamps(text_files.expand(files, f"{kind}.{name}"))
+                for name, files in named
+            }
+        except (UserError, OSError) as error:
+            remote.raise_failure(error)
+            return None
+
+
+@abstract_spec
+class FileText(FileSource):
     """Reads text from files; a task file names one of its kinds."""
 
     train: Files
@@ -113,9 +178,6 @@ class FileText(Source):
     """Validation text. None: a share of the training text."""
     test: Files | None = None
     """Test text. None: no test split."""
-    validation_fraction: HeldOutFraction = 0.02
-    """Approximate share of the training text that is held out if there are no validation files. A
-    hash of the example selects it, so that equal examples are never in both splits."""
     name: PartName | None = None
     """Name of a part of a mixture in results. None: its kind."""
 
@@ -123,42 +185,8 @@ class FileText(Source):
     def part_name(self) -> str | None:
         return self.name
 
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS if self.test is not None else SPLITS[:2]
-
-    def bytes_to_read(self, split: str) -> int | None:
-        held_out = self.validation is None and split == "validation"
-        return text_files.total_bytes(self._files("train" if held_out else split))
-
     def lines(self, split: str) -> Iterator[str]:
-        held_out = self.validation is None and split == "validation"
-        name = "train" if held_out else split
-        examples = self.read_files(self._files(name), f"{type(self).__name__}.{name}")
-        if self.validation is None and split != "test":
-            examples = (x for x in examples if self._holds_out(x) == held_out)
-        return examples
-
-    def remedies(self, split: str) -> Sequence[str]:
-        fraction = self.validation_fraction if self.validation is None else None
-        return file_remedies(type(self).__name__, split, (split,), fraction)
-
-    def fingerprint(self) -> dict[str, Any] | None:
-        named = [s for s in SPLITS if getattr(self, s) is not None]
-        try:
-            return {split: text_files.stamps(self._files(split)) for split in named}
-        except (UserError, OSError) as error:
-            remote.raise_failure(error)
-            return None
-
-    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
-        """Yields the examples of some files; setting names them in an error."""
-        raise NotImplementedError
-
-    def _files(self, split: str) -> list[str]:
-        return text_files.expand(getattr(self, split), f"{type(self).__name__}.{split}")
-
-    def _holds_out(self, line: str) -> bool:
-        return is_held_out(text_files.without_carriage_return(line), self.validation_fraction)
+        return self.read_split(split, "strict", text_files.without_carriage_return)
 
 
 @spec
@@ -173,7 +201,7 @@ class TextFiles(FileText):
     def has_newlines(self) -> bool:
         return self.example in ("paragraph", "file")
 
-    def read_files(self, paths: Sequence[str], setting: str) -> Iterator[str]:
+    def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
         match self.example:
             case "line" | "any line" as kind:
                 return text_files.read_examples(paths, setting, with_blank=kind == "any line")
@@ -181,32 +209,3 @@ class TextFiles(FileText):
                 return text_files.with_text(text_files.read_paragraphs(paths), setting, "paragraph")
             case "file":
                 return text_files.with_text(text_files.read_whole(paths), setting, "file")
-
-
-@spec
-class Tfds(Source):
-    """Reads a TFDS data set with a text feature, made by its own builder as ArrayRecord files."""
-
-    name: str
-    """Name of the TFDS data set."""
-    feature: str = "text"
-    """Feature that holds the text."""
-    train: str = "train"
-    """A TFDS split expression, such as "train[1000:]", as are validation and test."""
-    validation: str | None = None
-    """Split expression of the validation text. None: no validation split."""
-    test: str | None = None
-    """Split expression of the test text. None: no test split."""
-    folder: str | None = None
-    """TFDS's data_dir. None: ~/tensorflow_datasets."""
-    archives: str | None = None
-    """A folder with archives downloaded by hand, which TFDS then checks and unpacks."""
-
-    def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if getattr(self, s) is not None)
-
-    def lines(self, split: str) -> Iterator[str]:
-        return tfds.lines(self.name, self.folder, self.archives, getattr(self, split), self.feature)
-
-    def fingerprint(self) -> dict[str, Any] | None:
-        return tfds.stamps("Tfds", self.name, self.folder)

@@ -6,11 +6,14 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from configs.errors import UserError
 from configs.paths import absolute, is_remote, path_of
 from data.sources.compression import ENDINGS, ByteFile, nearest, open_file, read_errors
 from data.storage import lookup
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -119,22 +122,38 @@ def decoded_lines(file: ByteFile, name: str, errors: str = "strict") -> Iterator
         yield line.removesuffix("\n")
 
 
+def decoded(raw: object, place: str, errors: str, remedy: str = "") -> str:
+    """Decodes the text of a record; `place` names it in an error."""
+    if not isinstance(raw, bytes):
+        raise UserError(f"{place}: found {type(raw).__name__}, legal: text.{remedy}")
+    try:
+        return raw.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: byte {error.start + 1} is {raw[error.start]:#04x}, not UTF-8.{remedy}"
+        ) from None
+
+
 def read_examples(paths: Sequence[str], setting: str, *, with_blank: bool) -> Iterator[str]:
     """Yields the raw lines of some files, blank ones only `with_blank`."""
+    lines = of_files(paths, map(read_raw_lines, paths), setting, "line of text")
+    return (line for line in lines if with_blank or line.strip())
+
+
+def of_files(
+    paths: Sequence[str], contents: Iterable[Iterable[T]], setting: str, kind: str
+) -> Iterator[T]:
+    """Yields what each file of a setting holds; blank lines alone do not make it full.
+
+    Raises where all files are empty; where some are, as shards may be, it logs how many.
+    """
     empty = []
-    for path in paths:
+    for path, content in zip(paths, contents, strict=True):
         is_empty = True
-        for line in read_raw_lines(path):
-            is_blank = not line or line.isspace()
-            is_empty = is_empty and is_blank
-            if with_blank or not is_blank:
-                yield line
+        for item in content:
+            is_empty = is_empty and isinstance(item, str) and not item.strip()
+            yield item
         empty += [path] if is_empty else []
-    check_empty(setting, paths, empty, "line of text")
-
-
-def check_empty(setting: str, paths: Sequence[str], empty: Sequence[str], kind: str) -> None:
-    """Raises where all files of a setting are empty; of some, which shards may be, logs a line."""
     if len(empty) == 1 == len(paths):
         raise UserError(f"{setting}: {empty[0]} is empty: it has no {kind}.")
     if len(empty) == len(paths):
@@ -163,10 +182,10 @@ def read_whole(paths: Sequence[str]) -> Iterator[str]:
 
 
 def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
-    """Yields the texts that hold more than white space; says how many do not."""
+    """Yields the texts that hold more than white space; logs how many do not."""
     total = blank = 0
     for total, text in enumerate(texts, 1):  # noqa: B007
-        if text and not text.isspace():
+        if text.strip():
             yield text
         else:
             blank += 1
@@ -188,7 +207,7 @@ def total_bytes(paths: Sequence[str]) -> int:
 
 
 def is_arrow(raw: bytes) -> bool:
-    """Returns whether a file that begins so is one of Arrow, or a stream of it."""
+    """Returns whether these are the first bytes of an Arrow file or of a stream of Arrow."""
     return raw.startswith(_ARROW_MARKS)
 
 

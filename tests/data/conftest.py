@@ -1,10 +1,12 @@
-"""What the tests of the data share: what is logged."""
+"""What the tests of the data share: what is logged, and the pairs of a source."""
 
 import contextlib
 import logging
 from collections.abc import Iterator
 
 import pytest
+
+from data.sources.pairs import Pair, Pairs, tagged
 
 
 class LineHandler(logging.Handler):
@@ -36,3 +38,10 @@ def kept_log_lines() -> Iterator[list[str]]:
 def log_lines() -> Iterator[list[str]]:
     with kept_log_lines() as lines:
         yield lines
+
+
+def pairs_of(source: Pairs, split: str) -> Iterator[Pair]:
+    """Yields the pairs of a split as the model reads them: each source line with its tag."""
+    for part in source.parts_of(split).values():
+        for text, target in part.untagged(split):
+            yield Pair(tagged(text, part.tag), target)

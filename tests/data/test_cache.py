@@ -23,6 +23,7 @@ from data.task import Task
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
+from tests.data.conftest import pairs_of
 from trainer.prepare import prepare as trainer_prepare
 
 TEXT = [f"the row number {i} of this text has words and a number {i * i % 97}" for i in range(400)]
@@ -486,7 +487,7 @@ def test_the_parts_of_a_mixture_are_packed_apart_and_come_at_their_rates(pairs, 
     assert [*train.parts[0].rows, *train.parts[1].rows] == list(range(len(train)))
     for part in train.parts:
         pairs = decoded_pairs(prepared, "train", part.rows)
-        assert sorted(pairs) == sorted(parts[part.name].pairs("train"))
+        assert sorted(pairs) == sorted(pairs_of(parts[part.name], "train"))
         assert part.counts.lines == part.read == len(pairs)
     ids = np.concatenate([rows_of_step(train, 3, step, 64) for step in range(64)])
     assert (ids < train.parts[0].rows.stop).mean() == 0.25

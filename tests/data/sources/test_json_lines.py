@@ -7,6 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from data.sources.json_lines import Jsonl, JsonlText
+from tests.data.conftest import pairs_of
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def test_two_fields_are_a_pair(write):
     flat = write({"de": "a\tb\nc", "en": "ü"}, "")
     deep = write({"translation": {"de": "a", "en": "b"}}, name="deep.gz")
     source = Jsonl(train=flat, validation=flat, source_field="de", target_field="en")
-    assert list(source.pairs("train")) == [("a b c", "ü")]
+    assert list(pairs_of(source, "train")) == [("a b c", "ü")]
     fields = {"source_field": "translation.en", "target_field": "translation.de"}
-    assert list(Jsonl(train=deep, validation=deep, **fields).pairs("train")) == [("b", "a")]
+    assert list(pairs_of(Jsonl(train=deep, validation=deep, **fields), "train")) == [("b", "a")]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_line_without_the_fields_is_named(write, line, message):
         list(JsonlText(train=path, validation=path, field="en").lines("train"))
     with pytest.raises(UserError, match=message):
         fields = {"source_field": "de", "target_field": "en"}
-        list(Jsonl(train=path, validation=path, **fields).pairs("train"))
+        list(pairs_of(Jsonl(train=path, validation=path, **fields), "train"))
 
 
 def test_an_empty_shard_is_passed_over(write, tmp_path, log_lines):

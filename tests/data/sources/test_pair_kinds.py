@@ -15,6 +15,7 @@ from data.sources.pair_kinds import Mixture, ParallelFiles, Phrases, Tsv
 from data.sources.text import Source
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
+from tests.data.conftest import pairs_of
 
 PAIRS = [("eins", "one"), ("zwei\u2028\u0085", "two"), ("", "three"), (" ", ""), ("fünf", "five")]
 
@@ -45,7 +46,7 @@ def many(tmp_path):
 def test_line_n_stands_beside_line_n_and_blank_lines_keep_their_places(files):
     source = ParallelFiles(**files)
     for split in ("train", "validation", "test"):
-        assert list(source.pairs(split)) == PAIRS
+        assert list(pairs_of(source, split)) == PAIRS
     assert source.splits() == ("train", "validation", "test")
     assert isinstance(source, Source)
 
@@ -60,10 +61,10 @@ def test_several_files_stand_beside_several_in_the_order_of_their_names(tmp_path
         validation_source=f"{tmp_path}/a.de",
         validation_target=f"{tmp_path}/a.en",
     )
-    assert list(source.pairs("train")) == [("a de", "a en"), ("b de", "b en")]
+    assert list(pairs_of(source, "train")) == [("a de", "a en"), ("b de", "b en")]
     write(tmp_path / "c.de", ["c de"])
     with pytest.raises(UserError, match=r"3 source files and 2 target files \(.*c\.de and .*b\.en"):
-        list(source.pairs("train"))
+        list(pairs_of(source, "train"))
 
 
 @pytest.mark.parametrize("shorter", ["source", "target"])
@@ -73,7 +74,7 @@ def test_unequal_line_counts_are_refused_with_both_counts(tmp_path, files, short
     counts = ("3", "5") if shorter == "source" else ("5", "3")
     message = rf"train_source.gz has {counts[0]} lines and .*train_target.gz has {counts[1]}\."
     with pytest.raises(UserError, match=message):
-        list(ParallelFiles(**files).pairs("train"))
+        list(pairs_of(ParallelFiles(**files), "train"))
 
 
 def test_one_side_without_the_other_is_refused(files):
@@ -84,14 +85,14 @@ def test_one_side_without_the_other_is_refused(files):
 
 def test_columns_are_chosen_by_number(many):
     source = Tsv(train=many, validation=many, source_column=1, target_column=0)
-    assert list(source.pairs("train"))[:2] == [("t 0", "s 0"), ("t 1", "s 1")]
-    assert len(list(source.pairs("validation"))) == 2700
+    assert list(pairs_of(source, "train"))[:2] == [("t 0", "s 0"), ("t 1", "s 1")]
+    assert len(list(pairs_of(source, "validation"))) == 2700
 
 
 def test_a_line_with_too_few_columns_is_named(tmp_path):
     path = write(tmp_path / "x.tsv", ["a\tb", "", "c"])
     with pytest.raises(UserError, match=r"x\.tsv, line 3: 1 columns, and Tsv.train .* 0 and 1"):
-        list(Tsv(train=path, validation=path).pairs("train"))
+        list(pairs_of(Tsv(train=path, validation=path), "train"))
 
 
 def kinds(tmp_path, lines):
@@ -111,7 +112,7 @@ def kinds(tmp_path, lines):
 def test_an_empty_file_is_named(tmp_path, lines):
     for source, setting in kinds(tmp_path, lines)[1:] if lines else kinds(tmp_path, lines):
         with pytest.raises(UserError, match=rf"{setting}: .*a\.\w+ is empty"):
-            list(source.pairs("train"))
+            list(pairs_of(source, "train"))
 
 
 def test_a_file_may_stand_beside_two_others(tmp_path):
@@ -121,7 +122,7 @@ def test_a_file_may_stand_beside_two_others(tmp_path):
         train_source=(one, one, two, two), train_target=(eins, uno, eins, f"{tmp_path}/./eins.xx"),
         validation_source=one, validation_target=eins,
     )  # fmt: skip
-    assert list(source.pairs("train")) == [("one", "eins"), ("one", "uno"), ("two", "eins")]
+    assert list(pairs_of(source, "train")) == [("one", "eins"), ("one", "uno"), ("two", "eins")]
 
 
 def test_an_empty_shard_is_passed_over(tmp_path, log_lines):
@@ -134,7 +135,7 @@ def test_an_empty_shard_is_passed_over(tmp_path, log_lines):
             path.with_name(f"b{path.suffix}").touch()
         shards = dataclasses.replace(source, validation_fraction=1e-9, **settings)
         log_lines.clear()
-        assert list(shards.pairs("train")) == [("x", "x")]
+        assert list(pairs_of(shards, "train")) == [("x", "x")]
         assert "1 of 2 files are empty" in log_lines[0]
 
 
@@ -144,7 +145,7 @@ def test_a_missing_file_is_named_and_has_no_fingerprint(tmp_path):
         for path in tmp_path.glob("a.*"):
             path.rename(path.with_name(path.name + ".bak"))
         with pytest.raises(UserError, match=rf"{setting}: no file matches '.*'"):
-            list(source.pairs("train"))
+            list(pairs_of(source, "train"))
         assert source.fingerprint() is None
         for path in tmp_path.glob("a.*"):
             path.rename(path.with_suffix(""))
@@ -157,7 +158,7 @@ def test_bad_utf8_names_file_and_line_or_stays_to_be_dropped(tmp_path):
         good = type(tmp_path)(path).read_bytes()
         type(tmp_path)(path).write_bytes(good.replace(b"naive", b"na\xefve"))
         with pytest.raises(UserError, match=r"line 2: byte \d+ is 0xef, not UTF-8"):
-            list(source.pairs("train"))
+            list(pairs_of(source, "train"))
         read = list(source.read("train", "surrogateescape"))
         held_out = list(source.read("validation", "surrogateescape"))
         assert ("na\udcefve", "na\udcefve") in read + held_out
@@ -165,22 +166,22 @@ def test_bad_utf8_names_file_and_line_or_stays_to_be_dropped(tmp_path):
 
 def test_held_out_pairs_share_no_target_with_training(many):
     source = Tsv(train=many, validation_fraction=0.1)
-    train, validation = list(source.pairs("train")), list(source.pairs("validation"))
+    train, validation = list(pairs_of(source, "train")), list(pairs_of(source, "validation"))
     assert len(train) + len(validation) == 2700
     assert not {pair.target for pair in train} & {pair.target for pair in validation}
     assert 0.07 < len(validation) / 2700 < 0.13
     assert source.splits() == ("train", "validation")
-    assert validation == list(source.pairs("validation"))
+    assert validation == list(pairs_of(source, "validation"))
 
 
 def test_phrases_are_the_corpus(tmp_path):
     source = Phrases(language="fr", train=40, held_out=4, seed=3)
     corpus = phrases.corpus("fr", "en", 3, train=40, held_out=4)
     for split, pairs in corpus.items():
-        assert list(source.pairs(split)) == pairs
+        assert list(pairs_of(source, split)) == pairs
     assert source.fingerprint() == phrases.versions()
     with pytest.raises(UserError, match=r"language 'xx': has no phrases.  Legal: cs, "):
-        list(Phrases(language="xx").pairs("train"))
+        list(pairs_of(Phrases(language="xx"), "train"))
 
 
 def three(many, **tags):
@@ -197,7 +198,9 @@ def test_a_mixture_has_its_parts_one_after_another(many):
     mixture = Mixture(parts=parts)
     assert mixture.splits() == ("train", "validation", "test")
     for split, having in (("train", parts), ("validation", parts), ("test", parts[1:])):
-        assert list(mixture.pairs(split)) == [p for part in having for p in part.pairs(split)]
+        assert list(pairs_of(mixture, split)) == [
+            p for part in having for p in pairs_of(part, split)
+        ]
     assert list(mixture.parts_of("train")) == ["Tsv_1", "Tsv_2", "Phrases"]
     assert list(mixture.parts_of("test")) == ["Tsv_2", "Phrases"]
 
@@ -218,7 +221,7 @@ def test_a_part_for_each_language_is_named_for_it(tmp_path):
     assert mixture.splits() == ("train", "validation", "test")
     assert list(mixture.parts_of("train")) == list(mixture.parts_of("test")) == ["de", "fr"]
     assert mixture.tags == ("from_de", "from_fr")
-    assert list(mixture.pairs("test")) == [
+    assert list(pairs_of(mixture, "test")) == [
         ("<from_de> de test", "tested"), ("<from_fr> fr test", "tested"),
     ]  # fmt: skip
     assert next(mixture.parts_of("train")["fr"].read("train")) == ("fr 0", "0")
@@ -250,10 +253,10 @@ def test_each_part_of_a_mixture_has_its_tag(many):
     mixture = Mixture(parts=three(many, a="2de", b="2fr", c="2en"))
     assert mixture.tags == ("2de", "2fr", "2en")
     assert list(mixture.parts_of("train")) == ["2de", "2fr", "2en"]
-    first = {tag: next(p.pairs("train")).source.split()[0]
+    first = {tag: next(pairs_of(p, "train")).source.split()[0]
              for tag, p in mixture.parts_of("train").items()}  # fmt: skip
     assert first == {"2de": "<2de>", "2fr": "<2fr>", "2en": "<2en>"}
-    assert all(x.source.startswith(("<2fr> ", "<2en> ")) for x in mixture.pairs("test"))
+    assert all(x.source.startswith(("<2fr> ", "<2en> ")) for x in pairs_of(mixture, "test"))
 
 
 def test_the_fingerprint_of_a_mixture_follows_each_part(many, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from configs.errors import UserError
 from configs.spec import spec
 from data.sources.pairs import Pair, Pairs, chosen_tag, tagged
+from tests.data.conftest import pairs_of
 
 
 @spec
@@ -18,13 +19,13 @@ class ThreePairs(Pairs):
 
 
 def test_no_half_of_a_pair_holds_a_tab_or_a_line_break():
-    assert list(ThreePairs().pairs("train"))[:2] == [("ein Tag", "one day"), ("zwei", "two")]
-    assert list(ThreePairs().lines("train")) == ["ein Tag\tone day", "zwei\ttwo", "\t"]
+    assert list(pairs_of(ThreePairs(), "train"))[:2] == [("ein Tag", "one day"), ("zwei", "two")]
+    assert list(ThreePairs().untagged("train"))[1:] == [("zwei", "two"), ("", "")]
 
 
-def test_a_tag_stands_in_front_of_each_source_and_of_no_target():
+def test_a_tag_precedes_each_source_and_no_target():
     source = ThreePairs(tag="2de")
-    assert list(source.pairs("train"))[1:] == [("<2de> zwei", "two"), ("<2de> ", "")]
+    assert list(pairs_of(source, "train"))[1:] == [("<2de> zwei", "two"), ("<2de> ", "")]
     assert list(source.untagged("train"))[1] == ("zwei", "two")
     assert tagged("zwei", "2de") == "<2de> zwei"
     assert (source.tags, ThreePairs().tags) == (("2de",), ())
@@ -41,7 +42,7 @@ def test_a_tag_stands_in_front_of_each_source_and_of_no_target():
 )
 def test_a_tag_holds_brackets_or_gets_them(tag, word, name):
     source = ThreePairs(tag=tag)
-    assert next(source.pairs("train")).source == f"{word} ein Tag"
+    assert next(pairs_of(source, "train")).source == f"{word} ein Tag"
     assert list(source.parts_of("train")) == [name]
     assert chosen_tag(word, source.tags) == tag
 

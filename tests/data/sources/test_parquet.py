@@ -9,6 +9,7 @@ from pyarrow import parquet
 from configs.errors import UserError
 from data.sources.parquet import Parquet, ParquetText
 from data.sources.text import TextFiles
+from tests.data.conftest import pairs_of
 
 TEXTS = ["one\ntwo", "", *(f"naïve {i}" for i in range(3000))]
 TABLE = {
@@ -38,7 +39,7 @@ def test_a_column_holds_the_text(path, column):
 
 def test_two_columns_are_a_pair(path):
     columns = {"source_column": "deep.de", "target_column": "deep.en"}
-    pairs = list(Parquet(train=path, test=path, validation=path, **columns).pairs("test"))
+    pairs = list(pairs_of(Parquet(train=path, test=path, validation=path, **columns), "test"))
     assert pairs[0] == ("one two", "owt eno")
     assert pairs[2:] == [(text, text[::-1]) for text in TEXTS[2:]]
 

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from configs.errors import UserError
 from data.cache import prepare
-from data.sources.text import Tfds
+from data.sources.tfds import Tfds
 from data.task import Task
 from data.tokenizers.sentence_piece import SentencePiece
 

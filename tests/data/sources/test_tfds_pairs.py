@@ -11,9 +11,10 @@ import tensorflow_datasets as tfds
 
 from configs.errors import UserError
 from data.cache import prepare
-from data.sources.pair_kinds import TfdsPairs
+from data.sources.tfds import TfdsPairs
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
+from tests.data.conftest import pairs_of
 
 STATMT = "http://www.statmt.org"
 SGM = '<srcset setid="newstest2014" srclang="any">\n<seg id="1">{}</seg>\n<seg id="2">{}</seg>\n'
@@ -110,10 +111,13 @@ def test_the_real_builder_gives_every_pair_without_tensorflow(wmt):
     x = wmt.target_field
     count = 20 * (len(DATA_SETS[wmt.name]) - 1)
     expected = [(f"Satz {i} in en .", f"Satz {i} in {x} .") for i in range(count)]
-    assert sorted(wmt.pairs("train")) == sorted(expected)
-    assert sorted(wmt.pairs("validation")) == [("en four", f"{x} four"), ("en three", f"{x} three")]
-    assert sorted(wmt.pairs("test")) == [("en 1", f"{x} 1"), ("en 2", f"{x} 2")]
-    assert list(wmt.pairs("train")) == list(wmt.pairs("train"))
+    assert sorted(pairs_of(wmt, "train")) == sorted(expected)
+    assert sorted(pairs_of(wmt, "validation")) == [
+        ("en four", f"{x} four"),
+        ("en three", f"{x} three"),
+    ]
+    assert sorted(pairs_of(wmt, "test")) == [("en 1", f"{x} 1"), ("en 2", f"{x} 2")]
+    assert list(pairs_of(wmt, "train")) == list(pairs_of(wmt, "train"))
     assert "tensorflow" not in sys.modules
 
 
@@ -145,7 +149,7 @@ def test_errors_list_the_legal_names(wmt, change, message):
         "folder": wmt.folder,
     }  # fmt: skip
     with pytest.raises(UserError, match=message):
-        list(TfdsPairs(**(settings | change)).pairs("train"))
+        list(pairs_of(TfdsPairs(**(settings | change)), "train"))
 
 
 def test_a_wrong_archive_is_refused_and_the_remedy_named(tmp_path):
@@ -155,4 +159,4 @@ def test_a_wrong_archive_is_refused_and_the_remedy_named(tmp_path):
         folder=str(tmp_path), archives=str(tmp_path),
     )  # fmt: skip
     with pytest.raises(UserError, match=r"wrong checksum.*europarl-v7.*set TfdsPairs.archives to"):
-        list(source.pairs("train"))
+        list(pairs_of(source, "train"))
