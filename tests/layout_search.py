@@ -41,7 +41,7 @@ from trainer.checkpoints.unpadded import StatePadding
 from trainer.checks import record_loss
 from trainer.decoding.decoder import SHORTEST, Decoder, Request
 from trainer.decoding.score import token_losses
-from trainer.feed import place, placement
+from trainer.feed import BatchSharding
 from trainer.planning.decoding import trace_decode
 from trainer.run import Run
 from trainer.serving.continuous import ContinuousService
@@ -360,7 +360,7 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
     """
     run = case.run
     padding = StatePadding(train_step_spec(run, case.layout), make_mesh(case.layout))
-    model, mesh = padding.program.model, padding.mesh
+    model, mesh = padding.step_spec.model, padding.mesh
     resumes, folder = folder is not None, folder or tempfile.mkdtemp()
     with Checkpoints(folder) as checkpoints, optax_promotion():
         state = updated(padding, first_state(padding), seed=1)
@@ -373,12 +373,12 @@ def result(case: Case, rows: int, folder: str | None) -> Result:
     numbers |= by_path({"second": jax.device_get(padding.unpad(state))})
     params = state["params"]
     with jax.set_mesh(mesh):
-        batch = place(placement(model.layout, mesh, 1), rows_of(run, rows), rows, 1)
+        batch = BatchSharding(model.layout, mesh, rows).to_global_arrays(rows_of(run, rows))
         numbers["score"] = np.asarray(token_losses(model, params, batch))
-        where_microbatches = placement(model.layout, mesh, run.microbatches)
+        sharding = BatchSharding(model.layout, mesh, run.batch_sequences, run.microbatches)
         host_batch = rows_of(run, run.batch_sequences)
-        batch = place(where_microbatches, host_batch, run.batch_sequences, run.microbatches)
-        gradients, sums = step_gradients(padding.program, params, batch)
+        batch = sharding.to_global_arrays(host_batch)
+        gradients, sums = step_gradients(padding.step_spec, params, batch)
     for name in ("objective", "loss", "correct", "tokens"):
         numbers[f"sums/{name}"] = np.asarray(getattr(sums, name))
     gradients = padding.unpad({"params": gradients})["params"]
@@ -437,14 +437,14 @@ def random_params(padding: StatePadding, seed: int, mean: float = 0.0) -> Any:
 def first_state(padding: StatePadding) -> State:
     params = random_params(padding, seed=0, mean=1.0)
     with jax.set_mesh(padding.mesh):
-        opt_state = jax.jit(padding.program.transform().init)(params)
+        opt_state = jax.jit(padding.step_spec.transform().init)(params)
     return {"params": params, "opt_state": opt_state, "step": jnp.zeros((), jnp.int32)}
 
 
 def updated(padding: StatePadding, state: State, seed: int) -> State:
     """Updates by random gradients, those of a batch with another seed."""
     with jax.set_mesh(padding.mesh):
-        return update(padding.program, state, random_params(padding, seed))
+        return update(padding.step_spec, state, random_params(padding, seed))
 
 
 @functools.partial(jax.jit, static_argnums=0)

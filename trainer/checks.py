@@ -33,8 +33,8 @@ MAX_BUBBLE = 0.2  # of their time that stages may idle without a warning
 NARROW_PRODUCTS = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16"}}
 """What Linux calls the products that an x86 processor has beside those of float32."""
 
-# Traces a program of a run under a layout, on a mesh that may have no devices.
-Program = Callable[[Run, Layout, Mesh | AbstractMesh], object]
+# Traces a jitted function of a run under a layout, on a mesh that may have no devices.
+TraceFn = Callable[[Run, Layout, Mesh | AbstractMesh], object]
 
 
 @functools.lru_cache(maxsize=8)
@@ -64,7 +64,7 @@ def check_layout(
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
     name, recorded = layout_name(origins), record_loss(run)
-    problems = check(name, layout, mesh_sizes, recorded, sources(origins), torus)
+    problems = check(name, layout, mesh_sizes, recorded, with_size_origins(origins), torus)
     return [str(problem) for problem in problems]
 
 
@@ -116,18 +116,18 @@ def explained_errors(
     layout: Layout,
     mesh_sizes: Mapping[str, int],
     origins: Mapping[str, str],
-    *programs: Program,
+    *trace_fns: TraceFn,
 ) -> Iterator[None]:
     """Turns an error of JAX that the layout causes into one message, with a layout that works.
 
-    The programs are those that run inside; they are traced again after an error only.
+    The functions are those that run inside; they are traced again after an error only.
     """
     try:
         yield
     except (UserError, RunError):
         raise
     except Exception as error:
-        problem = find_untraceable(run, layout, mesh_sizes, origins, *programs)
+        problem = find_untraceable(run, layout, mesh_sizes, origins, *trace_fns)
         if problem is None:
             raise
         raise UserError(report(layout_name(origins), [problem])) from error
@@ -138,15 +138,15 @@ def find_untraceable(
     layout: Layout,
     mesh_sizes: Mapping[str, int],
     origins: Mapping[str, str],
-    *programs: Program,
+    *trace_fns: TraceFn,
 ) -> Problem | None:
-    """Explains why programs of a run cannot be traced, where the layout is the reason."""
+    """Explains why functions of a run cannot be traced, where the layout is the reason."""
 
     def trace(layout: Layout, sizes: Mapping[str, int]) -> None:
-        for program in programs:
-            program(run, layout, abstract_mesh(dict(sizes)))
+        for trace_fn in trace_fns:
+            trace_fn(run, layout, abstract_mesh(dict(sizes)))
 
-    context = LintContext(layout, mesh_sizes, record_loss(run), sources(origins))
+    context = LintContext(layout, mesh_sizes, record_loss(run), with_size_origins(origins))
     return find_trace_problem(context, trace)
 
 
@@ -160,7 +160,7 @@ def describe_layout(layout: Layout, origins: Mapping[str, str]) -> str:
     return f"layout {layout_name(origins)} (mesh {layout.mesh!r}, rules {layout.rules!r})"
 
 
-def sources(origins: Mapping[str, str]) -> dict[str, str]:
+def with_size_origins(origins: Mapping[str, str]) -> dict[str, str]:
     """Adds to the origins the settings that decide the sizes of batch and length."""
     return {"batch": "Run.batch_sequences", "length": "Task.length", **origins}
 

@@ -13,7 +13,7 @@ from data.order import in_order
 from data.packing.rows import Rows
 from models.api import Model, Params
 from models.loss import CROSS_ENTROPY, Criterion, LossSums
-from trainer.feed import Placement, dispatch_ahead, host_rows, place, placement
+from trainer.feed import BatchSharding, dispatch_ahead
 from trainer.metrics.expert_load import Layer, stats_by_layer
 from trainer.progress import Progress, no_progress
 from trainer.step import evaluate_step
@@ -82,13 +82,12 @@ def _exp(x: float) -> float:
 
 
 def device_batches(
-    rows: Rows, place_on: Placement, batch_sequences: int, chosen: range | None = None
+    rows: Rows, sharding: BatchSharding, chosen: range | None = None
 ) -> Iterator[dict[str, jax.Array]]:
     """Yields all rows once, or the chosen ones, in order; the last batch is filled up with empty
     rows."""
-    local_rows = host_rows(place_on, batch_sequences, 1)
-    for _, batch in in_order(rows, batch_sequences, local_rows, chosen):
-        yield place(place_on, batch, batch_sequences, 1)
+    for _, batch in in_order(rows, sharding.batch_sequences, sharding.host_rows(), chosen):
+        yield sharding.to_global_arrays(batch)
 
 
 def evaluate(
@@ -113,9 +112,9 @@ def evaluate(
     total = sum(math.ceil(len(part_rows) / batch_sequences) for part_rows, _ in chosen.values())
     done, loss, correct, parts = 0, 0.0, 0.0, {}
     with jax.set_mesh(mesh):
-        place_on = placement(model.layout, mesh, 1)
+        sharding = BatchSharding(model.layout, mesh, batch_sequences)
         for name, (part_rows, tokens) in chosen.items():
-            batches_of_part = device_batches(rows, place_on, batch_sequences, part_rows)
+            batches_of_part = device_batches(rows, sharding, part_rows)
             dispatched = (evaluate_step(model, criterion, params, b) for b in batches_of_part)
             sums = []
             for output in dispatch_ahead(dispatched):

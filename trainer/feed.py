@@ -1,4 +1,4 @@
-"""Places batches of the host on devices, for any number of hosts and any layout."""
+"""Shards batches of the host over devices, for any number of hosts and any layout."""
 
 import dataclasses
 import math
@@ -21,114 +21,104 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """Places the arrays of a batch by the letters that their names end in."""
+class BatchSharding:
+    """Shards the arrays of a global batch by the letters that their names end in."""
 
     layout: Layout
     mesh: Mesh | AbstractMesh
-    microbatches: int
+    batch_sequences: int
+    microbatches: int = 1
     rows_together: int = 1
     """Neighbouring rows that no two microbatches share: experts serve their tokens together."""
 
-    def of(self, name: str, shape: Sequence[int]) -> NamedSharding:
-        """Returns an array's sharding; several microbatches, of this shape, are its first axis.
+    @property
+    def microbatch_rows(self) -> int:
+        return self.batch_sequences // self.microbatches
 
-        Axes that do not divide and are to be padded come replicated: the model pads them.
+    def sharding(self, name: str, of_row: Sequence[int]) -> NamedSharding:
+        """Returns an array's sharding, given its shape in a row.
+
+        Several microbatches are its first axis.  Axes that do not divide and are to be padded come
+        replicated: the model pads them.
         """
         axes = "".join(
             letter.lower() if self.layout.pads(letter) and size % self.shards(letter) else letter
-            for letter, size in zip(name.rpartition("_")[2], shape, strict=True)
+            for letter, size in zip(
+                name.rpartition("_")[2], (self.microbatch_rows, *of_row), strict=True
+            )
         )
-        return NamedSharding(
-            self.mesh, self.layout.place(axes if self.microbatches == 1 else f"a{axes}")
-        )
+        axes = axes if self.microbatches == 1 else f"a{axes}"
+        return NamedSharding(self.mesh, self.layout.place(axes))
 
     def shards(self, letter: str) -> int:
         """Returns into how many shards the layout splits an axis."""
         names = mesh_axes(self.layout.place(letter)[0])
         return math.prod(self.mesh.shape.get(name, 1) for name in names)
 
+    def host_rows(self) -> tuple[int, int]:
+        """Returns the first and last (exclusive) row of the global batch on this host's devices.
 
-def placement(
-    layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int, rows_together: int = 1
-) -> Placement:
-    return Placement(layout, mesh, microbatches, rows_together)
+        Microbatches take turns: rows that stay together are one piece, and piece p goes to
+        microbatch p % microbatches.  So the rows that a host holds of all microbatches are
+        consecutive.
+        """
+        count, together = self.microbatch_rows, self.rows_together
+        of_targets = self.sharding("targets_BL", (self.shards("L"),)).spec
+        batch_axis = 0 if self.microbatches == 1 else 1
+        rows_only = NamedSharding(self.mesh, jax.P(of_targets[batch_axis]))
+        try:
+            indices = [i for i in rows_only.addressable_devices_indices_map((count,)).values() if i]
+        except ValueError:
+            raise UserError(
+                f"Run.batch_sequences = {self.batch_sequences} in {self.microbatches} "
+                f"microbatches: {count} rows do not divide over the mesh {dict(self.mesh.shape)} "
+                f"by batch = {of_targets[batch_axis]}.  Choose a multiple, or fewer microbatches."
+            ) from None
+        ranges = [rows.indices(count) for (rows,) in indices]
+        start, stop = min(r[0] for r in ranges), max(r[1] for r in ranges)
+        start, stop = start // together * together, -(-stop // together) * together
+        return start * self.microbatches, stop * self.microbatches
 
+    def to_global_arrays(self, batch: HostBatch) -> dict[str, jax.Array]:
+        """Makes global arrays, given this host's rows of them."""
+        first = self.host_rows()[0] // self.microbatches
+        return {name: self._to_global_array(name, rows, first) for name, rows in batch.items()}
 
-def host_rows(shardings: Placement, batch_sequences: int, microbatches: int) -> tuple[int, int]:
-    """Returns the first and last (exclusive) row of the global batch on this host's devices.
-
-    Microbatches take turns: rows that stay together are one piece, and piece p goes to microbatch
-    p % microbatches.  So what a host holds of every microbatch is one run of rows.
-    """
-    places = batch_sequences // microbatches
-    batch_axis = 0 if microbatches == 1 else 1
-    shape = (places,) if microbatches == 1 else (microbatches, places)
-    of_targets = shardings.of("targets_BL", (places, shardings.shards("L")))
-    rows_only = NamedSharding(shardings.mesh, jax.P(*of_targets.spec[: batch_axis + 1]))
-    try:
-        indices = [i for i in rows_only.addressable_devices_indices_map(shape).values() if i]
-    except ValueError:
-        raise UserError(
-            f"Run.batch_sequences = {batch_sequences} in {microbatches} microbatches: {places} "
-            f"rows do not divide over the mesh {dict(shardings.mesh.shape)} by batch = "
-            f"{rows_only.spec[batch_axis]}.  Choose a multiple, or fewer microbatches."
-        ) from None
-    ranges = [index[batch_axis].indices(places) for index in indices]
-    start, stop = min(r[0] for r in ranges), max(r[1] for r in ranges)
-    together = shardings.rows_together
-    start, stop = start // together * together, -(-stop // together) * together
-    return start * microbatches, stop * microbatches
-
-
-def place(
-    shardings: Placement, batch: HostBatch, batch_sequences: int, microbatches: int
-) -> dict[str, jax.Array]:
-    """Makes global arrays, of which this host has these rows."""
-    first = host_rows(shardings, batch_sequences, microbatches)[0] // microbatches
-
-    def put(name: str, rows: np.ndarray) -> jax.Array:
-        of_row, places = rows.shape[1:], batch_sequences // microbatches
-        pieces = rows.reshape(-1, microbatches, shardings.rows_together, *of_row)
-        rows = pieces.swapaxes(0, 1).reshape(microbatches, -1, *of_row)
-        shape: tuple[int, ...] = (microbatches, places, *of_row)
-        sharding = shardings.of(name, shape[1:])
-        if microbatches == 1:
+    def _to_global_array(self, name: str, rows: np.ndarray, first: int) -> jax.Array:
+        of_row, count = rows.shape[1:], self.microbatch_rows
+        pieces = rows.reshape(-1, self.microbatches, self.rows_together, *of_row)
+        rows = pieces.swapaxes(0, 1).reshape(self.microbatches, -1, *of_row)
+        shape: tuple[int, ...] = (self.microbatches, count, *of_row)
+        if self.microbatches == 1:
             rows, shape = rows[0], shape[1:]
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None
-            return part_of(rows, first, index, places, row_axis=int(microbatches > 1))
+            return part_of(rows, first, index, count, row_axis=int(self.microbatches > 1))
 
-        return jax.make_array_from_callback(shape, sharding, part)
+        return jax.make_array_from_callback(shape, self.sharding(name, of_row), part)
 
-    return {name: put(name, rows) for name, rows in batch.items()}
-
-
-def abstract_batch(
-    shapes: Mapping[str, tuple[int, ...]],
-    shardings: Placement,
-    batch_sequences: int,
-    microbatches: int,
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
-    leading = () if microbatches == 1 else (microbatches,)
-    batch = {}
-    for name, of_row in shapes.items():
-        shape = (batch_sequences // microbatches, *of_row)
-        sharding = shardings.of(name, shape)
-        batch[name] = jax.ShapeDtypeStruct((*leading, *shape), np.int32, sharding=sharding)
-    return batch
+    def abstract(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shapes, types and shardings of a batch, from the shape of each array in a row."""
+        leading = () if self.microbatches == 1 else (self.microbatches,)
+        return {
+            name: jax.ShapeDtypeStruct(
+                (*leading, self.microbatch_rows, *of_row),
+                np.int32,
+                sharding=self.sharding(name, of_row),
+            )
+            for name, of_row in shapes.items()
+        }
 
 
 def part_of(
-    rows: np.ndarray, first: int, index: tuple[slice, ...], places: int, row_axis: int = 0
+    rows: np.ndarray, first: int, index: tuple[slice, ...], count: int, row_axis: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Returns one device's part of the rows that its host has read, from the first of them on.
+    """Returns one device's part of a host's rows, of which `first` is the first of all `count`.
 
     A host whose rows are not neighbours has read those between them too.
     """
-    start, stop, _ = index[row_axis].indices(places)
+    start, stop, _ = index[row_axis].indices(count)
     here = slice(start - first, stop - first)
     return rows[(*index[:row_axis], here, *index[row_axis + 1 :])]
 
@@ -144,15 +134,9 @@ def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:
 
 
 def feed(
-    rows: Rows,
-    shardings: Placement,
-    *,
-    seed: int,
-    batch_sequences: int,
-    microbatches: int,
-    first_step: int,
+    rows: Rows, sharding: BatchSharding, *, seed: int, first_step: int
 ) -> Iterator[tuple[np.ndarray, dict[str, jax.Array]]]:
     """Yields the row ids and the device batch of one step after the other."""
-    host = host_rows(shardings, batch_sequences, microbatches)
-    for row_ids, batch in batches(rows, seed, batch_sequences, first_step, host):
-        yield row_ids, place(shardings, batch, batch_sequences, microbatches)
+    host_rows = sharding.host_rows()
+    for row_ids, batch in batches(rows, seed, sharding.batch_sequences, first_step, host_rows):
+        yield row_ids, sharding.to_global_arrays(batch)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,12 +14,11 @@ from jax.sharding import Mesh
 from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
-from models.api import Batch
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
-from trainer.feed import abstract_batch, feed, placement
+from trainer.feed import BatchSharding, feed
 from trainer.interrupts import Interrupts, StopRequested, check_finite
 from trainer.metrics.step_timer import StepTimer
 from trainer.multihost import connect, on_any_process
@@ -70,7 +69,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         if step < run.steps:
             compiled = compile_train_step(job, state)
             watch.on_compiled(compiled)
-            batches = batches_from(job, step)
+            batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
         timer = StepTimer()
         if lacks_evaluation(job, step, checkpoints):
             with timer.spending("evaluation"):
@@ -82,7 +81,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 with timer.spending("data"):
                     row_ids, batch = next(batches)
                 with timer.spending("device"):
-                    state, metrics = compiled.program(state, batch)
+                    state, metrics = compiled.executable(state, batch)
             if previous is not None:  # it is read while the devices work on this one
                 watch.on_step(fetch_finite(previous, timer, checkpoints))
             step += 1
@@ -125,11 +124,14 @@ def open_checkpoints(job: TrainJob) -> Checkpoints:
 def restore_or_init(
     padding: StatePadding, checkpoints: Checkpoints, start_from: str | None
 ) -> tuple[State, int]:
-    """Returns the newest readable checkpoint, placed on this mesh, or a new state."""
+    """Returns the newest readable checkpoint, sharded over this mesh, or a new state."""
     if checkpoints.latest is None:
-        state = init_state(padding.program, padding.mesh)
+        state = init_state(padding.step_spec, padding.mesh)
         if start_from is not None:
-            layout, fresh = padding.program.even().model.layout, padding.unpad(state)["params"]
+            layout, fresh = (
+                padding.step_spec.without_padding().model.layout,
+                padding.unpad(state)["params"],
+            )
             params = warm_started(fresh, start_from, layout, padding.mesh)
             state |= padding.pad({"params": params})
         return state, 0
@@ -141,28 +143,20 @@ def restore_or_init(
 def compile_train_step(job: TrainJob, state: State) -> CompiledStep:
     """Traces and compiles the step for this state; nothing runs."""
     run, state = job.run, abstract_like(state)
-    batch_placement = placement(job.layout, job.mesh, run.microbatches, run.rows_together)
-    batch = abstract_batch(
-        run.task.array_shapes, batch_placement, run.batch_sequences, run.microbatches
-    )
+    batch = batch_sharding(job).abstract(run.task.array_shapes)
     with jax.set_mesh(job.mesh):
         traced = train_step.trace(train_step_spec(run, job.layout), state, batch)
         start = time.perf_counter()
-        program = compile_program(traced, job.mesh, run.compiler_options)
+        executable = compile_program(traced, job.mesh, run.compiler_options)
     seconds = time.perf_counter() - start
-    return CompiledStep(run, job.layout, job.mesh, state, batch, traced, program, seconds)
+    return CompiledStep(run, job.layout, job.mesh, state, batch, traced, executable, seconds)
 
 
-def batches_from(job: TrainJob, step: int) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields row ids and placed batches, from a step on."""
+def batch_sharding(job: TrainJob) -> BatchSharding:
+    """Returns how the batches of training are sharded."""
     run = job.run
-    return feed(
-        job.splits["train"],
-        placement(job.layout, job.mesh, run.microbatches, run.rows_together),
-        seed=run.seed,
-        batch_sequences=run.batch_sequences,
-        microbatches=run.microbatches,
-        first_step=step,
+    return BatchSharding(
+        job.layout, job.mesh, run.batch_sequences, run.microbatches, run.rows_together
     )
 
 
@@ -190,7 +184,7 @@ def lacks_evaluation(job: TrainJob, step: int, checkpoints: Checkpoints) -> bool
 def validate_unless_stopped(
     job: TrainJob, step: int, state: State, watch: Observer, interrupts: Interrupts
 ) -> tuple[float | None, bool]:
-    """Returns the measure of the best, and whether the run is to stop: it is then not known."""
+    """Returns the metric of `Run.best_by`, if known, and whether the run is to stop."""
     try:
         return validate(job, step, state, watch, interrupts), False
     except StopRequested:
@@ -200,7 +194,7 @@ def validate_unless_stopped(
 def validate(
     job: TrainJob, step: int, state: State, watch: Observer, interrupts: Interrupts
 ) -> float | None:
-    """Evaluates on the validation split, where there is one; returns the measure of the best.
+    """Evaluates on the validation split, where there is one; returns the metric of `Run.best_by`.
 
     Raises `StopRequested` between two batches where the run is to stop.
     """

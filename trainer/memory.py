@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from configs.errors import UserError
 from layouts.layout import Layout
-from trainer.feed import abstract_batch, placement
+from trainer.feed import BatchSharding
 from trainer.run import Run
 from trainer.step import abstract_state, train_step_spec
 
@@ -17,9 +17,8 @@ from trainer.step import abstract_state, train_step_spec
 def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
     """Raises where weights, optimizer state and batch alone take more than there is."""
     state_bytes = shard_bytes(abstract_state(train_step_spec(run, layout), mesh))
-    shardings = placement(layout, mesh, run.microbatches)
-    shapes, batch = run.task.array_shapes, run.batch_sequences
-    batch_bytes = shard_bytes(abstract_batch(shapes, shardings, batch, run.microbatches))
+    sharding = BatchSharding(layout, mesh, run.batch_sequences, run.microbatches)
+    batch_bytes = shard_bytes(sharding.abstract(run.task.array_shapes))
     memory_bytes = device_memory_bytes(mesh)
     if memory_bytes is not None and state_bytes + batch_bytes > memory_bytes:
         raise UserError(
@@ -30,9 +29,9 @@ def check_memory(run: Run, layout: Layout, mesh: Mesh) -> None:
 
 
 def check_batch_memory(run: Run, layout: Layout, mesh: Mesh, rows: int) -> None:
-    """Raises where a batch of so many rows takes more than there is."""
-    shardings = placement(layout, mesh, 1)
-    batch_bytes = shard_bytes(abstract_batch(run.task.array_shapes, shardings, rows, 1))
+    """Raises where a batch of this many rows takes more than there is."""
+    sharding = BatchSharding(layout, mesh, rows)
+    batch_bytes = shard_bytes(sharding.abstract(run.task.array_shapes))
     memory_bytes = device_memory_bytes(mesh)
     if memory_bytes is not None and batch_bytes > memory_bytes:
         raise UserError(

@@ -31,7 +31,7 @@ class CompiledStep:
     state: State
     batch: dict[str, jax.ShapeDtypeStruct]
     traced: Any  # as jax.stages has them; their types are not public
-    program: Any
+    executable: Any
     compile_s: float
 
 

@@ -26,7 +26,7 @@ Total = tuple[Params, LossSums]
 
 @dataclasses.dataclass(frozen=True)
 class TrainStepSpec:
-    """Holds all that a compiled step depends on beside its arguments.  Hashable: the jit key."""
+    """Holds all that a compiled step depends on but its arguments.  Hashable: the jit key."""
 
     model: Model
     optimizer: OptimizerSpec
@@ -38,7 +38,7 @@ class TrainStepSpec:
     def transform(self) -> optax.GradientTransformation:
         return self.optimizer.transform(self.steps, self.model.weights(), self.model.layout)
 
-    def even(self) -> "TrainStepSpec":
+    def without_padding(self) -> "TrainStepSpec":
         """Returns the same without padding: what could be padded is replicated."""
         model: Any = self.model
         layout = without_padding(model.layout)
@@ -46,8 +46,8 @@ class TrainStepSpec:
             return self
         return dataclasses.replace(self, model=dataclasses.replace(model, layout=layout))
 
-    def fresh(self) -> State:
-        """Returns a new state; its opt_state is not yet placed."""
+    def initial_state(self) -> State:
+        """Returns a new state, whose opt_state is not sharded yet."""
         params = self.model.init(jax.random.key(self.seed))
         return {
             "params": params,
@@ -75,15 +75,15 @@ def train_step_spec(run: Run, layout: Layout) -> TrainStepSpec:
     )
 
 
-def abstract_state(program: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:
+def abstract_state(step_spec: TrainStepSpec, mesh: Mesh | AbstractMesh) -> State:
     """Returns shapes, types and shardings of the state, allocating nothing.
 
-    The optimizer's arrays are placed as the update that makes them leaves them.
+    The optimizer's arrays are sharded as an update returns them.
     """
 
     def after_one_update() -> State:
-        state = program.fresh()
-        return program.update(state, state["params"])
+        state = step_spec.initial_state()
+        return step_spec.update(state, state["params"])
 
     return abstract(after_one_update, mesh)
 
@@ -96,12 +96,12 @@ def abstract_params(model: Model, mesh: Mesh | AbstractMesh) -> Params:
 def abstract(make: Callable[..., Any], mesh: Mesh | AbstractMesh, *arguments: Any) -> Any:
     """Returns what a function would make of such arguments on a mesh, allocating nothing."""
 
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def sharded(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         spec = leaf.sharding.spec if leaf.sharding is not None else jax.P()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     with use_mesh(mesh):
-        return jax.tree.map(placed, jax.eval_shape(make, *arguments))
+        return jax.tree.map(sharded, jax.eval_shape(make, *arguments))
 
 
 def abstract_like(state: State) -> State:
@@ -111,21 +111,21 @@ def abstract_like(state: State) -> State:
     )
 
 
-def init_state(program: TrainStepSpec, mesh: Mesh) -> State:
+def init_state(step_spec: TrainStepSpec, mesh: Mesh) -> State:
     """Makes a new state on the mesh."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(program, mesh))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(step_spec, mesh))
     # On a CPU, optimising the many random draws takes ten times as long as running them.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = {"xla_backend_optimization_level": 0} if on_cpu else None
     with jax.set_mesh(mesh):
-        return jax.jit(program.fresh, out_shardings=shardings, compiler_options=options)()
+        return jax.jit(step_spec.initial_state, out_shardings=shardings, compiler_options=options)()
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def train_step(program: TrainStepSpec, state: State, batch: Batch) -> tuple[State, Metrics]:
+def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[State, Metrics]:
     """Updates the state once.  Several microbatches are a leading axis of the batch's arrays."""
-    key = jax.random.fold_in(jax.random.key(program.seed), state["step"])
-    gradients, sums = add_microbatches(program, state["params"], batch, key)
+    key = jax.random.fold_in(jax.random.key(step_spec.seed), state["step"])
+    gradients, sums = add_microbatches(step_spec, state["params"], batch, key)
     gradients = jax.tree.map(lambda g: (g / sums.tokens).astype(g.dtype), gradients)
     metrics = {
         "loss": sums.loss / sums.tokens,
@@ -133,28 +133,28 @@ def train_step(program: TrainStepSpec, state: State, batch: Batch) -> tuple[Stat
         "accuracy": sums.correct / sums.tokens,
         "tokens": sums.tokens,
         "grad_norm": optax.tree.norm(gradients),
-        "learning_rate": program.optimizer.schedule.rate(program.steps)(state["step"]),
+        "learning_rate": step_spec.optimizer.schedule.rate(step_spec.steps)(state["step"]),
     }
     if sums.loads:
         metrics["loads"] = sums.loads
-    return program.update(state, gradients), metrics
+    return step_spec.update(state, gradients), metrics
 
 
 def add_microbatches(
-    program: TrainStepSpec, params: Params, batch: Batch, key: Array
+    step_spec: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
     """Adds up gradients and sums over microbatches; memory does not grow with their number."""
     source_weight = source_token_weight(batch)
 
     def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
-        sums = program.model.loss(params, batch, program.criterion, key)
+        sums = step_spec.model.loss(params, batch, step_spec.criterion, key)
         return sums.total_objective(source_weight), sums
 
     gradient = jax.grad(objective, has_aux=True)
-    if program.microbatches == 1:
+    if step_spec.microbatches == 1:
         return gradient(params, batch, key)
-    if program.model.runs_stages:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(program.microbatches))
+    if step_spec.model.runs_stages:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(step_spec.microbatches))
         return gradient(params, batch, keys)
 
     def add(total: Total, microbatch: tuple[Batch, Array]) -> tuple[Total, None]:
@@ -166,7 +166,7 @@ def add_microbatches(
     sums = jax.eval_shape(lambda: objective(params, first, key)[1])
     zero_sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     zero = (jax.tree.map(jnp.zeros_like, params), zero_sums)
-    total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(program.microbatches)))
+    total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(step_spec.microbatches)))
     return total
 
 

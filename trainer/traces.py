@@ -1,4 +1,4 @@
-"""Traces the programs of a run on a mesh; allocates and compiles nothing."""
+"""Traces the jitted functions of a run on a mesh; allocates and compiles nothing."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from models.decoding.generate import Search, generate
 from models.loss import CROSS_ENTROPY, Criterion
 from trainer.decoding.decoder import abstract_inputs, padded
 from trainer.decoding.score import token_losses
-from trainer.feed import abstract_batch, placement
+from trainer.feed import BatchSharding
 from trainer.run import Run
 from trainer.step import (
     State,
@@ -57,11 +57,11 @@ class TrainStepTrace(NamedTuple):
 
 def trace_train_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TrainStepTrace:
     """Traces the training step."""
-    program = train_step_spec(run, layout)
-    state = abstract_state(program, mesh)
+    step_spec = train_step_spec(run, layout)
+    state = abstract_state(step_spec, mesh)
     batch = batch_of_run(run, layout, mesh, run.microbatches)
     with use_mesh(mesh):
-        return TrainStepTrace(train_step.trace(program, state, batch), state, batch)
+        return TrainStepTrace(train_step.trace(step_spec, state, batch), state, batch)
 
 
 def trace_evaluate_step(
@@ -98,6 +98,6 @@ def trace_generate(
 def batch_of_run(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, microbatches: int
 ) -> AbstractBatch:
-    """Returns shapes, types and placements of a batch of the run."""
-    shardings = placement(layout, mesh, microbatches)
-    return abstract_batch(run.task.array_shapes, shardings, run.batch_sequences, microbatches)
+    """Returns shapes, types and shardings of a batch of the run."""
+    sharding = BatchSharding(layout, mesh, run.batch_sequences, microbatches)
+    return sharding.abstract(run.task.array_shapes)

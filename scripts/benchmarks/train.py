@@ -79,7 +79,7 @@ def meshloom(shape: Shape) -> tuple[Run, Callable[[], float], dict[str, object]]
 
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
-    from trainer.feed import place, placement
+    from trainer.feed import BatchSharding
     from trainer.step import init_state, train_step
 
     layout = Layout(mesh="data:1", rules="batch:data")
@@ -92,8 +92,8 @@ def meshloom(shape: Shape) -> tuple[Run, Callable[[], float], dict[str, object]]
         "segments_BL": np.ones((shape.rows, shape.length), np.int32),
         "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
     }
-    places = placement(layout, mesh, program.microbatches)
-    batch = place(places, host, shape.rows, program.microbatches)
+    sharding = BatchSharding(layout, mesh, shape.rows, program.microbatches)
+    batch = sharding.to_global_arrays(host)
     state = init_state(program, mesh)
 
     def run(steps: int) -> None:

@@ -61,7 +61,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
     from models.loss import Criterion
-    from trainer.feed import place, placement
+    from trainer.feed import BatchSharding
     from trainer.optimizers.adamw import AdamW
     from trainer.optimizers.schedules import Constant
     from trainer.step import TrainStepSpec, init_state, train_step
@@ -88,14 +88,14 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     rows = PairRows(packed.arrays, Counts())
     ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
     ids[: len(rows)] = np.arange(len(rows))
-    places = placement(layout, mesh, MICROBATCHES)
+    sharding = BatchSharding(layout, mesh, ROWS, MICROBATCHES)
     state = init_state(program, mesh)
 
     def epoch() -> None:
         nonlocal state
         with jax.set_mesh(mesh):
             for row_ids in ids.reshape(-1, ROWS):
-                batch = place(places, rows.batch(row_ids), ROWS, MICROBATCHES)
+                batch = sharding.to_global_arrays(rows.batch(row_ids))
                 state, metrics = train_step(program, state, batch)
             jax.block_until_ready((state, metrics))
 

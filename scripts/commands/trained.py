@@ -22,7 +22,7 @@ from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel
 from trainer.checks import (
-    Program,
+    TraceFn,
     check_layout,
     check_precision,
     describe_layout,
@@ -36,7 +36,7 @@ from trainer.traces import DecodeShape, trace_generate
 
 @contextlib.contextmanager
 def trained_models(
-    flags: CheckpointFlags, programs: Callable[[Run], Sequence[Program]] = lambda run: ()
+    flags: CheckpointFlags, programs: Callable[[Run], Sequence[TraceFn]] = lambda run: ()
 ) -> Iterator[ModelRestorer]:
     """Opens the checkpoints of a run, and checks that the layout given now fits its model.
 
@@ -69,7 +69,7 @@ def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
         print_note(f"Compiles for {describe_layout(layout, origins)}.")
 
 
-def decode_program(run: Run, search: Search, *, with_suffix: bool = False) -> Program:
+def decode_program(run: Run, search: Search, *, with_suffix: bool = False) -> TraceFn:
     """Returns what traces the decoding of one batch with the smallest sizes that have all parts."""
     source, suffix = SHORTEST * run.task.has_source, SHORTEST * with_suffix
     shape = DecodeShape(search, run.batch_sequences, source, SHORTEST, SHORTEST, suffix)

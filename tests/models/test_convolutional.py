@@ -29,7 +29,7 @@ from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, WHOLE
 from tests.trainer.conftest import optax_types  # noqa: F401
 from trainer.checks import check_layout, check_run, record_loss
 from trainer.evaluate import evaluate
-from trainer.feed import place, placement
+from trainer.feed import BatchSharding
 from trainer.loop import TrainJob, train
 from trainer.observers import Observer, StepResult
 from trainer.optimizers.adamw import AdamW
@@ -85,7 +85,7 @@ def steps_under(layout: Layout) -> Trained:
     with jax.set_mesh(mesh):
         for step in range(STEPS):
             ids = np.arange(step * ROWS, (step + 1) * ROWS)
-            batch = place(placement(layout, mesh, 1), rows.batch(ids), ROWS, 1)
+            batch = BatchSharding(layout, mesh, ROWS).to_global_arrays(rows.batch(ids))
             state, metrics = train_step(program, state, batch)
             numbers += [float(metrics["loss"]), float(metrics["grad_norm"])]
     return Trained(numbers, first, jax.device_get(state["params"]))

@@ -14,7 +14,7 @@ from data.packing.rows import Rows
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from tests.trainer.bigram import text_rows
-from trainer.feed import dispatch_ahead, feed, host_rows, part_of, place, placement
+from trainer.feed import BatchSharding, dispatch_ahead, feed, part_of
 
 HOSTS = {
     "batch over both hosts": ("batch:data", (slice(0, 2),), (0, 12)),
@@ -43,7 +43,7 @@ def test_a_host_reads_the_rows_that_its_devices_hold(
         return {d: i for d, i in sharding.devices_indices_map(shape).items() if d in devices}
 
     monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", indices)
-    assert host_rows(placement(layout, mesh, microbatches), 24, microbatches) == expected
+    assert BatchSharding(layout, mesh, 24, microbatches).host_rows() == expected
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
@@ -89,8 +89,7 @@ def test_a_device_batch_is_the_rows_of_its_step(
 ) -> None:
     """Microbatch m holds the rows m, m + 3, m + 6 … of the batch: together each row once."""
     rows, mesh = kind(41), make_mesh(layout)
-    shardings = placement(layout, mesh, microbatches)
-    fed = feed(rows, shardings, seed=3, batch_sequences=24, microbatches=microbatches, first_step=5)
+    fed = feed(rows, BatchSharding(layout, mesh, 24, microbatches), seed=3, first_step=5)
     for step, (ids, batch) in zip(range(5, 8), itertools.islice(fed, 3), strict=True):
         assert list(ids) == list(row_ids(3, step, 24, 41))
         for name, expected in rows.batch(ids).items():
@@ -108,8 +107,8 @@ def test_a_device_batch_is_the_rows_of_its_step(
 def test_rows_of_a_group_stay_together(mesh: str) -> None:
     """Microbatch m holds the pairs of rows m, m + 3, m + 6 …, and its neighbours stay so."""
     layout, rows = Layout(mesh=mesh), text_rows(24).batch(np.arange(24))
-    sharding = placement(layout, make_mesh(layout), 3, rows_together=2)
-    batch = place(sharding, rows, 24, 3)
+    sharding = BatchSharding(layout, make_mesh(layout), 24, 3, rows_together=2)
+    batch = sharding.to_global_arrays(rows)
     for name, array in batch.items():
         pairs = rows[name].reshape(12, 2, -1)
         for slot in range(3):
@@ -120,9 +119,9 @@ def test_rows_of_a_group_stay_together(mesh: str) -> None:
 def test_one_row_differs_where_one_row_differs() -> None:
     """The comparison above would see two rows that changed places."""
     layout = Layout(mesh="data:2", rules="batch:data")
-    shardings = placement(layout, make_mesh(layout), 1)
+    sharding = BatchSharding(layout, make_mesh(layout), 8)
     batch = text_rows(8).batch(np.arange(8))
-    actual = place(shardings, text_rows(8).batch(np.array([1, 0, *range(2, 8)])), 8, 1)
+    actual = sharding.to_global_arrays(text_rows(8).batch(np.array([1, 0, *range(2, 8)])))
     assert (np.asarray(actual["targets_BL"]) != batch["targets_BL"]).any(axis=1).sum() == 2
 
 
@@ -144,11 +143,11 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused() -> None:
     layout = Layout(mesh="data:4,model:2", rules="batch:data;batch:model")
     mesh = make_mesh(layout)
     with pytest.raises(UserError) as error:
-        host_rows(placement(layout, mesh, 3), 36, 3)
+        BatchSharding(layout, mesh, 36, 3).host_rows()
     assert str(error.value) == (
         "Run.batch_sequences = 36 in 3 microbatches: 12 rows do not divide over the mesh "
         "{'data': 4, 'model': 2} by batch = ('data', 'model').  Choose a multiple, or fewer "
         "microbatches."
     )
     with pytest.raises(UserError, match=r"Run.batch_sequences = 12 in 1 microbatches"):
-        host_rows(placement(layout, mesh, 1), 12, 1)
+        BatchSharding(layout, mesh, 12).host_rows()

@@ -22,7 +22,7 @@ from models.moe.routing import Top2
 from models.spec import Precision
 from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, pair_rows
-from trainer.feed import place, placement
+from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.optimizer import OptimizerSpec
@@ -140,13 +140,13 @@ def train(
     """Calls the training step for each batch."""
     program = TrainStepSpec(Noted(spec, layout), optimizer, CRITERION, STEPS, 5, microbatches)
     mesh = make_mesh(layout)
-    sharding = placement(layout, mesh, microbatches)
+    sharding = BatchSharding(layout, mesh, ROWS, microbatches)
     traces, compiled = len(TRACED), train_step._cache_size()
     state, losses, grad_norms = first_state(program, mesh), [], []
     placed = jax.tree.map(lambda x: x.sharding, state)
     with jax.set_mesh(mesh):
         for host_batch in batches():
-            batch = place(sharding, host_batch, ROWS, microbatches)
+            batch = sharding.to_global_arrays(host_batch)
             state, metrics = train_step(program, state, batch)
             losses.append(float(metrics["loss"]))
             grad_norms.append(float(metrics["grad_norm"]))
@@ -219,7 +219,8 @@ def first_step(
     state["step"] = jax.device_put(np.int32(step), state["step"].sharding)
     batch["segments_BL"][3, 1] *= not lost_token
     with jax.set_mesh(mesh):
-        _, metrics = train_step(program, state, place(placement(layout, mesh, 1), batch, ROWS, 1))
+        placed = BatchSharding(layout, mesh, ROWS).to_global_arrays(batch)
+        _, metrics = train_step(program, state, placed)
     return np.array([float(metrics["loss"]), float(metrics["grad_norm"])])
 
 

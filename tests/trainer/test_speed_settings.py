@@ -17,7 +17,7 @@ from models.loss import Criterion
 from models.moe.routing import Top2, TopK
 from models.spec import Moe
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
-from trainer.feed import place, placement
+from trainer.feed import BatchSharding
 from trainer.optimizers.adamw import AdamW
 from trainer.step import TrainStepSpec, add_microbatches
 
@@ -72,7 +72,7 @@ def sums_and_gradients(model: Transformer, microbatches: int) -> dict[str, np.nd
     criterion = Criterion(label_smoothing=0.1, z_loss=1e-2)
     program = TrainStepSpec(model.model(WHOLE), AdamW(), criterion, 10, 3, microbatches)
     mesh = make_mesh(WHOLE)
-    batch = place(placement(WHOLE, mesh, microbatches), BATCH, 4, microbatches)
+    batch = BatchSharding(WHOLE, mesh, 4, microbatches).to_global_arrays(BATCH)
 
     def step(params: Any, batch: Any) -> Any:
         return add_microbatches(program, params, batch, jax.random.key(5))

@@ -14,7 +14,7 @@ from models.moe.routing import Top2
 from models.spec import Moe
 from tests.toys import FLOAT64, ROUND_OFF, pair_rows, toy
 from tests.trainer.bigram import Bigram, logits, text_rows, weights
-from trainer.feed import place, placement
+from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
@@ -45,8 +45,8 @@ def numpy_batch(rows: int = ROWS) -> dict[str, np.ndarray]:
 
 
 def placed(layout: Layout, microbatches: int, rows: int = ROWS) -> dict[str, jax.Array]:
-    sharding = placement(layout, make_mesh(layout), microbatches)
-    return place(sharding, numpy_batch(rows), rows, microbatches)
+    sharding = BatchSharding(layout, make_mesh(layout), rows, microbatches)
+    return sharding.to_global_arrays(numpy_batch(rows))
 
 
 def state_of(program: TrainStepSpec) -> State:
@@ -207,11 +207,11 @@ def pairs_gradient(layout: Layout, microbatches: int) -> tuple[Any, LossSums]:
     batch = pair_rows(targets, sources, length=9, vocab=22, source_length=6)
     experts = program(layout, microbatches, model=EXPERTS.model(layout))
     mesh, key = make_mesh(layout), jax.random.key(0)
-    sharding = placement(layout, mesh, microbatches, rows_together=4)
+    sharding = BatchSharding(layout, mesh, 24, microbatches, rows_together=4)
     with jax.set_mesh(mesh):
         params = jax.jit(experts.model.init)(jax.random.key(1))
         gradient = jax.jit(lambda params, batch: add_microbatches(experts, params, batch, key))
-        return jax.device_get(gradient(params, place(sharding, batch, 24, microbatches)))
+        return jax.device_get(gradient(params, sharding.to_global_arrays(batch)))
 
 
 @pytest.mark.parametrize("layout", [WHOLE, Layout(mesh="data:2")], ids=str)

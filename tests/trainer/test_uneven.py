@@ -26,7 +26,7 @@ from tests.trainer.test_layout_sweep import by_path
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.decoding.score import token_losses
-from trainer.feed import host_rows, place, placement
+from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
 from trainer.optimizers.schedules import Constant
@@ -106,7 +106,10 @@ def batch(case: Case, step: int) -> dict[str, np.ndarray]:
 def trained(name: str, *, padded: bool) -> Trained:
     case = CASES[name]
     disk = under(case.padded if padded else WHOLE, case.program)
-    placing = placement(disk.program.model.layout, disk.mesh, case.program.microbatches)
+    rows_in_all = case.rows * case.program.microbatches
+    sharding = BatchSharding(
+        disk.step_spec.model.layout, disk.mesh, rows_in_all, case.program.microbatches
+    )
     rng = np.random.default_rng(1)
 
     def number(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -118,9 +121,8 @@ def trained(name: str, *, padded: bool) -> Trained:
     metrics = []
     with jax.set_mesh(disk.mesh):
         for step in range(STEPS):
-            rows = place(placing, batch(case, step), case.rows * case.program.microbatches,
-                         case.program.microbatches)  # fmt: skip
-            state, computed = train_step(disk.program, state, rows)
+            rows = sharding.to_global_arrays(batch(case, step))
+            state, computed = train_step(disk.step_spec, state, rows)
             metrics.append([float(computed[key]) for key in ("loss", "grad_norm", "tokens")])
     saved = by_path(jax.device_get(disk.unpad(state)))
     return Trained(disk, np.array(metrics), state, saved)
@@ -152,9 +154,9 @@ def test_what_is_held_is_padded_split_and_zero_behind(name: str) -> None:
 
 def test_a_batch_that_does_not_divide_is_read_whole_by_every_host() -> None:
     for rows, last in ((6, 6), (8, 8)):
-        placing = placement(EXPERTS.padded, make_mesh(EXPERTS.padded), 1)
-        assert host_rows(placing, rows, 1) == (0, last)
-        placed = place(placing, {"inputs_BL": np.zeros((rows, 8), np.int32)}, rows, 1)
+        sharding = BatchSharding(EXPERTS.padded, make_mesh(EXPERTS.padded), rows)
+        assert sharding.host_rows() == (0, last)
+        placed = sharding.to_global_arrays({"inputs_BL": np.zeros((rows, 8), np.int32)})
         assert placed["inputs_BL"].sharding.is_fully_replicated == (rows == 6)
 
 
@@ -182,7 +184,8 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
 
     def made(padded: bool) -> tuple[Any, ...]:
         disk = trained("dense", padded=padded).disk
-        model, placing = disk.program.model, placement(disk.program.model.layout, disk.mesh, 1)
+        model = disk.step_spec.model
+        sharding = BatchSharding(model.layout, disk.mesh, DENSE.rows)
 
         def put(array: np.ndarray, axes: str) -> jax.Array:
             return jax.device_put(array, NamedSharding(disk.mesh, model.layout.place(axes)))
@@ -193,7 +196,7 @@ def test_scores_and_samples_are_those_of_one_device() -> None:
         )
         params = disk.pad({"params": params})["params"]
         with jax.set_mesh(disk.mesh):
-            rows = place(placing, batch(DENSE, 9), DENSE.rows, 1)
+            rows = sharding.to_global_arrays(batch(DENSE, 9))
             losses_BL = np.asarray(token_losses(model, params, rows))
             requested = DecodeInputs(
                 prompts_BL=put(np.zeros((4, 0), np.int32), "Bl"),

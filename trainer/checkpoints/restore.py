@@ -107,7 +107,7 @@ class ModelRestorer:
                 params, steps = state["params"], [step]
         params = self.padding.pad({"params": params})["params"]
         return TrainedModel(
-            self.padding.program.model, params, self.run, self.vocabs, self.mesh, step, steps
+            self.padding.step_spec.model, params, self.run, self.vocabs, self.mesh, step, steps
         )
 
     def __enter__(self) -> "ModelRestorer":

@@ -12,31 +12,39 @@ from trainer.step import State, TrainStepSpec, abstract_state
 
 @dataclasses.dataclass(frozen=True)
 class StatePadding:
-    """Pads and unpads states of a program, or parts of them."""
+    """Pads and unpads states of training, or parts of them."""
 
-    program: TrainStepSpec
+    step_spec: TrainStepSpec
     mesh: Mesh
 
     @functools.cached_property
     def padded(self) -> State:
         """Returns shapes, types and placements on devices."""
-        return abstract_state(self.program, self.mesh)
+        return abstract_state(self.step_spec, self.mesh)
 
     @functools.cached_property
     def unpadded(self) -> State:
         """Returns the same without padding, as it is saved; arrays that have some are replicated
         along those axes."""
-        even = self.program.even()
-        if even is self.program:
+        even = self.step_spec.without_padding()
+        if even is self.step_spec:
             return self.padded
         even_state = abstract_state(even, self.mesh)
         return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.padded, even_state)
 
     def unpad(self, state: State) -> State:
-        return state if self.program.even() is self.program else self._like(self.unpadded, state)
+        return (
+            state
+            if self.step_spec.without_padding() is self.step_spec
+            else self._like(self.unpadded, state)
+        )
 
     def pad(self, state: State) -> State:
-        return state if self.program.even() is self.program else self._like(self.padded, state)
+        return (
+            state
+            if self.step_spec.without_padding() is self.step_spec
+            else self._like(self.padded, state)
+        )
 
     def _like(self, abstract: State, state: State) -> State:
         leaves, structure = jax.tree.flatten(state)

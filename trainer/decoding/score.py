@@ -15,7 +15,7 @@ from data.vocabs import Vocabs
 from models.api import Batch, Model, Params
 from trainer.decoding.requests import check_tag
 from trainer.evaluate import device_batches
-from trainer.feed import dispatch_ahead, placement
+from trainer.feed import BatchSharding, dispatch_ahead
 from trainer.multihost import fetched
 from trainer.progress import Progress, no_progress
 
@@ -45,10 +45,10 @@ def row_losses(
     progress: Progress = no_progress,
 ) -> np.ndarray:
     """Returns the negative log-likelihood of each target of each row."""
-    sharding = placement(model.layout, mesh, 1)
+    sharding = BatchSharding(model.layout, mesh, batch_sequences)
     losses_BL = []
     with jax.set_mesh(mesh):
-        batches = device_batches(rows, sharding, batch_sequences)
+        batches = device_batches(rows, sharding)
         for output in dispatch_ahead(token_losses(model, params, batch) for batch in batches):
             [losses] = fetched([output])
             losses_BL.append(losses.astype(np.float64))

@@ -59,7 +59,7 @@ def predict(compiled: CompiledStep) -> Prediction:
     """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time."""
     c, mesh = compiled, compiled.mesh
     step = TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
-    counted, how_counted = count(step, c.program, c.compile_s)
+    counted, how_counted = count(step, c.executable, c.compile_s)
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
     plan = plan_step(step, topology, counted)
     return Prediction(plan, summary(plan) + how_counted + time_summary(plan))

@@ -12,7 +12,7 @@ import numpy as np
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from trainer.feed import place, placement
+from trainer.feed import BatchSharding
 from trainer.run import Run
 from trainer.step import init_state, train_step, train_step_spec
 
@@ -29,12 +29,12 @@ class StepBenchmark:
         self, run: Run, layout: Layout, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        self._mesh, program = make_mesh(layout), train_step_spec(run, layout)
-        shardings = placement(layout, self._mesh, run.microbatches)
-        self._batch = place(shardings, random_batch(run), run.batch_sequences, run.microbatches)
-        self._state = init_state(program, self._mesh)
+        self._mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
+        sharding = BatchSharding(layout, self._mesh, run.batch_sequences, run.microbatches)
+        self._batch = sharding.to_global_arrays(random_batch(run))
+        self._state = init_state(step_spec, self._mesh)
         with jax.set_mesh(self._mesh):
-            traced = train_step.trace(program, self._state, self._batch)
+            traced = train_step.trace(step_spec, self._state, self._batch)
             self._step = compile_program(traced, self._mesh, run.compiler_options)
         self.run_steps(1)
         self._steps = math.ceil(BURST_S / self.run_steps(1))

@@ -57,7 +57,7 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array that the optimizer keeps, by its path in a checkpoint."""
     layout = Layout()
     with jax.set_mesh(make_mesh(layout)):
-        state = jax.eval_shape(train_step_spec(run, layout).fresh)["opt_state"]
+        state = jax.eval_shape(train_step_spec(run, layout).initial_state)["opt_state"]
     leaves = jax.tree.leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
 

@@ -23,7 +23,7 @@ from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import Bar, print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
-from trainer.checks import Program
+from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, Request, prepared
 from trainer.decoding.journal import Journal, fingerprint
 from trainer.decoding.requests import (
@@ -82,7 +82,7 @@ def decoder_of(
     return Decoder(model, weights, trained.mesh, search, rows, *special, suffix)
 
 
-def programs_of(flags: SearchFlags) -> Callable[[Run], list[Program]]:
+def programs_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
     """Returns what decoding with these flags traces, given a run."""
     ranks = flags.rescore_suffix is not None
     return lambda run: [decode_program(run, search_of(flags, run.task), with_suffix=ranks)]

@@ -24,7 +24,7 @@ from scripts.commands.trained import batch_of, trained_models
 from scripts.flag import given_flags
 from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
-from trainer.checks import Program
+from trainer.checks import TraceFn
 from trainer.evaluate import Evaluation, evaluate
 from trainer.prepare import prepare
 from trainer.run import Run
@@ -104,7 +104,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         raise UserError(f"{', '.join(of_questions)}: only with --questions=FILE.")
     check_settings(flags.metrics.tokenize, flags.text.languages)
 
-    def programs(run: Run) -> list[Program]:
+    def programs(run: Run) -> list[TraceFn]:
         search = SearchFlags(**dataclasses.asdict(flags.search))
         decoding = programs_of(search)(run) if run.task.has_source else []
         evaluation = functools.partial(trace_evaluate_step, criterion=criterion_of(flags))

@@ -15,7 +15,7 @@ from scripts.commands.trained import batch_of, trained_models
 from scripts.flag import given_flags
 from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
-from trainer.checks import Program
+from trainer.checks import TraceFn
 from trainer.questions.answers import answer_questions, check_answers_fit
 from trainer.questions.choices import (
     Completion,
@@ -61,7 +61,7 @@ def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
     check_flags(flags)
     test = read_test(flags.questions)
 
-    def programs(run: Run) -> list[Program]:
+    def programs(run: Run) -> list[TraceFn]:
         return [trace_score_step] if test.has_choices else programs_of(search_flags(flags))(run)
 
     with trained_models(flags.model, programs) as models:

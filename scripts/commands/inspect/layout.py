@@ -15,7 +15,7 @@ from scripts.commands.common import setting_origins, settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags
 from scripts.commands.inspect.params import placed, planned_sizes
 from scripts.terminal import print_table
-from trainer.checks import find_untraceable, layout_name, record_loss, sources
+from trainer.checks import find_untraceable, layout_name, record_loss, with_size_origins
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
 
@@ -31,7 +31,7 @@ def layout(flags: InspectLayoutFlags) -> None:
     run, layout = config.make(Run), config.make(Layout)
     sizes = planned_sizes(layout)
     record = record_loss(run)
-    problems = lint(layout, sizes, record, sources(setting_origins(config)))
+    problems = lint(layout, sizes, record, with_size_origins(setting_origins(config)))
     if all(problem.severity == "warning" for problem in problems):
         untraceable = find_untraceable(
             run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step

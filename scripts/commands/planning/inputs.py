@@ -21,7 +21,7 @@ from scripts.commands.common import setting_origins, settings_of
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
 from trainer.checks import (
-    Program,
+    TraceFn,
     check_layout,
     check_run,
     describe_layout,
@@ -75,7 +75,7 @@ class PlanInputs(NamedTuple):
             print_note(warning)
 
     @contextlib.contextmanager
-    def explained_errors(self, run: Run, program: Program) -> Iterator[None]:
+    def explained_errors(self, run: Run, program: TraceFn) -> Iterator[None]:
         """Turns an error of JAX or an abort that the layout causes into one message."""
         origins = setting_origins(self.config)
         try:

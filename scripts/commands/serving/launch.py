@@ -27,7 +27,7 @@ from scripts.commands.shared_flags import BeamFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_program, trained_models
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
-from trainer.checks import Program
+from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, prepared, row_shards
 from trainer.decoding.requests import DecodeOptions
 from trainer.run import Run
@@ -151,7 +151,7 @@ def host_names(host: str, token: str | None) -> set[str] | None:
     return {*LOOPBACK_NAMES, host.lower()} if token is None else None
 
 
-def programs_of(flags: BeamFlags, run: Run) -> list[Program]:
+def programs_of(flags: BeamFlags, run: Run) -> list[TraceFn]:
     """Returns what serving traces, near enough to explain an error of the layout."""
     return [decode_program(run, served_search(flags, run.task))]
 

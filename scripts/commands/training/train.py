@@ -29,7 +29,7 @@ from scripts.commands.training.start import (
 from scripts.terminal import print_note
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checks import (
-    Program,
+    TraceFn,
     check_bubble,
     check_layout,
     check_precision,
@@ -154,9 +154,9 @@ def train_run(
         sys.exit(128 + outcome.stop_signal)  # as a shell says it
 
 
-def training_programs(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[Program]:
+def training_programs(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[TraceFn]:
     """Returns what a run traces: the step, its evaluation, and translations for BLEU."""
-    programs: list[Program] = [trace_train_step, trace_evaluate_step]
+    programs: list[TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:
         rows = batch_shards(layout, mesh_sizes) * rows_of_group(run)
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)

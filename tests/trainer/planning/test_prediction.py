@@ -38,7 +38,7 @@ def test_the_program_that_was_read_is_the_one_that_runs() -> None:
             name: jax.device_put(np.ones(x.shape, np.int32), x.sharding)
             for name, x in compiled.batch.items()
         }
-        new, metrics = compiled.program(state, batch)
+        new, metrics = compiled.executable(state, batch)
     assert int(new["step"]) == 1 and np.isfinite(float(metrics["loss"]))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state["params"]))  # not copied
 
