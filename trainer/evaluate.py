@@ -129,7 +129,7 @@ def evaluate(
 
 
 def part_evaluation(sums: Sequence[LossSums], tokens: int) -> PartEvaluation:
-    """Adds the sums of some batches of a part with so many tokens."""
+    """Adds the sums of the batches of a part, which has `tokens` tokens in all."""
     loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))
     loss = _total(sums, "loss") / _total(sums, "tokens")
     return PartEvaluation(loss, tokens, stats_by_layer(loads or {}))

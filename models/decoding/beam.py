@@ -24,7 +24,7 @@ class Beams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Keeps the likeliest texts; a sentence is done when as many have ended as the beam is wide.
+    """Keeps the likeliest texts; a sentence is done when `width` texts have ended.
 
     An END counts only among the `width` best continuations, so that a beam of 1 is greedy.  A text
     that reaches its last token is cut there and ends.
@@ -58,7 +58,7 @@ class Beam:
         token_BU = jnp.sum(jnp.where(here_BUT, tokens_BUT, 0), axis=2, dtype=jnp.int32)
         ends_BU = is_end(token_BU, inputs.stop_ids) | (step + 1 >= inputs.max_new_tokens_B)[:, None]
 
-        # An END counts where it is among the best `width`.  The best of the others continue.
+        # An END counts if it is among the best `width`.  The best unfinished texts continue.
         rank_BU = layout.iota("BU", score_BU.shape, "U")
         done_B1 = self.done(state, inputs, step)[:, None]
         stops_BU = ends_BU & (rank_BU < self.width) & (score_BU > -jnp.inf) & ~done_B1
@@ -108,7 +108,7 @@ class Beam:
         return jnp.where(here_BUT, token_BU[:, :, None], tokens_BUT), score_BU, parent_BU
 
     def divisor(self, tokens: Array) -> Array:
-        """Returns what the log-probability of a text with so many tokens is divided by."""
+        """Returns the divisor of the log-probability of a text of this length."""
         length = tokens.astype(float)
         return ((5 + length) / 6 if self.penalty == "gnmt" else length) ** self.alpha
 

@@ -22,7 +22,7 @@ from models.decoding.caches import (
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
-# The scopes of the loop over new tokens and of the suffix, for who reads the program.
+# Named scopes of the loop over new tokens and of the suffix, which the planner looks for.
 NEW_TOKENS, SUFFIX = "new_tokens", "suffix"
 
 
@@ -44,7 +44,7 @@ class DecodeInputs:
     """Holds what to decode, by sentence."""
 
     prompts_BL: Array
-    """The beginning of each text, padded at the end with anything."""
+    """The beginning of each text; tokens in the padding at the end are not read."""
     prompt_lengths_B: Array
     """Tokens of the prompt, without padding; may be 0."""
     seeds_B: Array
@@ -68,7 +68,7 @@ class DecodeOutput(NamedTuple):
 
     tokens_BWT: Array
     score_BW: Array
-    """What they are ranked by; minus infinity where there is no text."""
+    """What texts are ranked by; minus infinity in rows without a text."""
     log_probability_BW: Array
     """Under the model, at temperature 1 and without cutting."""
 
@@ -110,7 +110,7 @@ def generate(
     source: Batch | None,
     inputs: DecodeInputs,
 ) -> DecodeOutput:
-    """Continues each prompt, or translates each source, with at most so many new tokens.
+    """Continues each prompt, or translates each source, with at most `new_tokens` tokens.
 
     With a suffix, samples are ranked by its mean log-probability behind each (Efficient Giant
     Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
@@ -140,7 +140,7 @@ def splits_batch_alone(layout: Layout, params: Any) -> bool:
 
 
 def spec_of(array: Array) -> jax.P:
-    """Returns how an array is placed."""
+    """Returns the partition spec of an array."""
     return jax.typeof(array).sharding.spec
 
 
@@ -256,12 +256,12 @@ def text_ends(
 ) -> tuple[Array, Array]:
     """Returns the length of each text without its END, and its last token or the prompt's."""
     width, new_tokens = tokens_BWT.shape[1:]
-    place_BWT = layout.iota("BWT", tokens_BWT.shape, "T")
+    index_BWT = layout.iota("BWT", tokens_BWT.shape, "T")
     ends_BWT = is_end(tokens_BWT, inputs.stop_ids) | (
-        place_BWT >= inputs.max_new_tokens_B[:, None, None]
+        index_BWT >= inputs.max_new_tokens_B[:, None, None]
     )
-    lengths_BW = jnp.min(jnp.where(ends_BWT, place_BWT, new_tokens), axis=2)
-    here_BWT = place_BWT == lengths_BW[:, :, None] - 1
+    lengths_BW = jnp.min(jnp.where(ends_BWT, index_BWT, new_tokens), axis=2)
+    here_BWT = index_BWT == lengths_BW[:, :, None] - 1
     last_BW = jnp.sum(jnp.where(here_BWT, tokens_BWT, 0), axis=2, dtype=jnp.int32)
     return lengths_BW, jnp.where(lengths_BW == 0, repeat(layout, last_B, width, "BW"), last_BW)
 

@@ -124,9 +124,9 @@ def sampled_of_best(
     top_p: Setting | None,
     noise: Noise,
 ) -> Chosen:
-    """Samples from the likeliest tokens: so many candidates, or those that top_k leaves of them.
+    """Samples from the `candidates` likeliest tokens, of which `top_k` may keep fewer.
 
-    The vocabulary may be split; no more than the candidates are gathered.
+    The vocabulary may be split; only the candidates are gathered.
     """
     best_BWU, id_BWU = (
         layout.reshard(x, "BWU") for x in layout.top_k(logits_BWV, candidates, "BWV")
@@ -148,7 +148,7 @@ def squeezed(layout: Layout, token_BW1: Array, logit_BW1: Array) -> Chosen:
 
 
 def is_early(inputs: DecodeInputs, step: Array) -> Array | None:
-    """Tells which texts may not end at this step; None where all may."""
+    """Returns which texts may not end at this step; None if all may."""
     minimum_B = inputs.min_new_tokens_B
     return None if minimum_B is None else step + 1 < minimum_B
 

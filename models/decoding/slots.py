@@ -1,8 +1,8 @@
 """Continues texts that join and leave a running batch between calls: fixed slots, fixed shapes.
 
-The cache is a ring: all texts write the token of a step to the same place, wherever each began, and
-see as many places back as they have tokens.  So a step is one program, whatever runs in the slots;
-when texts are more or longer than the slots, all move to slots of another size.
+The cache is a ring buffer: at each step all texts write their token to the same index, wherever
+each began, and see as many tokens back as they have.  So a step is one executable, whatever runs in
+the slots; when there are more or longer texts than slots hold, all move to slots of another size.
 Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 """
 
@@ -40,9 +40,9 @@ class SlotSettings(NamedTuple):
     temperature_B: Array
     """0 takes the likeliest token."""
     top_k_B: Array
-    """0 is no limit."""
+    """0 means no limit."""
     top_p_B: Array
-    """1 is no limit."""
+    """1 means no limit."""
 
 
 class Joining(NamedTuple):
@@ -61,7 +61,7 @@ class Slots(NamedTuple):
 
     cache: Cache
     cache_index: Array
-    """The place of the ring that the next token is written to."""
+    """Where the ring buffer takes the next token."""
     lengths_B: Array
     """Tokens of each text in the cache."""
     last_B: Array
@@ -91,7 +91,7 @@ class SlotDecoder:
     cache_length: int
     stop_ids: tuple[int, ...]
     max_steps: int = 1
-    """Steps of one program, at most."""
+    """The maximum number of steps of one call."""
 
     def start(self, prepared: Any) -> Slots:
         """Returns empty slots."""
@@ -137,9 +137,9 @@ class SlotDecoder:
     def join(self, slots: Slots, joining: Joining, cache: Cache, last_B: Array) -> Slots:
         """Puts texts whose prompts are read into slots."""
         layout, lengths_B = step_layout(self.model.layout), joining.prompt_lengths_B
-        # The token at position p of a text of n tokens goes n - p places back from the next one.
-        place_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
-        position_BM = (place_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
+        # The token at position p of a text of n tokens is written n - p before the next index.
+        index_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
+        position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         put = functools.partial(put_rows, joining.slots_B)
         return Slots(
             cache=jax.tree.map_with_path(
@@ -194,9 +194,9 @@ class SlotDecoder:
     def step(self, prepared: Any, slots: Slots) -> tuple[Slots, Array, Array]:
         """Adds one token to each text; returns these, and their log-probabilities."""
         layout, length = step_layout(self.model.layout), self.cache_length
-        place_BM = layout.iota("BM", (self.slots, length), "M")
-        back_BM = (slots.cache_index - place_BM) % length
-        mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 places back is the token itself
+        index_BM = layout.iota("BM", (self.slots, length), "M")
+        back_BM = (slots.cache_index - index_BM) % length
+        mask_BM = back_BM <= slots.lengths_B[:, None]  # 0 back is the token itself
         cache, logits_BWV = self.model.step(
             prepared,
             slots.cache,
@@ -244,7 +244,7 @@ def choose_by_settings(
     # Texts that are not sampled have some legal temperature.
     temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
     top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
-    # Without a nucleus a text keeps even what the sum of the others, rounded up, leaves out.
+    # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
     top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
 
     def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
@@ -283,9 +283,9 @@ def choose_by_settings(
 def put_rows(
     slots_B: Array, old: Array, new: Array, axes: str, position_BM: Array | None = None
 ) -> Array:
-    """Puts rows into slots.  Along M, place m gets what a row has at position_BM[row, m].
+    """Puts rows into slots.  Along M, index m gets what a row has at position_BM[row, m].
 
-    Positions beyond the row get anything.  Stacked layers have an axis in front.
+    Entries whose position is beyond the row are undefined.  Stacked layers have a leading axis.
     """
     batch = old.ndim - len(axes)
 
@@ -304,9 +304,10 @@ def put_rows(
 
 
 def move_rows(slots_B: Array, cache_index: Array, length: int, old: Array, axes: str) -> Array:
-    """Returns rows by their slots, or zeros where there is none.
+    """Returns the rows of these slots, and zeros for a slot out of range.
 
-    Along M there are then `length` places: the newest is the last, the first may hold anything.
+    The result has `length` entries along M: the newest token is the last, and entries before the
+    first token are undefined.
     """
     batch = old.ndim - len(axes)
 

@@ -90,8 +90,8 @@ class Decoder:
     ) -> Iterator[list[tuple[int, list[TokenHypothesis]]]]:
         """Yields, batch by batch, some of the requests with their hypotheses, the best first.
 
-        What a request gets follows from itself alone, not from its batch.  The next batch starts
-        before this one is read, so that a device which is done need not wait for the others.
+        The result of a request depends on that request alone, not on its batch.  The next batch
+        starts before this one is fetched, so that no device waits for the slowest one.
         """
         shards = row_shards(self.model.layout, self.mesh)
         batches = batches_of(requests, self.batch_sequences, shards)
@@ -251,9 +251,9 @@ def batches_of(
 
 
 def rows_of_batch(requests: int, batch_sequences: int, shards: int) -> int:
-    """Returns the rows of batches for so many requests: an eighth where they all fit there.
+    """Returns the rows of batches for a number of requests: an eighth if all fit in one batch.
 
-    No sizes in between: another program takes longer to compile than these rows to decode.
+    There are no sizes in between: compiling one takes longer than decoding the empty rows.
 
     >>> rows_of_batch(4, 32, shards=2), rows_of_batch(5, 32, shards=2), rows_of_batch(1, 32, 16)
     (4, 32, 16)
@@ -263,7 +263,7 @@ def rows_of_batch(requests: int, batch_sequences: int, shards: int) -> int:
 
 
 def padded(length: int) -> int:
-    """Returns the length in which rows of so many tokens are decoded: few to compile.
+    """Returns the padded length of rows with this many tokens, one of few to compile.
 
     >>> padded(3), padded(16), padded(17)
     (16, 16, 32)

@@ -30,11 +30,11 @@ def fingerprint(lines: Iterable[str]) -> str:
 
 @dataclasses.dataclass
 class Journal:
-    """Keeps what of an output is done.  Beside OUTPUT lies OUTPUT.made, which says what made it.
+    """Keeps the finished lines of an output; OUTPUT.made holds the settings that made it.
 
-    While lines are missing, those that are there lie in OUTPUT.part, one JSON object each, behind
-    a first one with the settings; for a remote output that file is on this machine, and
-    OUTPUT.lock keeps others from writing it.
+    While lines are missing, OUTPUT.part has a JSON object with the settings and one for each
+    finished line.  For a remote output that file is on this machine, and OUTPUT.lock keeps other
+    processes from writing it.
     """
 
     output: Path

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class DecodeOptions:
-    """Holds what a user sets for the texts, beside the search."""
+    """Holds the settings of decoded texts that are not part of the search."""
 
     seed: int = 0
     length_factor: float = 1.5
@@ -95,7 +95,7 @@ def translation_requests(
             f"translation in the model's {max_length} learned positions.  Shorten them."
         )
     requests, cut = [], 0
-    # A tag alone is no source: a blank line stays one.
+    # A blank line gets no tag, so that its translation stays empty.
     texts = [tagged(text, tag) if text.strip() else "" for text in sources]
     for line, ids in enumerate(vocabs.of_source.encode(texts)):
         if len(ids) + 1 > source_length:
@@ -150,7 +150,7 @@ def decode_lines(
 
 
 def is_blank(request: Request, vocabs: Vocabs) -> bool:
-    """Tells whether a source is empty; its translation is so too."""
+    """Returns whether a source is empty, so that its translation is empty."""
     return request.source is not None and list(request.source) == [vocabs.of_source.end_id]
 
 

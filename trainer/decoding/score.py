@@ -70,7 +70,7 @@ def score_lines(
     """Scores each line alone, however lines are packed into rows.
 
     A line longer than a row is scored in pieces, each without the ones before it.  Of a pair the
-    target is scored; the score of one that is longer than a row is no number.
+    target is scored; the score of a pair that is longer than a row is NaN.
     """
     check_tag(tag, task)
     if not lines:

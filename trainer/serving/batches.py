@@ -30,7 +30,7 @@ class BatchService(Service):
             self.decoder.decode_batch([], shape)
 
     def shape(self, lengths: "Lengths", jobs: int) -> BatchShape:
-        """Returns the shape of a batch of so many jobs."""
+        """Returns the shape of a batch for a number of jobs."""
         rows = rows_of_batch(jobs, self.decoder.batch_sequences, self.shards)
         return BatchShape(rows, lengths.source, 0, lengths.new_tokens)
 
@@ -93,7 +93,7 @@ class Lengths:
 
 
 def batch_lengths(source_length: int, options: DecodeOptions, room: int) -> list[Lengths]:
-    """Returns the lengths of batches, for sources up to so many tokens.
+    """Returns the lengths of batches for sources of at most `source_length` tokens.
 
     A translation has at most `length_factor` tokens for each of its source and `length_extra`
     ones, or `max_tokens`, where that is more; always at most `room`.

@@ -53,7 +53,7 @@ class Job:
     finish: Finish | None = None
     """Why the text ended; None while it goes on."""
     failure: BaseException | None = None
-    """Why there is no answer."""
+    """The error, if the job failed."""
     checkpoint: int | None = None
     """Step of the weights that answer."""
     is_cancelled: bool = False
@@ -100,7 +100,7 @@ class Service(abc.ABC):
         self._thread = threading.Thread(target=self._run, name="meshloom-service", daemon=True)
 
     def start(self) -> None:
-        """Compiles all programs, then starts to answer."""
+        """Compiles what the service runs, then starts the thread that answers."""
         self._thread.start()
         self._is_ready.wait()
         if self.failure is not None:
@@ -157,7 +157,7 @@ class Service(abc.ABC):
 
     @abc.abstractmethod
     def warm_up(self) -> None:
-        """Compiles all programs."""
+        """Compiles what the service runs."""
 
     @abc.abstractmethod
     def running(self) -> Collection[Job]:

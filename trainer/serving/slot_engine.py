@@ -1,7 +1,7 @@
-"""Runs the slots of a language model on the devices: few programs, compiled when first needed.
+"""Runs the slots of a language model on the devices: few executables, compiled when first needed.
 
-There are programs for few numbers of slots and few lengths of the cache, so that a step costs what
-the texts that run need.  Texts move when they no longer fit, or need much less for a while.
+They are compiled for few numbers of slots and few lengths of the cache, so that a step costs what
+the running texts need.  Texts move when they no longer fit, or need much less for a while.
 """
 
 import logging
@@ -29,8 +29,8 @@ JOINING_TOKENS = 256
 CALL_S, MAX_STEPS = 0.02, 4
 """Seconds of the steps that are one call, and how many these are, at most.
 
-Each call, and what Python does around it, takes a millisecond or so beside the steps.  More steps
-leave more slots empty: texts that end, and prompts that wait, do so until the end of a call.
+Each call, and what Python does around it, adds about a millisecond.  More steps per call leave more
+slots empty: texts that have ended, and prompts that wait, hold until the end of a call.
 """
 SHORTEST_CACHE = 64
 PATIENCE = 8
@@ -77,7 +77,7 @@ class SlotEngine:
         self.size = SlotSize(self.slot_counts[0], self.lengths[0])
         self._step_s = dict[SlotSize, float]()  # of the fastest call
         self._spare_calls, self._needed = 0, self.size
-        self._programs = dict[Hashable, Callable[..., Any]]()
+        self._executables = dict[Hashable, Callable[..., Any]]()
         self._slots: Slots | None = None
         self._weights, self._unprepared = None, params
         self._check_memory()
@@ -98,13 +98,13 @@ class SlotEngine:
         self, about: str, key: Hashable, function: Callable[..., Any], *args: Any, **options: Any
     ) -> Any:
         """Calls a function, which is compiled at the first call of its key."""
-        if key not in self._programs:
+        if key not in self._executables:
             start_s = time.perf_counter()
-            self._programs[key] = jax.jit(function, **options).lower(*args).compile()
+            self._executables[key] = jax.jit(function, **options).lower(*args).compile()
             seconds = time.perf_counter() - start_s
             if seconds > SHOWN_S:
                 logger.info("Compiled %s in %.1f s.", about, seconds)
-        return self._programs[key](*args)
+        return self._executables[key](*args)
 
     def rounded(self, rows: int) -> int:
         """Returns the next number of rows that divides over the shards of the batch."""
@@ -160,10 +160,10 @@ class SlotEngine:
         if running and size != before:
             slots_B = np.full(size.slots, before.slots, np.int32)
             slots_B[: len(running)] = running
-            place = NamedSharding(self.mesh, self.layout.place("B"))
+            sharding = NamedSharding(self.mesh, self.layout.place("B"))
             self._slots = self.compiled(
                 f"a move of {before} to {size}", ("resize", before, size),
-                decoder.resize, self._slots, slots_B, in_shardings=(None, place),
+                decoder.resize, self._slots, slots_B, in_shardings=(None, sharding),
             )  # fmt: skip
         elif self._slots is None or size != before:
             self._slots = None  # frees it before there is another
@@ -207,7 +207,7 @@ class SlotEngine:
         return min(max(int(CALL_S / self._step_s.get(size, math.inf)), 1), MAX_STEPS)
 
     def _put(self, requests: Mapping[int, SampledRequest], rows: int, length: int) -> None:
-        """Puts requests, padded to so many rows of a length, into slots."""
+        """Puts requests, padded to `rows` rows of a length, into slots."""
         unused = rows - len(requests)
         filled = [*requests.values(), *[SampledRequest(Request([], 1), GREEDY)] * unused]
         begins, prompts = split_begins(
@@ -238,19 +238,19 @@ class SlotEngine:
             "begins_B": vector(begins),
         }
         joining = Joining(**texts, settings=SlotSettings(**settings))
-        # jit places what joins in a tenth of the time of `device_put`.
+        # jit places its arguments in a tenth of the time of `device_put`.
         by_row, prompts_BL = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
         by_field: dict[str, Any] = {name: by_row for name in Joining._fields}
-        place = Joining(**by_field | {"prompts_BL": prompts_BL})
+        shardings = Joining(**by_field | {"prompts_BL": prompts_BL})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
         cache, last_B = self.compiled(
             f"a pass over {about}", ("read", rows, length), self.decoder(size).read,
-            self._weights, joining, in_shardings=(None, place),
+            self._weights, joining, in_shardings=(None, shardings),
         )  # fmt: skip
         self._slots = self.compiled(
             f"the entry of {about} to {size}", ("join", rows, length, size),
             self.decoder(size).join, self._slots, joining, cache, last_B,
-            in_shardings=(None, place, None, None), donate_argnums=0,
+            in_shardings=(None, shardings, None, None), donate_argnums=0,
         )  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def powers(base: int, first: int, last: int) -> list[int]:
 
 
 def next_rows(count: int, sizes: Sequence[int]) -> int:
-    """Returns the rows of a pass over so many prompts, or the first of them: over half are filled.
+    """Returns the rows of the next prefill: the smallest size that fits, if more than half full.
 
     >>> [next_rows(count, [1, 4, 16]) for count in (1, 2, 3, 8, 9, 17)]
     [1, 1, 4, 4, 16, 16]

@@ -15,7 +15,7 @@ from trainer.translation.metrics import TranslationMetrics, compute_metrics
 
 
 class EvaluationSet(NamedTuple):
-    """Holds sources of one part of a task and their references, as they stand in its files."""
+    """Holds sources of one part of a task and their references, as its files have them."""
 
     name: str
     tag: str | None
@@ -75,7 +75,7 @@ def evaluation_sets(task: Task, split: str) -> list[EvaluationSet]:
 
 
 def subset(parts: Sequence[EvaluationSet], sentences: int) -> list[EvaluationSet]:
-    """Chooses so many sentences, evenly spread over all parts."""
+    """Chooses a number of sentences, evenly spread over all parts."""
     total = sum(len(part.sources) for part in parts)
     sentences, place, kept = min(sentences, total), 0, []
     for part in parts:
