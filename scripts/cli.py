@@ -2,45 +2,54 @@
 
 import click
 
-from scripts.command_line import BenchmarkGroup, LazyGroup
+from scripts.command_line import LazyGroup
 
-# The dataclass of each command's flags and the function that takes it, in a module each, so that
-# --help imports no library of the work.
+
+def work(folder: str, flags: str, function: str) -> tuple[str, str]:
+    """Returns the paths of a command's flags and of the function that takes them.
+
+    They are in a module each, so that --help imports no library of the work.
+    """
+    return f"commands.{folder}.flags:{flags}", f"commands.{folder}.{function}"
+
+
 WORK = {
-    "train": ("training.flags:TrainFlags", "training.train:train"),
-    "prepare": ("training.flags:PrepareFlags", "training.prepare:prepare_task"),
-    "evaluate": ("evaluation.flags:EvaluateFlags", "evaluation.evaluate:evaluate_model"),
-    "decode": ("decoding.flags:DecodeFlags", "decoding.decode:decode_file"),
-    "serve": ("serving.flags:ServeFlags", "serving.serve:serve"),
-    "score": ("decoding.flags:ScoreFlags", "decoding.score:score_file"),
-    "rescore": ("decoding.flags:RescoreFlags", "decoding.rescore:rescore_file"),
-    "compare": ("evaluation.flags:CompareFlags", "evaluation.compare:compare"),
-    "gains": ("evaluation.flags:GainsFlags", "evaluation.gains:gains"),
-    "report": ("training.flags:ReportFlags", "training.report:report"),
-    "supervise": ("training.flags:SuperviseFlags", "training.supervise:supervise"),
-    "doctor": ("doctor.flags:DoctorFlags", "doctor.doctor:doctor"),
-    "plan": ("planning.flags:PlanFlags", "planning.plan:plan"),
-    "layouts": ("planning.flags:LayoutsFlags", "planning.layouts:search"),
+    "train": work("training", "TrainFlags", "train:train"),
+    "prepare": work("training", "PrepareFlags", "prepare:prepare_task"),
+    "evaluate": work("evaluation", "EvaluateFlags", "evaluate:evaluate_model"),
+    "decode": work("decoding", "DecodeFlags", "decode:decode_file"),
+    "serve": work("serving", "ServeFlags", "serve:serve"),
+    "score": work("decoding", "ScoreFlags", "score:score_file"),
+    "rescore": work("decoding", "RescoreFlags", "rescore:rescore_file"),
+    "compare": work("evaluation", "CompareFlags", "compare:compare"),
+    "gains": work("evaluation", "GainsFlags", "gains:gains"),
+    "report": work("training", "ReportFlags", "report:report"),
+    "supervise": work("training", "SuperviseFlags", "supervise:supervise"),
+    "doctor": work("doctor", "DoctorFlags", "doctor:doctor"),
+    "plan": work("planning", "PlanFlags", "plan:plan"),
+    "layouts": work("planning", "LayoutsFlags", "layouts:search"),
 }
 INSPECT_WORK = {
-    "config": ("inspect.flags:InspectConfigFlags", "inspect.config:config"),
-    "data": ("inspect.flags:InspectDataFlags", "inspect.data:data"),
-    "params": ("inspect.flags:InspectParamsFlags", "inspect.params:params"),
-    "checkpoint": ("inspect.flags:InspectCheckpointFlags", "inspect.checkpoint:checkpoint"),
-    "layout": ("inspect.flags:InspectLayoutFlags", "inspect.layout:layout"),
-    "settings": ("inspect.flags:InspectSettingsFlags", "inspect.settings:inspect_settings"),
+    "config": work("inspect", "InspectConfigFlags", "config:config"),
+    "data": work("inspect", "InspectDataFlags", "data:data"),
+    "params": work("inspect", "InspectParamsFlags", "params:params"),
+    "checkpoint": work("inspect", "InspectCheckpointFlags", "checkpoint:checkpoint"),
+    "layout": work("inspect", "InspectLayoutFlags", "layout:layout"),
+    "settings": work("inspect", "InspectSettingsFlags", "settings:inspect_settings"),
 }
 IMPORT_WORK = {
-    "hf": ("conversion.flags:ImportHfFlags", "conversion.hf:import_hf"),
-    "t5": ("conversion.flags:ImportT5Flags", "conversion.t5:import_t5"),
+    "hf": work("conversion", "ImportHfFlags", "hf:import_hf"),
+    "t5": work("conversion", "ImportT5Flags", "t5:import_t5"),
 }
 EXPORT_WORK = {
-    "hf": ("conversion.flags:ExportHfFlags", "conversion.hf:export_hf"),
-    "t5": ("conversion.flags:ExportT5Flags", "conversion.t5:export_t5"),
+    "hf": work("conversion", "ExportHfFlags", "hf:export_hf"),
+    "t5": work("conversion", "ExportT5Flags", "t5:export_t5"),
 }
-
-BENCHMARKS = ("train", "translate", "decode", "generate", "serve", "moe", "input", "start",
-              "collectives", "gpu")  # fmt: skip
+BENCHMARKS = {
+    name: (f"benchmarks.{name}:Flags", f"benchmarks.{name}:benchmark")
+    for name in ("train", "translate", "decode", "generate", "serve", "moe", "input", "start",
+                 "collectives", "gpu")
+}  # fmt: skip
 
 
 @click.group(
@@ -68,6 +77,6 @@ def export_group() -> None:
     """Exports a model for another library."""
 
 
-@cli.group("bench", cls=BenchmarkGroup, benchmarks=BENCHMARKS)
+@cli.group("bench", cls=LazyGroup, work=BENCHMARKS)
 def bench_group() -> None:
     """Measures speed, and compares it with other libraries if they are installed."""

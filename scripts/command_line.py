@@ -7,9 +7,9 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import click
 
@@ -18,10 +18,10 @@ from configs.errors import UserError
 from configs.paths import local_path, path_of
 from data.storage.files import check_output
 from scripts import devices
-from scripts.flag import Flag
+from scripts.flag import Flag, flag_fields
 
 LARGEST = 2**31 - 1
-"""Of the integers that a flag takes: what JAX takes as an int32."""
+"""The largest integer that JAX takes as an int32."""
 METAVARS = {int: "N", float: "NUMBER"}
 
 Flags = TypeVar("Flags")
@@ -65,6 +65,28 @@ class AnyPath(click.Path):
             self.fail(str(error), param, ctx)
 
 
+class CommaSeparated(click.ParamType):
+    """Reads values that commas separate, each of the same type."""
+
+    name = "text"
+
+    def __init__(self, item: click.ParamType, what: str) -> None:
+        self.item, self.what = item, what
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """Returns the values; refuses a name that is there twice."""
+        try:
+            items = tuple(self.item.convert(item, param, ctx) for item in value.split(","))
+        except click.BadParameter as error:
+            text = f"{value!r} is not a list of {self.what}, separated by commas: {error.message}"
+            self.fail(text, param, ctx)
+        if isinstance(self.item, click.Choice) and len(set(items)) < len(items):
+            self.fail(f"{value!r} has a name twice.", param, ctx)
+        return items
+
+
 class FlagOption(click.Option):
     """Adds to a flag the heading under which the help shows it."""
 
@@ -74,43 +96,45 @@ class FlagOption(click.Option):
 def parameters_of(flags: type, heading: str | None = None) -> Iterator[click.Parameter]:
     """Yields the flags of a dataclass and, in its order, of the groups that it nests."""
     heading = getattr(flags, "HEADING", heading)
-    hints = typing.get_type_hints(flags, include_extras=True)
-    for field in dataclasses.fields(flags):
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            yield from parameters_of(kind, heading)
+    for field in flag_fields(flags):
+        if field.is_group:
+            yield from parameters_of(field.kind, heading)
+        elif field.flag.is_argument:
+            nargs = -1 if field.kind == tuple[str, ...] else 1
+            metavar = field.flag.metavar
+            yield click.Argument([field.name], nargs=nargs, required=False, metavar=metavar)
         else:
-            base, flag = typing.get_args(kind)
-            yield parameter_of(field, base, flag, heading)
+            option = option_of(*field)
+            option.heading = heading
+            yield option
 
 
-def parameter_of(
-    field: "dataclasses.Field[Any]", kind: Any, flag: Flag, heading: str | None
-) -> click.Parameter:
-    if flag.is_argument:
-        nargs = -1 if kind == tuple[str, ...] else 1
-        return click.Argument([field.name], nargs=nargs, required=False, metavar=flag.metavar)
-    settings: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
+def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
+    """Makes the option of a field."""
+    settings: dict[str, Any] = {
+        "help": flag.help,
+        "metavar": flag.metavar,
+        "hidden": flag.is_hidden,
+    }
     if flag.variable is not None:
         settings |= {"envvar": flag.variable, "show_envvar": True}
-    declaration = f"--{flag.name or field.name}"
-    if field.default is dataclasses.MISSING:
+    declaration = f"--{flag.name or name}"
+    if default is dataclasses.MISSING:
         settings["required"] = True
     else:
-        settings["default"] = field.default
-        settings["show_default"] = not any(field.default is value for value in (None, False, ()))
+        settings["default"] = default
+        settings["show_default"] = not any(default is value for value in (None, False, ()))
     if kind is bool:
         settings["is_flag"] = True
         declaration += f"/--{flag.off}" if flag.off else ""
     else:
         kind = without_none(kind)
         settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
+        if isinstance(settings["type"], CommaSeparated):
+            settings |= {"multiple": False, "default": ",".join(map(str, default))}
         if kind in METAVARS:
             settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
-    option = FlagOption([declaration, field.name], **settings)
-    option.heading = heading
-    return option
+    return FlagOption([declaration, name], **settings)
 
 
 def without_none(kind: Any) -> Any:
@@ -127,8 +151,12 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
         return OutputFile()
     if kind is Path:
         return AnyPath()
-    if typing.get_origin(kind) is Literal:
-        return click.Choice(typing.get_args(kind))
+    if kind == tuple[int, ...]:
+        return CommaSeparated(click.IntRange(min=1), "integers")
+    if flag.choices and kind == tuple[str, ...]:
+        return CommaSeparated(click.Choice(flag.choices), "names")
+    if flag.choices or typing.get_origin(kind) is Literal:
+        return click.Choice(flag.choices or typing.get_args(kind))
     if kind in METAVARS and (flag.min, flag.above, flag.max) != (None, None, None):
         ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
         if flag.above is not None:
@@ -139,15 +167,12 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
 
 def value_of(flags: type[Flags], values: Mapping[str, Any]) -> Flags:
     """Makes the dataclass of what the command line gave, its nested groups as well."""
-    hints = typing.get_type_hints(flags)
-    assert dataclasses.is_dataclass(flags)
-    fields = {
-        field.name: value_of(hints[field.name], values)
-        if dataclasses.is_dataclass(hints[field.name])
-        else values[field.name]
-        for field in dataclasses.fields(flags)
-    }
-    return typing.cast(Flags, flags(**fields))
+    return flags(
+        **{
+            field.name: value_of(field.kind, values) if field.is_group else values[field.name]
+            for field in flag_fields(flags)
+        }
+    )
 
 
 class Command(click.Command):
@@ -187,24 +212,11 @@ class Command(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
-class Group(click.Group):
-    """Shows in its help the first paragraph of each command's help, in full."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = []
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            assert command is not None
-            rows.append((name, " ".join((command.help or "").split("\n\n")[0].split())))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-class LazyGroup(Group):
+class LazyGroup(click.Group):
     """Imports a command's flags when its help or its run needs them, its work when it runs.
 
     `work` gives, for each command, the dataclass of its flags and the function that takes one, as
-    "module:name" under scripts.commands.
+    "module:name" below the folder scripts/.
     """
 
     def __init__(
@@ -213,6 +225,10 @@ class LazyGroup(Group):
         super().__init__(*arguments, **settings)
         self.work = work
 
+    def get_short_help_str(self, limit: int = 1000) -> str:
+        """Returns the help in full, not the words of it that fit a line."""
+        return super().get_short_help_str(1000)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.work, *self.commands]
 
@@ -220,28 +236,11 @@ class LazyGroup(Group):
         if cmd_name not in self.work:
             return super().get_command(ctx, cmd_name)
         flags, function = self.work[cmd_name]
-        return command_of(cmd_name, imported(flags), function)
+        return command_of(cmd_name, imported(flags), lambda given: imported(function)(given))
 
 
-class BenchmarkGroup(Group):
-    """Imports a benchmark, scripts/benchmarks/NAME.py, when its help or its run needs it."""
-
-    def __init__(self, *arguments: Any, benchmarks: Sequence[str], **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.benchmarks = benchmarks
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.benchmarks)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.benchmarks:
-            return None
-        main: click.Command = importlib.import_module(f"scripts.benchmarks.{cmd_name}").main
-        return main
-
-
-def command_of(name: str, flags: type, function: str) -> Command:
-    """Makes the command that calls a function ("module:name") with its flags."""
+def command_of(name: str | None, flags: type, function: Callable[[Any], object]) -> Command:
+    """Makes the command that calls a function with its flags."""
 
     def call(**values: Any) -> None:
         given: Any = value_of(flags, values)
@@ -249,23 +248,28 @@ def command_of(name: str, flags: type, function: str) -> Command:
             imports.allow_folder(local_path(folder, "--gin_import_path"))
         if hasattr(given, "devices"):
             devices.start_devices(given.devices)
-        imported(function)(given)
+        function(given)
 
     text = inspect.cleandoc(flags.__doc__ or "")
+    summary = " ".join(text.partition("\n\n")[0].split())
     command = Command(
-        name,
-        callback=call,
-        params=list(parameters_of(flags)),
-        help=text,
+        name, callback=call, params=list(parameters_of(flags)), help=text, short_help=summary
     )
     command.examples = getattr(flags, "EXAMPLES", ())
     return command
 
 
+def run_command(flags: type, function: Callable[[Any], object]) -> NoReturn:
+    """Runs a module as a command, whose flags are a dataclass, and exits."""
+    from scripts.exits import exits
+
+    exits(lambda: command_of(None, flags, function).main(standalone_mode=False))
+
+
 def imported(path: str) -> Any:
-    """Imports what a path "module:name" under scripts.commands names."""
+    """Imports what a path "module:name" below the folder scripts/ names."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(f"scripts.commands.{module}"), name)
+    return getattr(importlib.import_module(f"scripts.{module}"), name)
 
 
 def given_flag(field: str) -> str | None:

@@ -13,48 +13,31 @@ class DeviceFlags:
     """Selects the devices of this process."""
 
     HEADING = "Devices and processes"
-    simulate_devices: Annotated[
-        int | None, Flag("Runs on N virtual CPU devices.", metavar="N", min=1)
-    ] = None
+    simulate_devices: Annotated[int | None, Flag(min=1)] = None
+    """Runs on N virtual CPU devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFlags(DeviceFlags):
     """Describes the processes of a run, for a command that several may execute together."""
 
-    distributed: Annotated[
-        Distributed,
-        Flag(
-            "How the processes of a run find each other: auto detects TPU pods, GKE, SLURM and "
-            "Open MPI; manual uses the next three flags, which imply it; off runs one process.",
-            variable="MESHLOOM_DISTRIBUTED",
-        ),
-    ] = "auto"
+    distributed: Annotated[Distributed, Flag(variable="MESHLOOM_DISTRIBUTED")] = "auto"
+    """How the processes of a run find each other: auto detects TPU pods, GKE, SLURM and Open MPI;
+    manual uses the next three flags, which imply it; off runs one process."""
     coordinator_address: Annotated[
-        str | None,
-        Flag(
-            "Address at which process 0 listens.",
-            metavar="HOST:PORT",
-            variable="MESHLOOM_COORDINATOR_ADDRESS",
-        ),
+        str | None, Flag(metavar="HOST:PORT", variable="MESHLOOM_COORDINATOR_ADDRESS")
     ] = None
-    process_count: Annotated[
-        int | None,
-        Flag("Number of processes.", metavar="N", min=1, variable="MESHLOOM_PROCESS_COUNT"),
-    ] = None
+    """Address at which process 0 listens."""
+    process_count: Annotated[int | None, Flag(min=1, variable="MESHLOOM_PROCESS_COUNT")] = None
+    """Number of processes."""
     process_index: Annotated[
-        int | None,
-        Flag("Index of this process.", metavar="I", min=0, variable="MESHLOOM_PROCESS_INDEX"),
+        int | None, Flag(metavar="I", min=0, variable="MESHLOOM_PROCESS_INDEX")
     ] = None
+    """Index of this process."""
     start_timeout_s: Annotated[
-        float,
-        Flag(
-            "Seconds to wait for all processes.",
-            metavar="S",
-            min=1,
-            variable="MESHLOOM_START_TIMEOUT_S",
-        ),
+        float, Flag(metavar="S", min=1, variable="MESHLOOM_START_TIMEOUT_S")
     ] = 300.0
+    """Seconds to wait for all processes."""
 
 
 def start_devices(flags: DeviceFlags | None = None) -> None:

@@ -1,39 +1,85 @@
-"""Describes a field of a dataclass of flags beyond its name, type and default."""
+"""Describes the fields of a dataclass of flags."""
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import textwrap
 import typing
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """Describes a flag: what the name, type and default of its field do not say."""
+    """Describes a flag: what the name, type, default and docstring of its field do not say."""
 
-    help: str
+    help: str = ""
+    """Help of a flag that several dataclasses share; the docstring of a field replaces it."""
     metavar: str | None = None
     min: float | None = None
     above: float | None = None
     """What a number is larger than."""
     max: float | None = None
+    choices: tuple[str, ...] = ()
+    """Legal names, of one or, for a tuple, of several that commas separate."""
     name: str | None = None
-    """Of the flag, where it is not the field's."""
+    """Name of the flag, if it is not that of the field."""
     off: str | None = None
-    """Name of the flag that says no, of a field that is True unless it is given."""
+    """Name of the flag that says no, of a field that is True by default."""
     is_argument: bool = False
+    is_hidden: bool = False
     names_output: bool = False
     """Whether the value names a file to write; it is checked before the work begins."""
     variable: str | None = None
     """Environment variable that gives the value where the command line does not."""
 
 
+class FlagField(NamedTuple):
+    """Holds a field of a dataclass of flags: a flag, or a group of them."""
+
+    name: str
+    kind: Any
+    flag: Flag
+    default: Any
+    """`dataclasses.MISSING` if the flag is required."""
+
+    @property
+    def is_group(self) -> bool:
+        return dataclasses.is_dataclass(self.kind)
+
+
+def flag_fields(flags: type) -> Iterator[FlagField]:
+    """Yields the fields of a dataclass of flags."""
+    hints, helps = typing.get_type_hints(flags, include_extras=True), field_docstrings(flags)
+    for field in dataclasses.fields(flags):
+        kind, flag = hints[field.name], Flag()
+        if typing.get_origin(kind) is Annotated:
+            kind, flag = typing.get_args(kind)
+        flag = dataclasses.replace(flag, help=helps.get(field.name, flag.help))
+        yield FlagField(field.name, kind, flag, field.default)
+
+
 def given_flags(flags: Any) -> list[str]:
     """Names the flags of a dataclass whose values are not their defaults, without its groups."""
-    hints, names = typing.get_type_hints(type(flags), include_extras=True), []
-    for field in dataclasses.fields(flags):
-        flag = next((mark for mark in getattr(hints[field.name], "__metadata__", ())
-                     if isinstance(mark, Flag)), None)  # fmt: skip
-        value = getattr(flags, field.name)
-        if flag is not None and value != field.default:
-            names.append(f"--{flag.off}" if flag.off and not value else
-                         f"--{flag.name or field.name}")  # fmt: skip
+    names = []
+    for name, _, flag, default in (f for f in flag_fields(type(flags)) if not f.is_group):
+        if (value := getattr(flags, name)) != default:
+            names.append(f"--{flag.off}" if flag.off and not value else f"--{flag.name or name}")
     return names
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Returns the docstrings that follow fields of a class or of its bases, each in one line."""
+    texts = {}
+    for base in reversed(cls.__mro__[:-1]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for statements in itertools.pairwise(tree.body):
+            match statements:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    texts[name] = " ".join(text.split())
+    return texts

@@ -9,47 +9,32 @@ as on 16.  The prediction is that of plans (layouts/cost/interconnect.py).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import click
 import numpy as np
 
-from scripts.benchmarks.options import count_option, json_option, sizes_option
+from configs.errors import UserError
+from scripts.benchmarks.options import JsonFlags
 from scripts.benchmarks.rounds import best_seconds, cores
-from scripts.command_line import OutputFile
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 if TYPE_CHECKING:
     from layouts.cost.interconnect import Topology
 
 AXIS = "all"
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-CHIPS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "h100", "h200", "b200")
+Chip = Literal["v2", "v3", "v4", "v5e", "v5p", "v6e", "h100", "h200", "b200"]
 OTHER_SLICES = {"v3": ("v3:2x4",)}  # 16 cores, with which GShard's figure begins
 MAX_DEVICES = 4096  # of the slices of a chip
 MEGABYTE = 10**6
 
 
-class MeasuredTime(NamedTuple):
-    """Holds the time of a collective among devices of this machine."""
-
-    kind: str
-    megabytes: int  # on each device
-    devices: int
-    seconds: float
-    received_bytes_per_s: float  # by each device
-    compiled: tuple[str, ...]  # kinds of collectives in the program that was measured
-
-
-class PredictedTime(NamedTuple):
-    """Holds the predicted time of a collective among all devices of a slice."""
-
-    kind: str
-    megabytes: int
-    devices: int
-    seconds: float
-    received_bytes_per_s: float
-    topology: str
+Row = Mapping[str, Any]
+"""A collective, megabytes on each device, devices, seconds, and bytes that a device receives a
+second; for a prediction the topology, for a measurement the kinds in the compiled program."""
 
 
 class Growth(NamedTuple):
@@ -70,7 +55,7 @@ GROWTHS = (
 )
 
 
-def measured(kind: str, megabytes: int) -> list[MeasuredTime]:
+def measured(kind: str, megabytes: int) -> list[Row]:
     """Measures a collective on 2, 4, 8 .. and all of the devices at hand."""
     import jax
 
@@ -79,30 +64,38 @@ def measured(kind: str, megabytes: int) -> list[MeasuredTime]:
     return [measure_call(kind, megabytes, count) for count in counts]
 
 
-def measure_call(kind: str, megabytes: int, count: int) -> MeasuredTime:
-    """Measures a collective of so many devices, on each of which an array has so many bytes."""
+def measure_call(kind: str, megabytes: int, count: int) -> Row:
+    """Measures a collective of `count` devices, with an array of this size on each."""
     import jax
 
-    from layouts.cost.collectives import Collective
     from layouts.hlo.program import CompiledProgram
 
     devices = np.array(jax.devices()[:count])
-    places = [getattr(device, "coords", (i,)) for i, device in enumerate(devices)]
-    mesh = jax.sharding.Mesh(devices[neighbours(np.array(places))], (AXIS,))
-    place = jax.NamedSharding(mesh, jax.P(AXIS))
+    coords = [getattr(device, "coords", (i,)) for i, device in enumerate(devices)]
+    mesh = jax.sharding.Mesh(devices[neighbours(np.array(coords))], (AXIS,))
+    sharding = jax.NamedSharding(mesh, jax.P(AXIS))
     size_bytes = megabytes * MEGABYTE
     share = size_bytes // 4 // count  # an all-gather has this of the result; others have it all
     length = share if kind == "all-gather" else share * count
-    array = jax.device_put(np.zeros((count * length,), np.float32), place)
+    array = jax.device_put(np.zeros((count * length,), np.float32), sharding)
     function = jax.shard_map(
         collective(kind, count), mesh=mesh, in_specs=jax.P(AXIS), out_specs=jax.P(AXIS)
     )
-    program = jax.jit(function).lower(array).compile()
-    compiled = CompiledProgram.read(program.as_text() or "").collectives({AXIS: count})
-    seconds = best_seconds(lambda: program(array).block_until_ready())
-    received = Collective(kind, (AXIS,), count, size_bytes, 1, "").received_bytes
+    executable = jax.jit(function).lower(array).compile()
+    compiled = CompiledProgram.read(executable.as_text() or "").collectives({AXIS: count})
+    seconds = best_seconds(lambda: executable(array).block_until_ready())
     kinds = tuple(sorted({one.kind for one in compiled}))
-    return MeasuredTime(kind, megabytes, count, seconds, received / seconds, kinds)
+    return row_of(kind, megabytes, count, seconds, compiled=kinds)
+
+
+def row_of(kind: str, megabytes: int, devices: int, seconds: float, **more: object) -> Row:
+    """Returns the row of a collective that takes this long, with its rate."""
+    from layouts.cost.collectives import Collective
+
+    received = Collective(kind, (AXIS,), devices, megabytes * MEGABYTE, 1, "").received_bytes
+    rate = received / seconds
+    sizes = {"kind": kind, "megabytes": megabytes, "devices": devices, "seconds": seconds}
+    return {**sizes, "received_bytes_per_s": rate, **more}
 
 
 def collective(kind: str, count: int) -> Callable[[Any], Any]:
@@ -119,8 +112,8 @@ def collective(kind: str, count: int) -> Callable[[Any], Any]:
     }[kind]
 
 
-def neighbours(places: np.ndarray) -> np.ndarray:
-    """Numbers the places of devices on a torus so that each is next to the one before.
+def neighbours(coords: np.ndarray) -> np.ndarray:
+    """Orders devices on a torus so that each is next to the one before.
 
     A permutation sends along this order: with pairs that are close, its cost is constant (GShard,
     section 5.3).
@@ -128,10 +121,10 @@ def neighbours(places: np.ndarray) -> np.ndarray:
     >>> neighbours(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]])).tolist()
     [0, 2, 4, 5, 3, 1]
     """
-    keys, turns = [], np.zeros(len(places), int)
-    for place in places.T[::-1]:
-        keys.append(np.where(turns % 2, -place, place))
-        turns = turns + place
+    keys, turns = [], np.zeros(len(coords), int)
+    for axis in coords.T[::-1]:
+        keys.append(np.where(turns % 2, -axis, axis))
+        turns = turns + axis
     return np.lexsort(keys[::-1])
 
 
@@ -148,85 +141,73 @@ def slices_of(chip: str) -> list["Topology"]:
     return [slices[devices] for devices in sorted(slices)]
 
 
-def predicted(topology: "Topology", sizes: Sequence[int]) -> Iterator[PredictedTime]:
+def predicted(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
     """Predicts each collective of all devices of a slice, with each size."""
     from layouts.cost.collectives import Collective
     from layouts.cost.step_time import coordinates, seconds
 
-    mesh = {AXIS: topology.devices}
-    places = coordinates(topology, mesh, None, f"{AXIS}:-1")
-    places = places[neighbours(places)]
+    count, mesh = topology.devices, {AXIS: topology.devices}
+    coords = coordinates(topology, mesh, None, f"{AXIS}:-1")
+    coords = coords[neighbours(coords)]
     for megabytes in sizes:
         for kind in KINDS:
-            call = Collective(kind, (AXIS,), topology.devices, megabytes * MEGABYTE, 1, "")
-            time_s = seconds(topology, places, mesh, call)
-            rate = call.received_bytes / time_s
-            yield PredictedTime(kind, megabytes, topology.devices, time_s, rate, topology.name)
+            call = Collective(kind, (AXIS,), count, megabytes * MEGABYTE, 1, "")
+            time_s = seconds(topology, coords, mesh, call)
+            yield row_of(kind, megabytes, count, time_s, topology=topology.name)
 
 
-def growths(slices: Sequence[PredictedTime]) -> list[dict[str, Any]]:
+def growths(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Compares the published growths with those among the predictions, of whatever size."""
     times = {
-        (one.kind, one.devices): one.seconds
-        for one in slices
-        if one.topology.startswith(f"{CHIP_OF_GROWTHS}:")
+        (row["kind"], row["devices"]): row["seconds"]
+        for row in rows
+        if row["topology"].startswith(f"{CHIP_OF_GROWTHS}:")
     }
-    rows = []
+    compared = []
     for growth in GROWTHS:
-        ends = (growth.kind, growth.from_devices), (growth.kind, growth.to_devices)
-        if all(end in times for end in ends):
-            rows.append(growth._asdict() | {"predicted": times[ends[1]] / times[ends[0]]})
-    return rows
+        first, last = ((growth.kind, n) for n in (growth.from_devices, growth.to_devices))
+        if first in times and last in times:
+            compared.append(growth._asdict() | {"predicted": times[last] / times[first]})
+    return compared
 
 
-def print_measured(rows: Sequence[MeasuredTime]) -> None:
-    """Prints the measured times, a line for each collective and size."""
+def pivoted(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[str]]:
+    """Returns the milliseconds of the rows that have the same values of these keys."""
+    lines: dict[tuple[Any, ...], list[str]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[key] for key in keys), []).append(milliseconds(row["seconds"]))
+    return lines
+
+
+def print_tables(result: Row) -> None:
+    """Prints the measured times, the predicted ones, and the growths compared with the paper."""
     from scripts.terminal import print_table
 
-    counts = sorted({row.devices for row in rows})
-    lines: dict[tuple[str, int], list[MeasuredTime]] = {}
-    for row in rows:
-        lines.setdefault((row.kind, row.megabytes), []).append(row)
-    print_table(
-        ["measured here", "MB a device", *(f"ms on {n}" for n in counts), "compiled to"],
-        [
+    if result["measured"]:
+        counts = sorted({row["devices"] for row in result["measured"]})
+        print_table(
+            ["measured here", "MB a device", *(f"ms on {n}" for n in counts), "compiled to"],
             [
-                kind,
-                size,
-                *(milliseconds(row.seconds) for row in times),
-                ", ".join(times[0].compiled),
-            ]
-            for (kind, size), times in lines.items()
-        ],
-    )
-
-
-def print_predicted(rows: Sequence[PredictedTime]) -> None:
-    """Prints the predicted times in milliseconds, a line for each slice and size."""
-    from scripts.terminal import print_table
-
-    lines: dict[tuple[str, int, int], list[str]] = {}
-    for row in rows:
-        line = lines.setdefault((row.topology, row.devices, row.megabytes), [])
-        line.append(milliseconds(row.seconds))
+                [kind, size, *times, ", ".join(compiled)]
+                for (kind, size, compiled), times in pivoted(
+                    result["measured"], "kind", "megabytes", "compiled"
+                ).items()
+            ],
+        )
+    lines = pivoted(result["predicted"], "topology", "devices", "megabytes")
     print_table(
         ["predicted for", "devices", "MB a device", *(f"{kind}, ms" for kind in KINDS)],
-        [[*topology, *times] for topology, times in lines.items()],
+        [[*keys, *times] for keys, times in lines.items()],
     )
-
-
-def print_growths(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints how the times of collectives grow with the devices, compared with the paper."""
-    from scripts.terminal import print_table
-
-    print_table(
-        ["times as long", "devices", "predicted", "published", "in"],
-        [
-            [row["kind"], f"{row['from_devices']:,} to {row['to_devices']:,}",
-             f"{row['predicted']:.2f}", f"{row['published']:g}", row["source"]]
-            for row in rows
-        ],
-    )  # fmt: skip
+    if result["growths"]:
+        print_table(
+            ["times as long", "devices", "predicted", "published", "in"],
+            [
+                [row["kind"], f"{row['from_devices']:,} to {row['to_devices']:,}",
+                 f"{row['predicted']:.2f}", f"{row['published']:g}", row["source"]]
+                for row in result["growths"]
+            ],
+        )  # fmt: skip
 
 
 def milliseconds(seconds: float) -> str:
@@ -238,15 +219,17 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3f}" if seconds < 1 else f"{1e3 * seconds:.0f}"
 
 
-def draw(result: dict[str, Any], pyplot: Any) -> Any:
+def draw(result: Row, pyplot: Any) -> Any:
     """Draws the predicted times over the number of devices, next to the measured ones."""
-    parts = [part for part in ("predicted", "measured") if result[part]]
-    size = (1 + 5 * len(parts), 5)
+    chips = sorted({row["topology"].partition(":")[0] for row in result["predicted"]})
+    titles = {"predicted": f"predicted for slices of {', '.join(chips)}"}
+    if result["measured"]:
+        titles["measured"] = f"measured on {result['device']}, {result['cores']} cores of the host"
     figure, panels = pyplot.subplots(
-        1, len(parts), figsize=size, layout="constrained", squeeze=False
+        1, len(titles), figsize=(1 + 5 * len(titles), 5), layout="constrained", squeeze=False
     )
     megabytes = max(row["megabytes"] for row in result["predicted"])
-    for part, axes in zip(parts, panels[0], strict=True):
+    for (part, title), axes in zip(titles.items(), panels[0], strict=True):
         rows = [row for row in result[part] if row["megabytes"] == megabytes]
         for number, (kind, marker) in enumerate(zip(KINDS, "oDx^v", strict=True)):
             ends = [(row["devices"], 1e3 * row["seconds"]) for row in rows if row["kind"] == kind]
@@ -258,20 +241,15 @@ def draw(result: dict[str, Any], pyplot: Any) -> Any:
         counts = sorted({row["devices"] for row in rows})
         axes.set_xticks(counts, [f"{count:,}" for count in counts], fontsize="small")
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(title)
         axes.grid(alpha=0.3)
-    chips = sorted({row["topology"].partition(":")[0] for row in result["predicted"]})
-    panels[0, 0].set_title(f"predicted for slices of {', '.join(chips)}")
     draw_growths(result, megabytes, panels[0, 0])
     for axes in panels[0]:
         label_minor_ticks(axes)
-    if result["measured"]:
-        panels[0, 1].set_title(
-            f"measured on {result['device']}, {result['cores']} cores of the host"
-        )
     figure.legend(
         *panels[0, 0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=1 + len(parts),  # as many as fit
+        ncols=1 + len(titles),  # as many as fit
         fontsize="small",
     )
     return figure
@@ -286,7 +264,7 @@ def label_minor_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def draw_growths(result: dict[str, Any], megabytes: int, axes: Any) -> None:
+def draw_growths(result: Row, megabytes: int, axes: Any) -> None:
     """Draws the published growths, from the predicted time on the fewer devices."""
     times = {
         (row["kind"], row["devices"]): 1e3 * row["seconds"]
@@ -305,26 +283,7 @@ def draw_growths(result: dict[str, Any], megabytes: int, axes: Any) -> None:
         )
 
 
-class PngFile(OutputFile):
-    """Checks the name of a picture to write."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the name, where it is that of a PNG file."""
-        if not value.endswith(".png"):
-            self.fail(f"{value}: not a picture format.  Legal ending: .png.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def write_figure(file: str, result: dict[str, Any]) -> None:
-    """Writes the figure as PNG."""
-    from configs.paths import path_of
-    from data.storage.files import atomic_write
-    from trainer.metrics.plots import png_of
-
-    atomic_write(path_of(file), png_of(lambda pyplot: draw(result, pyplot)))
-
-
-def measure_here(sizes: Sequence[int], simulate_devices: int) -> tuple[str, list[MeasuredTime]]:
+def measure_here(sizes: Sequence[int], simulate_devices: int) -> tuple[str, list[Row]]:
     """Measures each collective with each size; returns what the devices are as well."""
     import jax
 
@@ -336,61 +295,63 @@ def measure_here(sizes: Sequence[int], simulate_devices: int) -> tuple[str, list
     return device, [row for kind in KINDS for size in sizes for row in measured(kind, size)]
 
 
-@click.command()
-@click.option("--chip", type=click.Choice(CHIPS), default="v3", show_default=True,
-              help="Predicts for slices of this chip, from few devices to many.")  # fmt: skip
-@click.option("--topology", "topologies", multiple=True, metavar="KIND:SIZES",
-              help="Predicts for this slice instead, such as v3:32x32; repeat it.")  # fmt: skip
-@sizes_option("--megabytes", "8,32", "Sizes of the array on each device, separated by commas.")
-@count_option("--simulate_devices", default=8, help="Devices of this machine, if it has only CPUs.")
-@click.option("--predict_only", is_flag=True, help="Measures nothing on this machine.")
-@click.option("--figure", type=PngFile(), metavar="FILE", help="Also draws the times, as PNG.")
-@json_option()
-def main(
-    chip: str,
-    topologies: tuple[str, ...],
-    megabytes: list[int],
-    simulate_devices: int,
-    predict_only: bool,
-    figure: str | None,
-    json_file: str | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
     """Measures collectives on this machine, and predicts them for slices."""
-    from configs.errors import UserError
+
+    chip: Chip = "v3"
+    """Predicts for slices of this chip, from few devices to many."""
+    topologies: Annotated[tuple[str, ...], Flag(name="topology", metavar="KIND:SIZES")] = ()
+    """Predicts for this slice instead, such as v3:32x32; repeat it."""
+    megabytes: tuple[int, ...] = (8, 32)
+    """Sizes of the array on each device, separated by commas."""
+    simulate_devices: Annotated[int, Flag(min=1)] = 8
+    """Devices of this machine, if it has only CPUs."""
+    predict_only: bool = False
+    """Measures nothing on this machine."""
+    figure: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
+    """Also draws the times, as PNG."""
+
+
+def benchmark(flags: Flags) -> None:
+    """Measures, predicts, compares with the paper, and draws."""
+    from configs.paths import path_of
+    from data.storage.files import atomic_write
     from scripts.commands.common import write_json
     from scripts.commands.planning.inputs import parse_topology
     from scripts.terminal import print_note
+    from trainer.metrics.plots import png_of
 
-    named = [topology for name in topologies if (topology := parse_topology(name)) is not None]
+    if flags.figure is not None and not flags.figure.endswith(".png"):
+        raise UserError(f"--figure={flags.figure}: not a picture format.  Legal ending: .png.")
+    named = [topology for name in flags.topologies if (topology := parse_topology(name))]
     for topology in named:
         if topology.devices == 1:
             raise UserError(
                 f"--topology={topology.name}: one device runs no collectives.  "
                 "Name a slice of several devices."
             )
-    sizes = list(dict.fromkeys(megabytes))
-    chosen = {topology.name: topology for topology in named or slices_of(chip)}.values()
+    sizes = list(dict.fromkeys(flags.megabytes))
+    chosen = {topology.name: topology for topology in named or slices_of(flags.chip)}.values()
     slices = [row for topology in chosen for row in predicted(topology, sizes)]
-    device, here = (None, []) if predict_only else measure_here(sizes, simulate_devices)
-    compared = growths(slices)
-    if here:
-        print_measured(here)
-    elif not predict_only:
-        print_note(f"{device}: one device runs no collectives, so none is measured.")
-    print_predicted(slices)
-    if compared:
-        print_growths(compared)
+    device, here = None, list[Row]()
+    if not flags.predict_only:
+        device, here = measure_here(sizes, flags.simulate_devices)
+        if not here:
+            print_note(f"{device}: one device runs no collectives, so none is measured.")
     result = {
         "device": device,
         "cores": cores(),
-        "measured": [row._asdict() for row in here],
-        "predicted": [row._asdict() for row in slices],
-        "growths": compared,
+        "measured": here,
+        "predicted": slices,
+        "growths": growths(slices),
     }
-    write_json(json_file, result)
-    if figure is not None:
-        write_figure(figure, result)
+    print_tables(result)
+    write_json(flags.json_file, result)
+    if flags.figure is not None:
+        picture = png_of(lambda pyplot: draw(result, pyplot))
+        atomic_write(path_of(flags.figure), picture)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

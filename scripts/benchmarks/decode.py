@@ -18,21 +18,18 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
-import click
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import (
-    count_option,
-    json_option,
-    rounds_option,
-    sizes_option,
-    systems_option,
-)
+from scripts.benchmarks.options import SYSTEMS as SYSTEMS_HELP
+from scripts.benchmarks.options import Count, Rounds, SystemFlags
 from scripts.benchmarks.rounds import Worker, cores, ended, installed, ratio, rounds, serve, show
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 WIDTH = 5
 MULTIPLE = 4  # what a number of tokens is rounded up to
@@ -227,38 +224,37 @@ def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, obje
     return min(pass_s, key=pass_s.__getitem__), {"warm_s": warm_s, "sweep_s": pass_s}
 
 
-@click.command()
-@click.option("--worker", hidden=True)
-@rounds_option(5)
-@count_option("--sentences", default=1000, help="Sources to translate.")
-@sizes_option("--batch_sizes", "16,32,64,128", "Batch sizes to try, separated by commas.")
-@systems_option(SYSTEMS)
-@json_option()
-def main(
-    worker: str | None,
-    count: int,
-    sentences: int,
-    batch_sizes: list[int],
-    systems: str,
-    json_file: str | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(SystemFlags):
     """Compares translation speed with Hugging Face and CTranslate2."""
-    if worker is not None:
-        return work(worker, sentences)
-    names = installed(systems)
-    arguments = [f"--sentences={sentences}"]
+
+    rounds: Rounds = 5
+    sentences: Count = 1000
+    """Sources to translate."""
+    batch_sizes: tuple[int, ...] = (16, 32, 64, 128)
+    """Batch sizes to try, separated by commas."""
+    systems: Annotated[tuple[str, ...], Flag(SYSTEMS_HELP, choices=SYSTEMS)] = SYSTEMS
+
+
+def benchmark(flags: Flags) -> None:
+    """Translates in alternating rounds, each system with its best batch size."""
+    if flags.worker is not None:
+        return work(flags.worker, flags.sentences)
+    names = installed(flags.systems)
+    arguments = [f"--sentences={flags.sentences}"]
     workers = {name: Worker("scripts.benchmarks.decode", name, *arguments) for name in names}
     sizes, result = {}, dict[str, Any]()
     for name in workers:
-        sizes[name], measured = best_size(workers[name], batch_sizes)
+        sizes[name], measured = best_size(workers[name], flags.batch_sizes)
         result[name] = {"batch_sequences": sizes[name], **measured}
-    seconds = list(rounds(workers, sizes, count))
-    for name, times in ended(workers, seconds).items():
-        result[name] |= times | {"sentences_per_s": sentences / times["median_s"]}
+    times = list(rounds(workers, sizes, flags.rounds))
+    for name, system in ended(workers, times).items():
+        result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}
     for name in names[1:]:
-        result[f"to_{name}"] = ratio(seconds, names[0], name)
-    show(result | {"rounds": count, "sentences": sentences, "cores": cores()}, json_file)
+        result[f"to_{name}"] = ratio(times, names[0], name)
+    numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": cores()}
+    show(result | numbers, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

@@ -7,20 +7,21 @@ speed.  The bandwidth is measured in the same session, by adding 1 to an array t
 Weights are random, in the type of products; a text is as long as the shape's rows at most.
 """
 
-import time
-from typing import TYPE_CHECKING, Any
-
-import click
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
-from scripts.benchmarks.options import count_option, json_option, sizes_option
-from scripts.benchmarks.rounds import best_seconds, show
+from scripts.benchmarks.options import Count, JsonFlags
+from scripts.benchmarks.rounds import best_seconds, seconds, show
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 if TYPE_CHECKING:
     from models.decoding.generate import DecodeInputs
 
 BYTES = 2**28
-"""Of the array that measures the bandwidth."""
+"""Size of the array that measures the bandwidth."""
 
 
 def bandwidth() -> float:
@@ -34,7 +35,7 @@ def bandwidth() -> float:
 
 
 def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
-    """Returns prompts of this length, each to be continued by exactly so many tokens."""
+    """Returns prompts of this length, each to be continued by exactly this many tokens."""
     import jax.numpy as jnp
 
     from models.decoding.generate import DecodeInputs
@@ -48,6 +49,21 @@ def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
     )
 
 
+def model_on_device(shape: Shape) -> tuple[Any, Any, Any]:
+    """Returns a model with random weights, these, and a mesh of one device."""
+    import jax
+
+    from layouts.layout import Layout
+    from layouts.mesh import make_mesh
+
+    layout = Layout(mesh="data:1", rules="batch:data")
+    on_cpu = jax.devices()[0].platform == "cpu"
+    model = transformer(shape, store="float32" if on_cpu else "bfloat16").model(layout)
+    mesh = make_mesh(layout)
+    with jax.set_mesh(mesh):
+        return model, jax.jit(model.init)(jax.random.key(0)), mesh
+
+
 def nbytes(tree: Any) -> int:
     """Counts the bytes of all arrays of a tree."""
     import jax
@@ -55,31 +71,26 @@ def nbytes(tree: Any) -> int:
     return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(tree))
 
 
-def measure(shape: Shape, batch_sizes: list[int], prompt: int, new_tokens: int) -> dict[str, Any]:
+def measure(
+    shape: Shape, batch_sizes: Sequence[int], prompt: int, new_tokens: int
+) -> dict[str, Any]:
     """Returns the speed at each batch size."""
     import jax
 
-    from layouts.layout import Layout
-    from layouts.mesh import make_mesh
     from models.decoding.generate import generate, initial_cache
     from models.decoding.sampling import Sampling
 
-    layout = Layout(mesh="data:1", rules="batch:data")
-    on_cpu = jax.devices()[0].platform == "cpu"
-    model = transformer(shape, store="float32" if on_cpu else "bfloat16").model(layout)
+    model, params, mesh = model_on_device(shape)
     greedy = Sampling(temperature=0.0)
     bytes_per_s = bandwidth()
-    with jax.set_mesh(make_mesh(layout)):
-        params = jax.jit(model.init)(jax.random.key(0))
+    with jax.set_mesh(mesh):
 
         def run(rows: int, count: int) -> None:
             inputs = inputs_of(rows, prompt, count)
             generate(model, greedy, count, params, None, inputs).tokens_BWT.block_until_ready()
 
         def times(rows: int) -> dict[str, float]:
-            start = time.perf_counter()
-            run(rows, new_tokens)
-            warm_s = time.perf_counter() - start
+            warm_s = seconds(lambda: run(rows, new_tokens))
             # What the prompt takes is in both.
             token_s = (
                 best_seconds(lambda: run(rows, new_tokens)) - best_seconds(lambda: run(rows, 1))
@@ -109,24 +120,25 @@ def measure(shape: Shape, batch_sizes: list[int], prompt: int, new_tokens: int) 
     }
 
 
-@click.command()
-@click.option(
-    "--shape",
-    type=click.Choice(list(SHAPES)),
-    default="small",
-    show_default=True,
-    help="The model; its rows are not used.",
-)
-@sizes_option("--batch_sizes", "1,32", "Texts decoded together: numbers, separated by commas.")
-@count_option("--prompt", default=64, help="Tokens of each prompt.")
-@count_option("--new_tokens", default=128, help="New tokens of each text.")
-@json_option()
-def main(
-    shape: str, batch_sizes: list[int], prompt: int, new_tokens: int, json_file: str | None
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
     """Compares greedy decoding with the bandwidth of the memory."""
-    show({"shape": shape, **measure(SHAPES[shape], batch_sizes, prompt, new_tokens)}, json_file)
+
+    shape: Annotated[str, Flag(choices=tuple(SHAPES))] = "small"
+    """The model; its rows are not used."""
+    batch_sizes: tuple[int, ...] = (1, 32)
+    """Texts decoded together: numbers, separated by commas."""
+    prompt: Count = 64
+    """Tokens of each prompt."""
+    new_tokens: Count = 128
+    """New tokens of each text."""
+
+
+def benchmark(flags: Flags) -> None:
+    """Measures each batch size."""
+    result = measure(SHAPES[flags.shape], flags.batch_sizes, flags.prompt, flags.new_tokens)
+    show({"shape": flags.shape, **result}, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

@@ -14,14 +14,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-
-import click
+from typing import Annotated
 
 from configs.errors import UserError
 from scripts.benchmarks.rounds import CHECKOUT
-from scripts.command_line import AnyPath
-from scripts.exits import exits
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 TESTS = "tests"
 PARTS = {
@@ -76,26 +76,21 @@ def shares_of(file: Path) -> dict[str, float]:
     }
 
 
-@click.command()
-@click.option(
-    "--folder", type=AnyPath(), default="bench_gpu", show_default=True,
-    help="Where the JSON of each part goes.",
-)  # fmt: skip
-@click.option(
-    "--parts",
-    default=",".join([TESTS, *PARTS]),
-    show_default=True,
-    help="Parts to run, in this order, separated by commas.",
-)
-def main(folder: Path, parts: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags:
     """Measures training and decoding on one GPU, and PyTorch where it is installed."""
-    names = parts.split(",")
-    if unknown := [name for name in names if name not in (TESTS, *PARTS)]:
-        legal = ", ".join([TESTS, *PARTS])
-        raise UserError(f"--parts={parts}: no {', '.join(unknown)}.  Legal: {legal}.")
+
+    folder: Path = Path("bench_gpu")
+    """Where the JSON of each part goes."""
+    parts: Annotated[tuple[str, ...], Flag(choices=(TESTS, *PARTS))] = (TESTS, *PARTS)
+    """Parts to run, in this order, separated by commas."""
+
+
+def benchmark(flags: Flags) -> None:
+    """Runs the parts; the exit code is 1 if one fails."""
     check_gpu()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not all([run_tests() if name == TESTS else run(name, folder) for name in names]):
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    if not all([run_tests() if name == TESTS else run(name, flags.folder) for name in flags.parts]):
         sys.exit(1)
 
 
@@ -112,4 +107,4 @@ def check_gpu() -> None:
 
 
 if __name__ == "__main__":
-    exits(lambda: main(standalone_mode=False))
+    run_command(Flags, benchmark)

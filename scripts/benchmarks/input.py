@@ -8,13 +8,13 @@ the order of training, as the loop does, but without a step between them.
 
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
-from scripts.benchmarks.options import count_option, json_option
+from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import cores, show
+from scripts.command_line import run_command
 
 GIN_FILE = "configs/runs/quickstart.gin"
 
@@ -50,13 +50,18 @@ def measure(batches: int) -> dict[str, Any]:
     }
 
 
-@click.command()
-@count_option("--batches", default=500, help="Batches to read.")
-@json_option()
-def main(batches: int, json_file: str | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
     """Measures how fast text is prepared, and batches are read."""
-    show(measure(batches), json_file)
+
+    batches: Count = 500
+    """Batches to read."""
+
+
+def benchmark(flags: Flags) -> None:
+    """Prints both speeds."""
+    show(measure(flags.batches), flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

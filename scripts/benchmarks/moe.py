@@ -11,15 +11,15 @@ dense layer of the same library in the same round.
 """
 
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-import click
-
-from scripts.benchmarks.options import count_option, options
-from scripts.benchmarks.rounds import cores, ended, installed, rounds, serve, show, speedups, start
+from scripts.benchmarks.options import SYSTEMS as SYSTEMS_HELP
+from scripts.benchmarks.options import BaselineFlags, Count, Rounds
+from scripts.benchmarks.rounds import cores, ended, rounds, seconds, serve, show, speedups, start
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
 SYSTEMS = ("dense", "gather", "einsum", "dropless", "torch_dense", "torch")
@@ -120,48 +120,43 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
     return once, {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flags(BaselineFlags):
+    """Compares layers of experts with dense ones, and with those of another checkout."""
+
+    rounds: Rounds = 9
+    systems: Annotated[tuple[str, ...], Flag(SYSTEMS_HELP, choices=SYSTEMS)] = SYSTEMS
+    passes: Count = 5
+    """Passes in a round."""
+
+
 def work(system: str) -> None:
     """Reads numbers of passes, and answers with seconds per pass."""
     once, about = torch(system) if system.startswith("torch") else meshloom(system)
     for _ in range(3):
         once()
 
-    def answer(question: str) -> float:
-        start = time.perf_counter()
-        for _ in range(int(question)):
+    def passes(count: int) -> None:
+        for _ in range(count):
             once()
-        return (time.perf_counter() - start) / int(question)
 
-    serve(about, answer)
+    serve(about, lambda question: seconds(lambda: passes(int(question))) / int(question))
 
 
-@click.command()
-@options(SYSTEMS, count=9)
-@count_option("--passes", default=5, help="Passes in a round.")
-def main(
-    worker: str | None,
-    count: int,
-    systems: str,
-    baseline: Path | None,
-    passes: int,
-    json_file: str | None,
-) -> None:
-    """Compares layers of experts with dense ones, and with those of another checkout."""
-    if worker is not None:
-        return work(worker)
-    names = installed(systems)
-    workers = start("scripts.benchmarks.moe", names, baseline)
-    seconds = list(rounds(workers, dict.fromkeys(workers, passes), count))
-    result: dict[str, Any] = ended(workers, seconds)
-    for name in names:
+def benchmark(flags: Flags) -> None:
+    """Measures the layers and prints their times and costs."""
+    if flags.worker is not None:
+        return work(flags.worker)
+    workers = start("scripts.benchmarks.moe", flags)
+    times = list(rounds(workers, dict.fromkeys(workers, flags.passes), flags.rounds))
+    result: dict[str, Any] = ended(workers, times)
+    for name in set(workers) & set(flags.systems):
         dense = "torch_dense" if name.startswith("torch") else "dense"
-        costs = [times[name] / times[dense] for times in seconds] if dense in names else []
+        costs = [one[name] / one[dense] for one in times] if dense in workers else []
         result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
-    show(
-        result | speedups(seconds) | {"rounds": count, "passes": passes, "cores": cores()},
-        json_file,
-    )
+    numbers = {"rounds": flags.rounds, "passes": flags.passes, "cores": cores()}
+    show(result | speedups(times) | numbers, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

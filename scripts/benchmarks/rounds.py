@@ -14,15 +14,18 @@ from typing import Any
 
 import click
 
+from configs.errors import UserError
+from scripts.benchmarks.options import BaselineFlags
+
 Answers = dict[str, float]  # of each system in one round
 CHECKOUT = Path(__file__).parents[2]
-LIBRARIES = {  # of the systems whose names begin so
+LIBRARIES = {  # that a system needs, by the first word of its name
     "torch": ("torch",),
     "huggingface": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2",),
 }
 MATRIX = {False: 2048, True: 8192}
-"""Rows of the square matrices whose product gives the matrix rate: of a CPU, and of a GPU."""
+"""Rows of the square matrices whose product measures the matrix rate: on a CPU, and on a GPU."""
 BASELINE = "baseline_"
 
 
@@ -31,21 +34,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def best_seconds(call: Callable[[], object]) -> float:
-    """Measures a call, which waits for its result, the best of a few."""
+def seconds(call: Callable[[], object]) -> float:
+    """Measures a call, which waits for its result."""
+    start = time.perf_counter()
     call()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return time.perf_counter() - start
 
 
-def installed(systems: str) -> list[str]:
-    """Returns the systems, separated by commas, of which the libraries are here; names the rest."""
+def best_seconds(call: Callable[[], object]) -> float:
+    """Measures a call, which waits for its result: the fastest of five after the first."""
+    call()
+    return min(seconds(call) for _ in range(5))
+
+
+def installed(systems: Sequence[str]) -> list[str]:
+    """Returns the systems whose libraries are installed; prints how to install the others."""
     names = []
-    for name in systems.split(","):
+    for name in systems:
         missing = [
             library
             for library in LIBRARIES.get(name.split("_")[0], ())
@@ -56,7 +61,7 @@ def installed(systems: str) -> list[str]:
         else:
             names.append(name)
     if not names:
-        raise click.UsageError(f"--systems={systems}: none of them is installed.")
+        raise UserError(f"--systems={','.join(systems)}: none of them is installed.")
     return names
 
 
@@ -104,16 +109,21 @@ class Worker:
         self._process.stdout.close()
 
 
-def start(
-    module: str, systems: Sequence[str], baseline: Path | None, *arguments: str
-) -> dict[str, Worker]:
+def start(module: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
     """Starts the systems; with a baseline also Meshloom's systems from that checkout."""
-    workers = {name: Worker(module, name, *arguments) for name in systems}
-    for name in systems if baseline is not None else ():
-        if not name.startswith(tuple(LIBRARIES)):
-            assert baseline is not None
-            workers[BASELINE + name] = Worker(module, name, *arguments, checkout=baseline)
-    return workers
+    checkouts = {"": CHECKOUT}
+    if flags.baseline is not None:
+        if not (flags.baseline / "scripts" / "benchmarks").is_dir():
+            raise UserError(
+                f"--baseline={flags.baseline} is not a checkout: it has no scripts/benchmarks."
+            )
+        checkouts[BASELINE] = flags.baseline.resolve()
+    return {
+        prefix + name: Worker(module, name, *arguments, checkout=checkout)
+        for prefix, checkout in checkouts.items()
+        for name in installed(flags.systems)
+        if not (prefix and name.startswith(tuple(LIBRARIES)))
+    }
 
 
 def rounds(
@@ -125,12 +135,12 @@ def rounds(
         yield {name: workers[name].ask(questions[name]) for name in order}
 
 
-def ended(workers: Mapping[str, Worker], seconds: Sequence[Answers]) -> dict[str, dict[str, Any]]:
+def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str, dict[str, Any]]:
     """Ends the workers; returns what each is, its median seconds and its peak memory."""
     systems = {}
     for name, worker in workers.items():
         systems[name] = {
-            "median_s": statistics.median(answers[name] for answers in seconds),
+            "median_s": statistics.median(answers[name] for answers in rounds),
             "peak_memory_bytes": worker.ask("memory"),
             **worker.about,
         }
@@ -138,16 +148,16 @@ def ended(workers: Mapping[str, Worker], seconds: Sequence[Answers]) -> dict[str
     return systems
 
 
-def ratio(seconds: Sequence[Answers], system: str, other: str) -> dict[str, object]:
+def ratio(rounds: Sequence[Answers], system: str, other: str) -> dict[str, object]:
     """Computes how many times as fast a system is as another: the median over rounds, and each."""
-    ratios = [answers[other] / answers[system] for answers in seconds]
+    ratios = [answers[other] / answers[system] for answers in rounds]
     return {"ratio": statistics.median(ratios), "ratios": ratios}
 
 
-def speedups(seconds: Sequence[Answers]) -> dict[str, object]:
+def speedups(rounds: Sequence[Answers]) -> dict[str, object]:
     """Computes how many times as fast each system is as it is in the baseline, if there is one."""
-    pairs = {name: BASELINE + name for name in seconds[0] if BASELINE + name in seconds[0]}
-    ratios = {name: ratio(seconds, name, other) for name, other in pairs.items()}
+    pairs = {name: BASELINE + name for name in rounds[0] if BASELINE + name in rounds[0]}
+    ratios = {name: ratio(rounds, name, other) for name, other in pairs.items()}
     return {"speedup_over_baseline": ratios} if ratios else {}
 
 

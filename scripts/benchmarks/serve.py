@@ -24,11 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import numpy as np
 
-from scripts.benchmarks.options import count_option, json_option, rounds_option, sizes_option
+from configs.errors import UserError
+from scripts.benchmarks.options import Count, JsonFlags, Rounds
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
+from scripts.command_line import run_command
 
 WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
 TEMPERATURE = 0.8
@@ -197,66 +198,56 @@ def summary(answers: Sequence[Answer], seconds: float, decoded: Measured) -> dic
     }
 
 
-def measure(
-    model_dir: Path,
-    cases: Sequence[LoadCase],
-    clients: int,
-    slots: int,
-    max_length: int,
-    count: int,
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
+    """Compares a server under load with decoding the same requests from a file."""
+
+    model_dir: Path
+    """The run of a language model, such as runs/quickstart."""
+    rounds: Rounds = 3
+    clients: Count = 64
+    """Clients that wait for an answer at a time."""
+    requests: Count = 2000
+    """Requests of a round."""
+    slots: Count = 32
+    """Slots of the server, and rows of a batch of `decode`."""
+    max_length: tuple[int, ...] = (128, 2048)
+    """Tokens of prompt and continuation, if the model can."""
+    full_length: bool = False
+    """Lets no text end before its limit."""
+
+
+def measure(flags: Flags, cases: Sequence[LoadCase], max_length: int) -> dict[str, Any]:
     """Runs rounds of load on a server, and of decoding the same requests."""
-    rounds = []
-    flags = [f"--slots={slots}", f"--queue={clients}", f"--max_length={max_length}"]
-    with server(str(model_dir), *flags) as port, decoding(model_dir, slots) as decode:
+    rounds, model_dir, clients = [], flags.model_dir.resolve(), flags.clients
+    limits = f"--slots={flags.slots}", f"--queue={clients}", f"--max_length={max_length}"
+    with server(str(model_dir), *limits) as port, decoding(model_dir, flags.slots) as decode:
         decode(cases)  # compiles
         compiled = -1.0
         while compiled != (now := metric(port, "meshloom_compilations_total")):
             compiled = now
             load(port, cases, clients)  # the server compiles for sizes that the requests take
-        for _ in range(count):
+        for _ in range(flags.rounds):
             start = time.perf_counter()
             answers = load(port, cases, clients)
             seconds = time.perf_counter() - start
             rounds.append(summary(answers, seconds, decode(cases)))
         compilations = metric(port, "meshloom_compilations_total") - compiled
     medians = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
-    sizes = {"clients": clients, "requests": len(cases), "slots": slots, "cores": cores()}
+    sizes = {"clients": clients, "requests": len(cases), "slots": flags.slots, "cores": cores()}
     return {"median": medians, "rounds": rounds, "compilations": compilations, **sizes}
 
 
-@click.command()
-@click.option(
-    "--model_dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    required=True,
-    help="The run of a language model, such as runs/quickstart.",
-)
-@rounds_option(3)
-@count_option("--clients", default=64, help="Clients that wait for an answer at a time.")
-@count_option("--requests", default=2000, help="Requests of a round.")
-@count_option("--slots", default=32, help="Slots of the server, and rows of a batch of `decode`.")
-@sizes_option("--max_length", "128,2048", "Tokens of prompt and continuation, if the model can.")
-@click.option("--full_length", is_flag=True, help="Lets no text end before its limit.")
-@json_option()
-def main(
-    model_dir: Path,
-    count: int,
-    clients: int,
-    requests: int,
-    slots: int,
-    max_length: list[int],
-    full_length: bool,
-    json_file: str | None,
-) -> None:
-    """Compares a server under load with decoding the same requests from a file."""
-    cases = cases_of(requests, full_length=full_length)
+def benchmark(flags: Flags) -> None:
+    """Measures each limit by itself."""
+    if not flags.model_dir.is_dir():
+        raise UserError(f"--model_dir={flags.model_dir}: no such folder.  Train a model first.")
+    cases = cases_of(flags.requests, full_length=flags.full_length)
     measured = {
-        limit: measure(model_dir.resolve(), cases, clients, slots, limit, count)
-        for limit in allowed(model_dir, max_length)
+        limit: measure(flags, cases, limit) for limit in allowed(flags.model_dir, flags.max_length)
     }
-    show({"full_length": full_length, "max_length": measured}, json_file)
+    show({"full_length": flags.full_length, "max_length": measured}, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

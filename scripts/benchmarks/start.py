@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from scripts.benchmarks.options import json_option, rounds_option
+from scripts.benchmarks.options import JsonFlags, Rounds
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
+from scripts.command_line import run_command
 
 GIN_FILE = "configs/runs/quickstart.gin"
 
@@ -44,22 +44,24 @@ def first_step_s(model_dir: Path, data_dir: Path) -> float:
     return seconds
 
 
-@click.command()
-@rounds_option(3, "Warm runs to measure.")
-@json_option()
-def main(count: int, json_file: str | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
     """Measures how long a run of the quickstart takes to its first step."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        first, *warm = (first_step_s(place / str(i), place / "data") for i in range(count + 1))
-    result = {
-        "first_s": first,
-        "warm_s": statistics.median(warm),
-        "warm_runs_s": warm,
-        "cores": cores(),
-    }
-    show(result, json_file)
+
+    rounds: Rounds = 3
+    """Warm runs to measure."""
+
+
+def benchmark(flags: Flags) -> None:
+    """Runs the quickstart once more than there are rounds, and prints the seconds."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first_s, *warm_s = (
+            first_step_s(folder / str(i), folder / "data") for i in range(flags.rounds + 1)
+        )
+    warm = {"warm_s": statistics.median(warm_s), "warm_runs_s": warm_s}
+    show({"first_s": first_s, **warm, "cores": cores()}, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

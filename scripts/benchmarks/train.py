@@ -10,29 +10,28 @@ runs eagerly as "torch" and through torch.compile as "torch_compiled".
 """
 
 import dataclasses
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import numpy as np
 
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
-from scripts.benchmarks.options import count_option, options
+from scripts.benchmarks.options import SYSTEMS, BaselineFlags, Count, Rounds
 from scripts.benchmarks.rounds import (
     MATRIX,
     best_seconds,
     cores,
     ended,
-    installed,
     ratio,
     rounds,
+    seconds,
     serve,
     show,
     speedups,
     start,
 )
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 if TYPE_CHECKING:
     from layouts.layout import Layout
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 WARMUP_STEPS = 3
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.98), 0.01
+LEGAL = ("meshloom", "torch", "torch_compiled")
 DEFAULT_SHAPE = "small"
 
 Run = Callable[[int], object]  # runs so many steps and waits for the last
@@ -149,83 +149,65 @@ def torch(shape: Shape, *, compiled: bool) -> tuple[Run, Callable[[], float], di
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(BaselineFlags):
+    """Compares training speed with PyTorch, or with another checkout."""
+
+    rounds: Rounds = 7
+    systems: Annotated[
+        tuple[str, ...], Flag(f"{SYSTEMS}  Legal: {', '.join(LEGAL)}.", choices=LEGAL)
+    ] = LEGAL[:2]
+    steps: Count = 6
+    """Steps in a round."""
+    shape: Annotated[str, Flag(choices=tuple(SHAPES))] = DEFAULT_SHAPE
+    """The model and its batch."""
+
+
 def work(system: str, shape: Shape) -> None:
     """Answers steps to run with seconds per step, and "matrix" with FLOP/s."""
     if system.startswith("torch"):
         run, rate, about = torch(shape, compiled=system == "torch_compiled")
     else:
         run, rate, about = meshloom(shape)
-    start = time.perf_counter()
-    run(1)
-    about["warm_s"] = time.perf_counter() - start
+    about["warm_s"] = seconds(lambda: run(1))
     run(WARMUP_STEPS - 1)
 
     def answer(question: str) -> float:
         if question == "matrix":
             return rate()
-        start = time.perf_counter()
-        run(int(question))
-        return (time.perf_counter() - start) / int(question)
+        return seconds(lambda: run(int(question))) / int(question)
 
     serve(about, answer)
 
 
-@click.command()
-@options(("meshloom", "torch"), count=7, others=("torch_compiled",))
-@count_option("--steps", default=6, help="Steps in a round.")
-@click.option(
-    "--shape",
-    type=click.Choice(list(SHAPES)),
-    default=DEFAULT_SHAPE,
-    show_default=True,
-    help="The model and its batch.",
-)
-def main(
-    worker: str | None,
-    count: int,
-    systems: str,
-    baseline: Path | None,
-    steps: int,
-    shape: str,
-    json_file: str | None,
-) -> None:
-    """Compares training speed with PyTorch, or with another checkout."""
-    if worker is not None:
-        return work(worker, SHAPES[shape])
-    show(measure(SHAPES[shape], shape, installed(systems), count, steps, baseline), json_file)
-
-
-def measure(
-    shape: Shape,
-    name: str,
-    systems: list[str],
-    count: int,
-    steps: int,
-    baseline: Path | None = None,
-) -> dict[str, Any]:
-    """Returns the speed of each system, and that of Meshloom relative to the others."""
-    # Other checkouts may have no such option.
-    arguments = [] if name == DEFAULT_SHAPE else [f"--shape={name}"]
-    workers = start("scripts.benchmarks.train", systems, baseline, *arguments)
-    seconds = list(rounds(workers, dict.fromkeys(workers, steps), count))
+def benchmark(flags: Flags) -> None:
+    """Measures the speed of each system, and that of Meshloom relative to the others."""
+    shape = SHAPES[flags.shape]
+    if flags.worker is not None:
+        return work(flags.worker, shape)
+    # Older checkouts have no --shape.
+    arguments = [] if flags.shape == DEFAULT_SHAPE else [f"--shape={flags.shape}"]
+    workers = start("scripts.benchmarks.train", flags, *arguments)
+    times = list(rounds(workers, dict.fromkeys(workers, flags.steps), flags.rounds))
     rate = max(worker.ask("matrix") for worker in workers.values())
-    result: dict[str, Any] = ended(workers, seconds)
+    result: dict[str, Any] = ended(workers, times)
     for system in result.values():
         system["tokens_per_s"] = shape.tokens / system["median_s"]
         system["flops_per_s"] = shape.step_flops / system["median_s"]
         system["share_of_matrix_rate"] = system["flops_per_s"] / rate
     if "meshloom" in workers and "torch" in workers:
-        result |= ratio(seconds, "meshloom", "torch")
-    for other in {"torch_compiled"} & set(workers):
-        result[f"to_{other}"] = ratio(seconds, "meshloom", other)
-    return result | {
-        **speedups(seconds),
-        "shape": {"name": name, **dataclasses.asdict(shape)},
+        result |= ratio(times, "meshloom", "torch")
+    if "meshloom" in workers and "torch_compiled" in workers:
+        result["to_torch_compiled"] = ratio(times, "meshloom", "torch_compiled")
+    result |= {
+        **speedups(times),
+        "shape": {"name": flags.shape, **dataclasses.asdict(shape)},
         "matrix_flops_per_s": rate,
-        "rounds": count,
-        "steps_a_round": steps,
+        "rounds": flags.rounds,
+        "steps_a_round": flags.steps,
     }
+    show(result, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

@@ -11,28 +11,30 @@ each of at most as many padded target tokens as Meshloom's batch has places.  A 
 pairs once, and counts the target tokens without padding.
 """
 
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-import click
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import count_option, options
+from scripts.benchmarks.options import SYSTEMS as SYSTEMS_HELP
+from scripts.benchmarks.options import BaselineFlags, Count, Rounds
 from scripts.benchmarks.rounds import (
     cores,
     ended,
-    installed,
     ratio,
     rounds,
+    seconds,
     serve,
     show,
     speedups,
     start,
 )
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
+SYSTEMS = ("meshloom", "huggingface")
 ROWS, LENGTH, MICROBATCHES = 32, 64, 2
 BATCH_TOKENS = ROWS * LENGTH
 DROPOUT, SMOOTHING = 0.3, 0.1
@@ -161,51 +163,38 @@ def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
     yield batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flags(BaselineFlags):
+    """Compares training speed with Hugging Face's Marian, or with another checkout."""
+
+    rounds: Rounds = 7
+    systems: Annotated[tuple[str, ...], Flag(SYSTEMS_HELP, choices=SYSTEMS)] = SYSTEMS
+    pairs: Count = 2000
+    """Pairs in a round."""
+
+
 def work(system: str, count: int) -> None:
     """Answers any question with the seconds that one round takes."""
     epoch, about = {"meshloom": meshloom, "huggingface": marian}[system](pairs_of(count))
     epoch()
-
-    def answer(question: str) -> float:
-        start = time.perf_counter()
-        epoch()
-        return time.perf_counter() - start
-
-    serve(about, answer)
+    serve(about, lambda question: seconds(epoch))
 
 
-@click.command()
-@options(("meshloom", "huggingface"), count=7)
-@count_option("--pairs", default=2000, help="Pairs in a round.")
-def main(
-    worker: str | None,
-    count: int,
-    systems: str,
-    baseline: Path | None,
-    pairs: int,
-    json_file: str | None,
-) -> None:
-    """Compares training speed with Hugging Face's Marian, or with another checkout."""
-    if worker is not None:
-        return work(worker, pairs)
-    module = "scripts.benchmarks.translate"
-    workers = start(module, installed(systems), baseline, f"--pairs={pairs}")
-    seconds = list(rounds(workers, dict.fromkeys(workers, "epoch"), count))
-    tokens = sum(len(target) for _, target in pairs_of(pairs))
-    result: dict[str, Any] = ended(workers, seconds)
+def benchmark(flags: Flags) -> None:
+    """Trains in alternating rounds and prints the speeds."""
+    if flags.worker is not None:
+        return work(flags.worker, flags.pairs)
+    workers = start("scripts.benchmarks.translate", flags, f"--pairs={flags.pairs}")
+    times = list(rounds(workers, dict.fromkeys(workers, "epoch"), flags.rounds))
+    tokens = sum(len(target) for _, target in pairs_of(flags.pairs))
+    result: dict[str, Any] = ended(workers, times)
     for system in result.values():
         system["target_tokens_per_s"] = tokens / system["median_s"]
-    if {"meshloom", "huggingface"} <= set(workers):
-        result |= ratio(seconds, "meshloom", "huggingface")
-    result |= {
-        **speedups(seconds),
-        "rounds": count,
-        "pairs": pairs,
-        "target_tokens": tokens,
-        "cores": cores(),
-    }
-    show(result, json_file)
+    if set(SYSTEMS) <= set(workers):
+        result |= ratio(times, *SYSTEMS)
+    numbers = {"rounds": flags.rounds, "pairs": flags.pairs, "target_tokens": tokens}
+    show(result | speedups(times) | numbers | {"cores": cores()}, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, benchmark)

@@ -105,7 +105,8 @@ class SettingsFlags:
 class SavedSettingsFlags(SettingsFlags):
     """Selects settings that override those of a saved run."""
 
-    model_dir: Annotated[Path | None, Flag("Starts from the settings that a run saved.")] = None
+    model_dir: Path | None = None
+    """Starts from the settings that a run saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +115,10 @@ class CheckpointFlags:
 
     HEADING = "Model"
     model_dir: ModelDir
-    checkpoint: Annotated[
-        str,
-        Flag(
-            "Checkpoint to load: the latest, the best by its evaluation, all, or steps.",
-            metavar="latest|best|all|STEP,…",
-        ),
-    ] = "latest"
-    average: Annotated[
-        int | None, Flag("Averages the weights of the last N checkpoints.", metavar="N", min=1)
-    ] = None
+    checkpoint: Annotated[str, Flag(metavar="latest|best|all|STEP,…")] = "latest"
+    """Checkpoint to load: the latest, the best by its evaluation, all, or steps."""
+    average: Annotated[int | None, Flag(min=1)] = None
+    """Averages the weights of the last N checkpoints."""
     gin_file: GinFile = ()
     gin_param: GinParam = ()
     gin_import_path: GinImportPath = ()
@@ -135,11 +130,10 @@ class BeamFlags:
 
     HEADING = "Search"
     beam: Beam = None
-    alpha: Annotated[float, Flag("Exponent of the length penalty.")] = 0.6
-    length_penalty: Annotated[
-        Literal["gnmt", "power"],
-        Flag("Length penalty for n tokens: gnmt is ((5 + n) / 6)^alpha, power is n^alpha."),
-    ] = "gnmt"
+    alpha: float = 0.6
+    """Exponent of the length penalty."""
+    length_penalty: Literal["gnmt", "power"] = "gnmt"
+    """Length penalty for n tokens: gnmt is ((5 + n) / 6)^alpha, power is n^alpha."""
     max_tokens: MaxTokens = None
 
 
@@ -152,27 +146,21 @@ class SearchFlags(BeamFlags):
     top_k: TopK = None
     top_p: TopP = None
     samples: Samples = None
-    consensus: Annotated[
-        bool,
-        Flag("Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."),
-    ] = False
-    rescore_suffix: Annotated[
-        str | None,
-        Flag(
-            "Ranks the samples by the likelihood of TEXT behind each; their score is its mean "
-            "log-probability per token. Begin it with a space, unless it joins the last word.",
-            metavar="TEXT",
-        ),
-    ] = None
-    seed: Annotated[int, Flag("Seed of the random choices.", min=0)] = 0
-    min_tokens: Annotated[int, Flag("Minimum number of new tokens.", metavar="N", min=0)] = 0
-    length_factor: Annotated[
-        float, Flag("Maximum number of new tokens of a translation per source token.")
-    ] = 1.5
-    length_extra: Annotated[
-        int, Flag("New tokens of a translation beyond those of --length_factor.", metavar="N")
-    ] = 10
-    prefix: Annotated[str | None, Flag("Text that each translation begins with.")] = None
+    consensus: bool = False
+    """Chooses the sample that is most similar to all others (minimum Bayes risk by chrF)."""
+    rescore_suffix: Annotated[str | None, Flag(metavar="TEXT")] = None
+    """Ranks the samples by the likelihood of TEXT behind each; their score is its mean
+    log-probability per token. Begin it with a space, unless it joins the last word."""
+    seed: Annotated[int, Flag(min=0)] = 0
+    """Seed of the random choices."""
+    min_tokens: Annotated[int, Flag(min=0)] = 0
+    """Minimum number of new tokens."""
+    length_factor: float = 1.5
+    """Maximum number of new tokens of a translation per source token."""
+    length_extra: int = 10
+    """New tokens of a translation beyond those of --length_factor."""
+    prefix: str | None = None
+    """Text that each translation begins with."""
     tag: Tag = None
 
 
@@ -181,16 +169,9 @@ class MetricFlags:
     """Selects the metrics of translations."""
 
     HEADING = "Metrics"
-    tokenize: Annotated[
-        str | None,
-        Flag("sacrebleu's tokenizer for BLEU, such as 13a or intl.", metavar="NAME"),
-    ] = None
-    resamples: Annotated[
-        int,
-        Flag(
-            "Number of bootstrap resamples; 0 computes no confidence intervals.",
-            metavar="N",
-            min=0,
-        ),
-    ] = 1000
-    ter: Annotated[bool, Flag("Computes TER, which is the slowest metric.", off="no_ter")] = True
+    tokenize: Annotated[str | None, Flag(metavar="NAME")] = None
+    """sacrebleu's tokenizer for BLEU, such as 13a or intl."""
+    resamples: Annotated[int, Flag(min=0)] = 1000
+    """Number of bootstrap resamples; 0 computes no confidence intervals."""
+    ter: Annotated[bool, Flag(off="no_ter")] = True
+    """Computes TER, which is the slowest metric."""

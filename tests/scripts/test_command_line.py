@@ -24,6 +24,12 @@ class SizeFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListFlags:
+    names: Annotated[tuple[str, ...], Flag("Names.", choices=("a", "b"))] = ("a",)
+    sizes: Annotated[tuple[int, ...], Flag("Sizes.")] = (1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToyFlags:
     """Does nothing.
 
@@ -35,25 +41,36 @@ class ToyFlags:
     names: Annotated[tuple[str, ...], Flag("Names.", name="name")] = ()
     kind: Annotated[Literal["a", "b"], Flag("Kind.")] = "a"
     fast: Annotated[bool, Flag("Speed.", off="slow")] = True
-    dry: Annotated[bool, Flag("Dry.")] = False
+    dry: bool = False
+    """Dry, in a
+    docstring."""
     sizes: SizeFlags = field(default_factory=SizeFlags)
 
 
-def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ToyFlags:
+def parse(*arguments: str) -> ToyFlags:
     received: list[Any] = []
-    monkeypatch.setattr(command_line, "imported", lambda _: received.append)
-    command_of("toy", ToyFlags, "nowhere:toy").main(list(arguments), standalone_mode=False)
+    command_of("toy", ToyFlags, received.append).main(list(arguments), standalone_mode=False)
     (flags,) = received
     assert isinstance(flags, ToyFlags)
     return flags
 
 
-def test_flags_arrive_as_the_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse(monkeypatch, "--text=a") == ToyFlags(text="a")
+def test_flags_arrive_as_the_dataclass() -> None:
+    assert parse("--text=a") == ToyFlags(text="a")
     given = ["--text=a", "--name=x", "--name=y", "--kind=b", "--slow", "--dry", "--width=3"]
-    assert parse(monkeypatch, *given) == ToyFlags(
+    assert parse(*given) == ToyFlags(
         text="a", names=("x", "y"), kind="b", fast=False, dry=True, sizes=SizeFlags(width=3)
     )
+
+
+def test_commas_separate_names_and_integers(capsys: pytest.CaptureFixture[str]) -> None:
+    received: list[Any] = []
+    command = command_of("toy", ListFlags, received.append)
+    for arguments in [], ["--names=b,a", "--sizes=3,3"]:
+        command.main(arguments, standalone_mode=False)
+    assert received == [ListFlags(), ListFlags(names=("b", "a"), sizes=(3, 3))]
+    command.main(["--help"], standalone_mode=False)
+    assert "[default: 1,2]" in capsys.readouterr().out
 
 
 def test_two_flags_may_not_write_the_same_file(run: Meshloom, tmp_path: Path) -> None:
@@ -63,9 +80,9 @@ def test_two_flags_may_not_write_the_same_file(run: Meshloom, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wrong", ["--width=0", "--share=2", "--kind=c", "--names=x"])
-def test_illegal_values_are_usage_errors(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_illegal_values_are_usage_errors(wrong: str) -> None:
     with pytest.raises(click.UsageError):
-        parse(monkeypatch, "--text=a", wrong)
+        parse("--text=a", wrong)
 
 
 @pytest.mark.parametrize("flag", ["--model_dir", "--data_dir"])
@@ -86,9 +103,10 @@ def test_a_path_of_another_scheme_or_without_a_name_is_refused_and_makes_no_fold
 
 
 def test_help_shows_groups_of_flags_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    command_of("toy", ToyFlags, "nowhere:toy").main(["--help"], standalone_mode=False)
+    command_of("toy", ToyFlags, print).main(["--help"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert shown.index("--text") < shown.index("Sizes:") < shown.index("--width")
+    assert "Dry, in a docstring." in shown
     assert shown.index("Examples:") < shown.index("meshloom toy --text=a")
 
 
@@ -158,7 +176,7 @@ def test_version_is_printed(run: Meshloom) -> None:
 
 
 def test_help_shows_only_the_bounds_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    command = command_of("toy", SizeFlags, "nowhere:toy")
+    command = command_of("toy", SizeFlags, print)
     command.main(["--help"], standalone_mode=False)
     help_text = capsys.readouterr().out
     assert "[x>=1]" in help_text and str(command_line.LARGEST) not in help_text

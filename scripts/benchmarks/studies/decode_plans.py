@@ -6,16 +6,13 @@ By the trace alone, with the constants of layouts/cost/hardware.py: prompts of 5
 ones, greedily, weights and products in bfloat16.  Prints a table in Markdown.
 """
 
-from typing import NamedTuple
-
-import click
+import functools
+import itertools
 
 from configs.load import load
 from layouts.cost.interconnect import Topology
-from layouts.mesh import mesh_sizes
 from models.decoding.sampling import Sampling
 from scripts.commands.planning.inputs import PlanInputs
-from scripts.terminal import Bar
 from trainer.memory import shard_bytes
 from trainer.planning.decoding import DecodePlan, plan_decode_from_trace
 from trainer.traces import DecodeShape
@@ -47,31 +44,24 @@ HEAD = (
 )
 
 
-class Case(NamedTuple):
-    """Names what is planned."""
-
-    model: str
-    topology: str
-    rows: int
-
-    def plan(self) -> DecodePlan:
-        """Plans the decoding of a batch."""
-        file, *settings = MODELS[self.model]
-        topology = Topology.named(self.topology)
-        mesh, rules = layout_of(topology.devices)
-        settings += [
-            "Precision.store = 'bfloat16'",
-            f"Layout.mesh = '{mesh}'",
-            f"Layout.rules = '{rules}'",
-        ]
-        inputs = PlanInputs.read(load([file], settings), topology)
-        shape = DecodeShape(Sampling(temperature=0), self.rows, 0, PROMPT_TOKENS, NEW_TOKENS)
-        sizes = mesh_sizes(mesh, topology.devices)
-        return plan_decode_from_trace(inputs.run, inputs.layout, sizes, topology, shape)
+@functools.cache
+def plan_of(model: str, topology_name: str, rows: int) -> DecodePlan:
+    """Plans the decoding of a batch."""
+    file, *settings = MODELS[model]
+    topology = Topology.named(topology_name)
+    mesh, rules = layout_of(topology.devices)
+    settings += [
+        "Precision.store = 'bfloat16'",
+        f"Layout.mesh = '{mesh}'",
+        f"Layout.rules = '{rules}'",
+    ]
+    inputs = PlanInputs.read(load([file], settings), topology)
+    shape = DecodeShape(Sampling(temperature=0), rows, 0, PROMPT_TOKENS, NEW_TOKENS)
+    return plan_decode_from_trace(inputs.run, inputs.layout, inputs.sizes, topology, shape)
 
 
 def layout_of(devices: int) -> tuple[str, str]:
-    """Returns mesh and rules that split the weights over so many devices.
+    """Returns mesh and rules that split the weights over the devices.
 
     >>> layout_of(16)
     ('model:8,wide:2', 'heads:model;d_ff:model;d_ff:wide;vocab:model;vocab:wide')
@@ -83,25 +73,22 @@ def layout_of(devices: int) -> tuple[str, str]:
 
 
 def least_token_s(plan: DecodePlan) -> float:
-    """Returns how long a device reads its weights, without the embedding, and its cache."""
+    """Returns how long a device reads its cache and its weights, without the embedding."""
     assert plan.topology is not None
-    read_bytes = plan.step.array_bytes["parameters"] - embedding_bytes(plan)
-    read_bytes += plan.step.array_bytes["cache"]
+    read_bytes = plan.step.array_bytes["parameters"] + plan.step.array_bytes["cache"]
+    read_bytes -= shard_bytes(plan.step.params["embed_VD"])
     return read_bytes / plan.topology.chip.memory_bandwidth
 
 
-def embedding_bytes(plan: DecodePlan) -> int:
-    """Returns the bytes of the input embedding on a device: a token reads one row of it."""
-    return shard_bytes(plan.step.params["embed_VD"])
-
-
-def row(case: Case, plan: DecodePlan) -> str:
+def row(model: str, topology: str, rows: int) -> str:
+    """Plans a batch, and writes it as a row of the table."""
+    plan = plan_of(model, topology, rows)
     assert plan.timings is not None and plan.token_s is not None
     cells = (
-        case.model,
-        case.topology,
+        model,
+        topology,
         layout_of(plan.devices)[0],
-        f"{case.rows}",
+        f"{rows}",
         f"{plan.memory.needed_bytes / 1e9:.1f} GB" + " (does not fit)" * (not plan.fits),
         f"{1e3 * plan.timings.prefill.step_s:.1f} ms",
         f"{1e3 * plan.token_s:.2f} ms",
@@ -111,20 +98,12 @@ def row(case: Case, plan: DecodePlan) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-@click.command()
 def main() -> None:
-    """Plans decoding on three kinds of chips."""
-    cases = [
-        Case(model, topology, rows)
-        for model, topologies in TOPOLOGIES.items()
-        for topology in topologies
-        for rows in BATCHES
-    ]
-    click.echo(f"{HEAD}\n|{' --- |' * HEAD.count('| ')}")
-    with Bar("plans") as bar:
-        for number, case in enumerate(cases):
-            bar.update(number, len(cases))
-            click.echo(row(case, case.plan()))
+    """Prints the table."""
+    print(f"{HEAD}\n|{' --- |' * HEAD.count('| ')}")
+    for model, topologies in TOPOLOGIES.items():
+        for topology, rows in itertools.product(topologies, BATCHES):
+            print(row(model, topology, rows), flush=True)
 
 
 if __name__ == "__main__":

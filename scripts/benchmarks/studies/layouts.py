@@ -9,61 +9,62 @@ their own steps (`meshloom layouts --search`), are printed under the table.
 """
 
 import time
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-import click
 import jax
 
 from configs.load import load
 from layouts.cost.calibration import measure_host
 from layouts.mesh import cache_compilations, simulate_devices
+from scripts.benchmarks.options import JsonFlags, Rounds
 from scripts.benchmarks.rounds import cores, show
+from scripts.command_line import run_command
 from scripts.commands.planning.layouts import BEST
+from scripts.flag import Flag
 from scripts.terminal import print_note, print_table
 from trainer.planning.report import as_json
 from trainer.planning.search import rank_layouts
 from trainer.planning.step_benchmark import StepBenchmark, slowdown, time_rounds
 from trainer.run import Run
 
-DEVICES = 8
-FILES = ("configs/runs/quickstart.gin",)
-SETTINGS = ("Transformer.layers=2", "Transformer.vocab=2048", "Run.batch_sequences=16",
-            "Run.microbatches=1")  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
+    """Searches the layouts of a model, measures all of them, and prints both."""
+
+    gin_file: tuple[str, ...] = ("configs/runs/quickstart.gin",)
+    """Settings file. Repeat it for several files."""
+    gin_param: tuple[str, ...] = (
+        "Transformer.layers=2",
+        "Transformer.vocab=2048",
+        "Run.batch_sequences=16",
+        "Run.microbatches=1",
+    )
+    """Settings of a small model. Repeat it for several."""
+    device_count: Annotated[int, Flag(name="devices", min=1)] = 8
+    """Virtual CPU devices."""
+    rounds: Rounds = 9
+    clock: Literal["wall", "cpu"] = "wall"
+    """The clock. cpu adds up all threads, for a first look on a machine that others use as well."""
 
 
-@click.command()
-@click.option("--gin_file", multiple=True, default=FILES, show_default=True)
-@click.option("--gin_param", multiple=True, default=SETTINGS, show_default=True)
-@click.option("--devices", default=DEVICES, show_default=True)
-@click.option("--rounds", default=9, show_default=True)
-@click.option(
-    "--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True,
-    help="cpu: of all threads, for a first look on a machine that others use as well.",
-)  # fmt: skip
-@click.option("--json", "json_file", metavar="FILE")
-def main(
-    gin_file: tuple[str, ...],
-    gin_param: tuple[str, ...],
-    devices: int,
-    rounds: int,
-    clock: str,
-    json_file: str | None,
-) -> None:
+def study(flags: Flags) -> None:
     """Searches, measures all, and prints both."""
-    simulate_devices(devices)
+    simulate_devices(flags.device_count)
     cache_compilations()  # an interrupted study resumes
-    run = load(gin_file, gin_param).make(Run)
+    run = load(flags.gin_file, flags.gin_param).make(Run)
     host = measure_host(jax.devices())
     print_note(str(host))
     start = time.perf_counter()
     ranking = rank_layouts(run, host)
     search_s = time.perf_counter() - start
+    timer = time.perf_counter if flags.clock == "wall" else time.process_time
     benchmarks = {}
     for number, ranked in enumerate(ranking, 1):
-        start = time.perf_counter()
-        timer = time.perf_counter if clock == "wall" else time.process_time
         benchmarks[ranked.name] = StepBenchmark(run, ranked.layout, timer)
-        print_note(f"compiled {number} of {len(ranking)} in {time.perf_counter() - start:.0f} s")
-    times = time_rounds(benchmarks, rounds)
+        print_note(f"compiled {number} of {len(ranking)}")
+    times = time_rounds(benchmarks, flags.rounds)
     ratios = {name: slowdown(times, name) for name in benchmarks}
     first = [ranked.name for ranked in ranking[:BEST]]
     rows = [
@@ -72,30 +73,28 @@ def main(
         for ranked in ranking
     ]  # fmt: skip
     print_table(["layout, by the search's order", "predicted s", "least s", "by the best"], rows)
-    show(
-        {
-            "layouts": len(ranking),
-            "winner": first[0],
-            "winner_ratio": ratios[first[0]],
-            "best_of_first": min(first, key=lambda name: ratios[name]),
-            "best_of_first_ratio": min(ratios[name] for name in first),
-            "best": min(ratios, key=lambda name: ratios[name]),
-            "search_s": search_s,
-            "host": host._asdict(),
-            "clock": clock,
-            "cores": cores(),
-            "jax": jax.__version__,
-            "predicted_s": {ranked.name: ranked.step_s for ranked in ranking},
-            "parts_s": {
-                ranked.name: as_json(ranked.plan, ranked.layout)["step_time_parts_s"]
-                for ranked in ranking
-            },
-            "seconds": {name: [seconds[name] for seconds in times] for name in benchmarks},
-            "ratios": ratios,
+    result = {
+        "layouts": len(ranking),
+        "winner": first[0],
+        "winner_ratio": ratios[first[0]],
+        "best_of_first": min(first, key=lambda name: ratios[name]),
+        "best_of_first_ratio": min(ratios[name] for name in first),
+        "best": min(ratios, key=lambda name: ratios[name]),
+        "search_s": search_s,
+        "host": host._asdict(),
+        "clock": flags.clock,
+        "cores": cores(),
+        "jax": jax.__version__,
+        "predicted_s": {ranked.name: ranked.step_s for ranked in ranking},
+        "parts_s": {
+            ranked.name: as_json(ranked.plan, ranked.layout)["step_time_parts_s"]
+            for ranked in ranking
         },
-        json_file,
-    )
+        "seconds": {name: [seconds[name] for seconds in times] for name in benchmarks},
+        "ratios": ratios,
+    }
+    show(result, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, study)

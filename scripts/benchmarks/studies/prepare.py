@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from scripts.benchmarks.options import count_option, json_option
+from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import cores, show
+from scripts.command_line import run_command
 
 WORDS = 50_000
 BLOCK = 1_000_000  # words
@@ -82,17 +83,23 @@ def memory_bytes(process: int) -> int:
     return total
 
 
-@click.command()
-@count_option("--megabytes", default=300, help="Size of the text.")
-@count_option("--workers", default=2, help="Processes that tokenize and pack.")
-@json_option()
-def main(megabytes: int, workers: int, json_file: str | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
     """Measures the speed and the memory of `meshloom prepare`."""
+
+    megabytes: Count = 300
+    """Size of the text."""
+    workers: Count = 2
+    """Processes that tokenize and pack."""
+
+
+def study(flags: Flags) -> None:
+    """Writes a text, and measures how it is prepared."""
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
-        write_text(text, megabytes)
-        show(measure(text, Path(folder, "data"), workers), json_file)
+        write_text(text, flags.megabytes)
+        show(measure(text, Path(folder, "data"), flags.workers), flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, study)

@@ -14,19 +14,20 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import click
-
+from configs.errors import UserError
 from configs.imports import CHECKOUT
 from configs.load import load
 from layouts.cost.interconnect import Topology
+from scripts.command_line import run_command
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, best_plan
 from scripts.commands.planning.plan_decode import plan_batch
-from scripts.flag import given_flags
+from scripts.flag import Flag, given_flags
 from trainer.planning.report import as_json, decode_as_json
 
 POD, V5E = "v3:32x32", "v5e:16x16"
@@ -59,21 +60,15 @@ class PublishedRun(NamedTuple):
     @property
     def flags(self) -> list[str]:
         """Lists the flags of `meshloom plan`."""
-        return [
+        flags = [
             *(f"--gin_file={file}" for file in self.files),
             *(f"--gin_param={setting}" for setting in self.settings),
             f"--topology={self.topology}",
-            *self.decode_flags,
         ]
-
-    @property
-    def decode_flags(self) -> list[str]:
-        """Lists those of them that describe what is decoded."""
-        if self.decoding is None:
-            return []
-        names = given_flags(self.decoding)
-        values = (getattr(self.decoding, name.removeprefix("--")) for name in names)
-        return ["--decode", *map("{}={}".format, names, values)]
+        if self.decoding is not None:
+            given = given_flags(self.decoding)
+            flags += ["--decode", *(f"{x}={getattr(self.decoding, x[2:])}" for x in given)]
+        return flags
 
     def trace(self) -> Figures:
         """Plans the run by its trace."""
@@ -85,27 +80,11 @@ class PublishedRun(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Holds a published run with its plans: by the trace, and compiled where there is one."""
+    """Holds a published run with its plans: by the trace, and compiled if there is one."""
 
     run: PublishedRun
     by_trace: Figures
-    compiled: Figures | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Lists the figures of a row under stable names."""
-        best = self.by_trace if self.compiled is None else self.compiled
-        return {
-            "name": self.run.name,
-            "topology": self.run.topology,
-            "figure": self.run.figure,
-            "published": self.run.published,
-            "by_trace": self.by_trace[self.run.figure],
-            "compiled": None if self.compiled is None else self.compiled[self.run.figure],
-            "fits": best["fits"],
-            "bytes_per_device": best["bytes_per_device"],
-            "compile_s": best["compile_s"],
-            "step_time_parts_s": best.get("step_time_parts_s"),
-        }
+    compiled: Figures | None = None
 
 
 def giant(size: str, published: float) -> PublishedRun:
@@ -225,39 +204,45 @@ OVER_SLICES = {
 # GShard (5.2) does not print the tokens per core at which 16 times the experts take 1.7 times as
 # long, but that all-to-alls take 3.75 times as long: so they do, nearly, at one of these numbers.
 GROWTH_TOKENS = (1024, 2048, 4096)
+GROWING = ("step_time_s", "bytes_per_device", "compile_s")
+ONE_SLICE_HEAD = ("model", "slice", "figure", "published", "by trace", "difference", "compiled",
+                  "difference", "bytes per device")  # fmt: skip
+SLICES_HEAD = ("model", "of one slice's utilisation", *(f"{count} slices" for count in SLICES))
+GROWTH_HEAD = ("tokens per core", "figure", "128 experts", "2,048 experts", "ratio")
 
 
 def with_tokens(row: PublishedRun, tokens: int) -> PublishedRun:
-    """Makes the same row with this many tokens of either side on each core, as one group."""
+    """Makes the same row with this many source and target tokens on each core, as one group."""
     rows = tokens * Topology.named(row.topology).devices // ROW_TOKENS
     settings = (*row.settings, f"Run.batch_sequences={rows}", f"Moe.group_tokens={tokens}")
     return row._replace(name=f"{row.name}_{tokens}", settings=settings)
 
 
-@click.command()
-@click.option("--only", default="", metavar="TEXT", help="Only rows whose name contains TEXT.")
-@click.option(
-    "--folder", type=click.Path(path_type=Path), help="Where the compiled plans are kept."
-)
-@click.option("--compile", "compiles", is_flag=True, help="Compiles what the folder lacks.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE")
-def main(only: str, folder: Path | None, compiles: bool, json_file: Path | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Plans the published runs and compares the predictions with the published figures."""
+
+    only: str = ""
+    """Only rows whose name contains this text."""
+    folder: Path | None = None
+    """Where the compiled plans are kept."""
+    compiles: Annotated[bool, Flag(name="compile")] = False
+    """Compiles what the folder lacks."""
+
+
+def study(flags: Flags) -> None:
     """Plans the rows and prints the tables."""
-    if compiles and folder is None:
-        raise click.UsageError("--compile needs --folder, where the compiled plans are kept.")
-    compared = [compare(row, folder, compiles) for row in ONE_SLICE if only in row.name]
-    print(f"{datetime.date.today()}, {versions()}\n")
-    print_lines(one_slice_table(compared))
-    several = {
-        name: [by_trace(over_slices(BY_NAME[name], n, x)) for n, x in zip(SLICES, row, strict=True)]
-        for name, row in OVER_SLICES.items()
-        if only in name
-    }
-    print_lines(slices_table(several, compared))
-    print_lines(growth_table(only, folder, compiles))
-    if json_file is not None:
-        rows = [*compared, *(row for rows in several.values() for row in rows)]
-        json_file.write_text(json.dumps([row.as_json() for row in rows], indent=1))
+    if flags.compiles and flags.folder is None:
+        raise UserError("--compile needs --folder, where the compiled plans are kept.")
+    compared = [
+        Comparison(row, row.trace(), compiled_plan(row, flags))
+        for row in ONE_SLICE
+        if flags.only in row.name
+    ]
+    print(f"{datetime.date.today()}, {versions()}")
+    print_table(ONE_SLICE_HEAD, map(one_slice_cells, compared))
+    print_table(SLICES_HEAD, slices_cells(compared))
+    print_table(GROWTH_HEAD, growth_cells(flags))
 
 
 def versions() -> str:
@@ -271,106 +256,73 @@ def versions() -> str:
     return ", ".join(named)
 
 
-def compare(row: PublishedRun, folder: Path | None, compiles: bool) -> Comparison:
-    """Plans a row by its trace and, where there is a compiled plan, takes that too."""
-    return by_trace(row)._replace(compiled=compiled_plan(row, folder, compiles))
-
-
-def by_trace(row: PublishedRun) -> Comparison:
-    """Plans a row by its trace alone."""
-    click.echo(f"{row.name}: traces", err=True)
-    return Comparison(row, row.trace(), None)
-
-
-def compiled_plan(row: PublishedRun, folder: Path | None, compiles: bool) -> Figures | None:
+def compiled_plan(row: PublishedRun, flags: Flags) -> Figures | None:
     """Reads a compiled plan, after making it if it is missing and wanted; None without one."""
-    if folder is None:
+    if flags.folder is None:
         return None
-    file = folder / f"{row.name}.json"
-    if not file.exists() and compiles:
-        folder.mkdir(parents=True, exist_ok=True)
+    file = flags.folder / f"{row.name}.json"
+    if not file.exists() and flags.compiles:
+        flags.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "scripts.meshloom", "plan", *row.flags, f"--json={file}"]
         done = subprocess.run(command, cwd=CHECKOUT, capture_output=True)
         file.with_suffix(".log").write_bytes(done.stdout + done.stderr)
-        click.echo(f"{row.name}: compilation exits with {done.returncode}", err=True)
+        print(f"{row.name}: compilation exits with {done.returncode}", file=sys.stderr)
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def print_lines(lines: Sequence[str]) -> None:
-    if lines:
-        print(*lines, sep="\n", end="\n\n")
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table in Markdown; nothing if it has no rows."""
+    rows = list(rows)
+    if rows:
+        lines = (head, ["---"] * len(head), *rows)
+        print("", *(f"| {' | '.join(cells)} |" for cells in lines), sep="\n")
 
 
-def table(head: str, rows: Sequence[str]) -> list[str]:
-    """Writes a table; no lines if it has no rows."""
-    return [head, "| --- " * (head.count("|") - 1) + "|", *rows] if rows else []
-
-
-def one_slice_table(compared: Sequence[Comparison]) -> list[str]:
-    """Compares each row with what was published: by the trace, and as compiled."""
-    head = (
-        "| model | slice | figure | published | by trace | difference | compiled | difference "
-        "| bytes per device |"
-    )
-    return table(head, [one_slice_row(row) for row in compared])
-
-
-def one_slice_row(row: Comparison) -> str:
-    run, best = row.run, row.compiled or row.by_trace
-    figure = run.figure.removesuffix("_s").replace("_", " ")
-    memory = f"{best['bytes_per_device'] / 1e9:.1f} GB{', does not fit' * (not best['fits'])}"
-    compiled = "not compiled | " if row.compiled is None else beside(run, row.compiled)
-    return (
-        f"| {run.name} | {run.topology} | {figure} | {value(run, run.published)} "
-        f"| {beside(run, row.by_trace)} | {compiled} | {memory} |"
-    )
-
-
-def beside(run: PublishedRun, figures: Figures) -> str:
-    """Writes a prediction and its difference from the published figure."""
-    predicted = figures[run.figure]
-    return f"{value(run, predicted)} | {predicted / run.published - 1:+.0%}"
+def one_slice_cells(compared: Comparison) -> list[str]:
+    """Compares a row with what was published: by the trace, and as compiled."""
+    run, best = compared.run, compared.compiled or compared.by_trace
+    cells = [run.name, run.topology, run.figure.removesuffix("_s").replace("_", " ")]
+    cells.append(value(run, run.published))
+    for plan in (compared.by_trace, compared.compiled):
+        if plan is None:
+            cells += ["not compiled", ""]
+        else:
+            predicted = plan[run.figure]
+            cells += [value(run, predicted), f"{predicted / run.published - 1:+.0%}"]
+    return [
+        *cells,
+        f"{best['bytes_per_device'] / 1e9:.1f} GB{', does not fit' * (not best['fits'])}",
+    ]
 
 
 def value(run: PublishedRun, number: float) -> str:
     return f"{number:.1%}" if run.figure == "utilisation" else f"{number:.3f} s"
 
 
-def slices_table(
-    several: Mapping[str, Sequence[Comparison]], compared: Sequence[Comparison]
-) -> list[str]:
-    """Compares what several slices keep of the utilisation of one."""
-    one = {row.run.name: row for row in compared}
-    counts = " | ".join(f"{count} slices" for count in SLICES)
-    rows = []
-    for name, comparisons in several.items():
-        published = (row.run.published / one[name].run.published for row in comparisons)
-        planned = (
-            row.by_trace["utilisation"] / one[name].by_trace["utilisation"] for row in comparisons
-        )
-        rows.append(f"| {name} | published | {' | '.join(f'{x:.1%}' for x in published)} |")
-        rows.append(f"| | by trace | {' | '.join(f'{x:.1%}' for x in planned)} |")
-    return table(f"| model | of one slice's utilisation | {counts} |", rows)
+def slices_cells(compared: Iterable[Comparison]) -> Iterable[list[str]]:
+    """Compares what several slices keep of the utilisation of one, by their traces."""
+    for run, one, _ in (row for row in compared if row.run.name in OVER_SLICES):
+        several = zip(SLICES, OVER_SLICES[run.name], strict=True)
+        rows = [over_slices(run, count, published) for count, published in several]
+        planned = [row.trace()["utilisation"] / one["utilisation"] for row in rows]
+        published = [row.published / run.published for row in rows]
+        yield [run.name, "published", *(f"{share:.1%}" for share in published)]
+        yield ["", "by trace", *(f"{share:.1%}" for share in planned)]
 
 
-def growth_table(only: str, folder: Path | None, compiles: bool) -> list[str]:
-    """Compares 128 with 2,048 experts at the same tokens per core."""
-    rows = []
+def growth_cells(flags: Flags) -> Iterable[list[str]]:
+    """Compares 128 with 2,048 experts at the same tokens per core, as compiled."""
     for tokens in GROWTH_TOKENS:
         pair = [with_tokens(BY_NAME[f"gshard_{size}"], tokens) for size in ("37b", "600b")]
-        if not all(only in row.name for row in pair):
+        plans = [compiled_plan(row, flags) for row in pair if flags.only in row.name]
+        first, last = plans if len(plans) == 2 else (None, None)
+        if first is None or last is None:
             continue
-        small, large = (compiled_plan(row, folder, compiles) for row in pair)
-        if small is None or large is None:
-            continue
-        for name in ("step_time_s", "bytes_per_device", "compile_s"):
-            rows.append(growth(tokens, name, small[name], large[name]))
-        rows.append(growth(tokens, "all-to-all", exchange_s(small), exchange_s(large)))
-    return table("| tokens per core | figure | 128 experts | 2,048 experts | ratio |", rows)
-
-
-def growth(tokens: int, name: str, first: float, last: float) -> str:
-    return f"| {tokens:,} | {name} | {first:.4g} | {last:.4g} | {last / first:.2f} |"
+        figures = {name: (first[name], last[name]) for name in GROWING}
+        for name, (a, b) in (
+            figures | {"all-to-all": (exchange_s(first), exchange_s(last))}
+        ).items():
+            yield [f"{tokens:,}", name, f"{a:.4g}", f"{b:.4g}", f"{b / a:.2f}"]
 
 
 def exchange_s(figures: Figures) -> float:
@@ -380,4 +332,4 @@ def exchange_s(figures: Figures) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, study)

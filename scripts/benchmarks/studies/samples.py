@@ -8,96 +8,80 @@ the same prefill, and samples that share nothing: each prefills the prompt itsel
 the same number of tokens, in alternating rounds of one process.
 """
 
+import dataclasses
 import statistics
-import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-import click
 import numpy as np
 
-from scripts.benchmarks.language_model import SHAPES, Shape, transformer
-from scripts.benchmarks.options import count_option, json_option, rounds_option
-from scripts.benchmarks.rounds import ratio, show
+from scripts.benchmarks.generate import inputs_of, model_on_device
+from scripts.benchmarks.language_model import SHAPES
+from scripts.benchmarks.options import Count, JsonFlags, Rounds
+from scripts.benchmarks.rounds import ratio, seconds, show
+from scripts.command_line import run_command
+from scripts.flag import Flag
 
 FLAT, APART, SEPARATE = "flat", "apart", "separate"
 
 
-def runs_of(
-    shape: Shape, samples: int, prompt: int, new_tokens: int, suffix: int
-) -> dict[str, Callable[[], Any]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
+    """Compares samples in one flat buffer with separate ones."""
+
+    shape: Annotated[str, Flag(choices=tuple(SHAPES))] = "small"
+    """The model; its rows are not used."""
+    samples: Count = 16
+    """Samples of the prompt."""
+    prompt: Count = 512
+    """Tokens of the prompt."""
+    new_tokens: Count = 64
+    """New tokens of each sample."""
+    suffix: Count = 16
+    """Tokens of the suffix."""
+    rounds: Rounds = 5
+
+
+def runs_of(flags: Flags) -> dict[str, Callable[[], Any]]:
     """Returns what decodes one batch of samples in each way, compiled at its first call."""
     import jax
     import jax.numpy as jnp
 
-    from layouts.layout import Layout
-    from layouts.mesh import make_mesh
-    from models.decoding.generate import DecodeInputs, generate
+    from models.decoding.generate import generate
     from models.decoding.sampling import Sampling
 
-    layout = Layout(mesh="data:1", rules="batch:data")
-    on_cpu = jax.devices()[0].platform == "cpu"
-    model = transformer(shape, store="float32" if on_cpu else "bfloat16").model(layout)
-    mesh = make_mesh(layout)
-    with jax.set_mesh(mesh):
-        params = jax.jit(model.init)(jax.random.key(0))
+    model, params, mesh = model_on_device(SHAPES[flags.shape])
 
-    def decode(rows: int, search: Sampling) -> Any:
-        inputs = DecodeInputs(
-            prompts_BL=jnp.full((rows, prompt), 2, jnp.int32),
-            prompt_lengths_B=jnp.full(rows, prompt, jnp.int32),
+    def decode(rows: int, search: Sampling) -> None:
+        inputs = dataclasses.replace(
+            inputs_of(rows, flags.prompt, flags.new_tokens),
             seeds_B=jnp.arange(rows, dtype=jnp.uint32),
-            max_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
-            min_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
-            suffix_L=jnp.asarray(np.arange(2, 2 + suffix), jnp.int32),
+            suffix_L=jnp.asarray(np.arange(2, 2 + flags.suffix), jnp.int32),
         )
         with jax.set_mesh(mesh):
-            return generate(model, search, new_tokens, params, None, inputs).score_BW
+            decoded = generate(model, search, flags.new_tokens, params, None, inputs)
+            decoded.score_BW.block_until_ready()
 
     return {
-        FLAT: lambda: decode(1, Sampling(width=samples)),
-        APART: lambda: decode(1, Sampling(width=samples, flat=False)),
-        SEPARATE: lambda: decode(samples, Sampling()),
+        FLAT: lambda: decode(1, Sampling(width=flags.samples)),
+        APART: lambda: decode(1, Sampling(width=flags.samples, flat=False)),
+        SEPARATE: lambda: decode(flags.samples, Sampling()),
     }
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run().block_until_ready()
-    return time.perf_counter() - start
-
-
-@click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="small", show_default=True)
-@count_option("--samples", default=16, help="Samples of the prompt.")
-@count_option("--prompt", default=512, help="Tokens of the prompt.")
-@count_option("--new_tokens", default=64, help="New tokens of each sample.")
-@count_option("--suffix", default=16, help="Tokens of the suffix.")
-@rounds_option(5)
-@json_option()
-def main(
-    shape: str,
-    samples: int,
-    prompt: int,
-    new_tokens: int,
-    suffix: int,
-    count: int,
-    json_file: str | None,
-) -> None:
-    """Compares samples in one flat buffer with separate ones."""
-    runs = runs_of(SHAPES[shape], samples, prompt, new_tokens, suffix)
+def study(flags: Flags) -> None:
+    """Decodes in alternating rounds, and prints the speed of the flat buffer."""
+    runs = runs_of(flags)
     warm_s = {name: seconds(run) for name, run in runs.items()}
-    times = [{name: seconds(run) for name, run in runs.items()} for _ in range(count)]
-    show(
-        {
-            "shape": shape,
-            "seconds": {name: statistics.median(one[name] for one in times) for name in runs},
-            "speed_of_flat": {name: ratio(times, FLAT, name) for name in runs if name != FLAT},
-            "warm_s": warm_s,
-        },
-        json_file,
-    )
+    times = [{name: seconds(run) for name, run in runs.items()} for _ in range(flags.rounds)]
+    result = {
+        "shape": flags.shape,
+        "seconds": {name: statistics.median(one[name] for one in times) for name in runs},
+        "speed_of_flat": {name: ratio(times, FLAT, name) for name in runs if name != FLAT},
+        "warm_s": warm_s,
+    }
+    show(result, flags.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, study)

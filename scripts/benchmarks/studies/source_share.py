@@ -11,15 +11,17 @@ over the pairs.  Models may come from several steps: runs/dense@700 is that chec
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import click
 import numpy as np
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
+from scripts.benchmarks.options import JsonFlags
+from scripts.command_line import run_command
 from scripts.commands.common import settings, task_of, write_json
 from scripts.commands.decoding.score import scores_of
 from scripts.commands.shared_flags import CheckpointFlags, Strings
@@ -40,13 +42,21 @@ class SourceScores(NamedTuple):
         return float(nats.sum() / self.tokens.sum())
 
 
-@click.command()
-@click.option("--model_dir", "models", multiple=True, required=True, help="D, or D@STEP; repeat.")
-@click.option("--split", default="validation", show_default=True)
-@click.option("--json", "json_file", help="Write the figures there.")
-def main(models: Strings, split: str, json_file: str | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Flags(JsonFlags):
     """Measures what the source tells each model, and what they know without it."""
-    pairs = with_strangers(task_of(settings(model_and_step(models[0])[0], (), ())), split)
+
+    model_dir: Strings
+    """Model directory, with @STEP behind it for an older checkpoint. Repeat it."""
+    split: str = "validation"
+    """Split of the task."""
+
+
+def study(flags: Flags) -> None:
+    """Scores the pairs with each model, and prints a table."""
+    models = flags.model_dir
+    task = task_of(settings(model_and_step(models[0])[0], (), ()))
+    pairs = with_strangers(task, flags.split)
     scores = {name: scores_with_strangers(name, pairs) for name in models}
     scored = np.all([np.isfinite(one.paired + one.stranger) for one in scores.values()], axis=0)
     kept = {name: SourceScores(*(column[scored] for column in one)) for name, one in scores.items()}
@@ -54,17 +64,13 @@ def main(models: Strings, split: str, json_file: str | None) -> None:
     print_table(
         ["model", "per word", "without its source", "the source tells", "more of it"],
         [
-            [
-                name,
-                f"{figure['perplexity_per_word']:.2f}",
-                f"{figure['without_source']:.4f}",
-                f"{figure['source_tells']:.4f}",
-                f"{figure['difference']:+.4f} +- {figure['standard_error']:.4f}",
-            ]
+            [name, f"{figure['perplexity_per_word']:.2f}", f"{figure['without_source']:.4f}",
+             f"{figure['source_tells']:.4f}",
+             f"{figure['difference']:+.4f} +- {figure['standard_error']:.4f}"]
             for name, figure in figures.items()
         ],
-    )
-    write_json(json_file, {"pairs": int(scored.sum()), "models": figures})
+    )  # fmt: skip
+    write_json(flags.json_file, {"pairs": int(scored.sum()), "models": figures})
 
 
 def model_and_step(name: str) -> tuple[Path, str]:
@@ -124,4 +130,4 @@ def compared(one: SourceScores, baseline: SourceScores) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(Flags, study)

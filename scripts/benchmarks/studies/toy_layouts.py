@@ -10,7 +10,6 @@ section 8.5.  The axes io and hidden are called d_model and d_ff here.
 
 from typing import Any, NamedTuple
 
-import click
 import jax
 import jax.numpy as jnp
 
@@ -20,6 +19,8 @@ from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import check
 from layouts.mesh import make_mesh, mesh_sizes, simulate_devices
+from scripts.benchmarks.options import JsonFlags
+from scripts.command_line import run_command
 from scripts.commands.common import write_json
 from scripts.terminal import print_table
 
@@ -81,8 +82,8 @@ def measure(layout: Layout) -> Costs:
     mesh = make_mesh(layout)
 
     def argument(name: str) -> jax.ShapeDtypeStruct:
-        place = jax.NamedSharding(mesh, layout.place(name.rpartition("_")[2]))
-        return jax.ShapeDtypeStruct(SHAPES[name], jnp.float32, sharding=place)
+        sharding = jax.NamedSharding(mesh, layout.place(name.rpartition("_")[2]))
+        return jax.ShapeDtypeStruct(SHAPES[name], jnp.float32, sharding=sharding)
 
     @jax.jit
     def step(arguments: tuple[jax.Array, ...], dy_BD: jax.Array) -> Any:
@@ -90,11 +91,11 @@ def measure(layout: Layout) -> Costs:
         return y_BD, backward(dy_BD)
 
     with jax.set_mesh(mesh):
-        program = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
-    read = CompiledProgram.read(program.as_text() or "")
+        executable = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
+    read = CompiledProgram.read(executable.as_text() or "")
     sums = read.collectives(mesh_sizes(layout.mesh, DEVICES))
     assert all(collective.kind == "all-reduce" for collective in sums), sums
-    memory = program.memory_analysis()
+    memory = executable.memory_analysis()
     assert memory is not None
     summed = sum(collective.times * collective.bytes for collective in sums)
     return Costs(summed, read.flops, memory.argument_size_in_bytes)
@@ -121,9 +122,7 @@ def illegal() -> str:
     raise AssertionError("a layout that splits two axes of one tensor over one mesh axis passed")
 
 
-@click.command()
-@click.option("--json", "json_file", metavar="FILE", help="Write the numbers as JSON.")
-def main(json_file: str | None) -> None:
+def study(flags: JsonFlags) -> None:
     """Compiles the two layers under each layout."""
     simulate_devices(DEVICES)
     costs = {name: (measure(layout), formulas(layout)) for name, layout in LAYOUTS.items()}
@@ -134,13 +133,13 @@ def main(json_file: str | None) -> None:
         for name, both in costs.items()
     ]
     print_table(["layout", "mesh", *columns], rows)
-    click.echo(f"\n{illegal()}")
+    print(f"\n{illegal()}")
     as_json = {
         name: {"measured": measured._asdict(), "formula": formula._asdict()}
         for name, (measured, formula) in costs.items()
     }
-    write_json(json_file, as_json)
+    write_json(flags.json_file, as_json)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(JsonFlags, study)

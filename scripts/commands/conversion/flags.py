@@ -17,14 +17,9 @@ class ImportT5Flags:
     """
 
     EXAMPLES = ("meshloom import t5 --input=t5-small --model_dir=runs/t5",)
-    input: Annotated[
-        Path,
-        Flag(
-            "Directory with config.json, model.safetensors and spiece.model, as Hugging Face "
-            "writes them.",
-            metavar="DIR",
-        ),
-    ]
+    input: Annotated[Path, Flag(metavar="DIR")]
+    """Directory with config.json, model.safetensors and spiece.model, as Hugging Face writes
+    them."""
     model_dir: ModelDir
     settings: SettingsFlags = field(default_factory=SettingsFlags)
 
@@ -34,7 +29,8 @@ class ExportT5Flags:
     """Writes a model as a T5 that Hugging Face reads."""
 
     EXAMPLES = ("meshloom export t5 --model_dir=runs/t5 --output=exported",)
-    output: Annotated[Path, Flag("New directory for Hugging Face to read.", metavar="DIR")]
+    output: Annotated[Path, Flag(metavar="DIR")]
+    """New directory for Hugging Face to read."""
     model: CheckpointFlags
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
@@ -47,14 +43,9 @@ class ImportHfFlags:
     """
 
     EXAMPLES = ("meshloom import hf --input=Llama-3.2-1B --model_dir=runs/llama",)
-    input: Annotated[
-        Path,
-        Flag(
-            "Directory with config.json, model.safetensors (one file or several) and "
-            "tokenizer.json, as Hugging Face writes them.",
-            metavar="DIR",
-        ),
-    ]
+    input: Annotated[Path, Flag(metavar="DIR")]
+    """Directory with config.json, model.safetensors (one file or several) and tokenizer.json, as
+    Hugging Face writes them."""
     model_dir: ModelDir
     settings: SettingsFlags = field(default_factory=SettingsFlags)
 
@@ -64,5 +55,6 @@ class ExportHfFlags:
     """Writes a decoder as Hugging Face reads it."""
 
     EXAMPLES = ("meshloom export hf --model_dir=runs/llama --output=exported",)
-    output: Annotated[Path, Flag("New directory for Hugging Face to read.", metavar="DIR")]
+    output: Annotated[Path, Flag(metavar="DIR")]
+    """New directory for Hugging Face to read."""
     model: CheckpointFlags

@@ -38,22 +38,13 @@ class DecodeFlags:
     )
     input: Input
     output: Output = "-"
-    nbest: Annotated[
-        int | None,
-        Flag(
-            "Writes the N best texts of each line, with scores (see --format).", metavar="N", min=1
-        ),
-    ] = None
-    format: Annotated[
-        Format | None,
-        Flag(
-            "Format of the output: texts; or columns of line, rank, score, log_probability and "
-            "text, with a header (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."
-        ),
-    ] = None
-    batch_sequences: Annotated[
-        int | None, Flag("Number of lines in a batch. Default: 64.", metavar="N", min=1)
-    ] = None
+    nbest: Annotated[int | None, Flag(min=1)] = None
+    """Writes the N best texts of each line, with scores (see --format)."""
+    format: Format | None = None
+    """Format of the output: texts; or columns of line, rank, score, log_probability and text, with
+    a header (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."""
+    batch_sequences: Annotated[int | None, Flag(min=1)] = None
+    """Number of lines in a batch. Default: 64."""
     json_file: JsonFile = None
     model: CheckpointFlags
     search: SearchFlags = field(default_factory=SearchFlags)
@@ -87,5 +78,7 @@ class RescoreFlags(ScoreFlags):
     """Reranks an n-best list (decode --format=jsonl) with the scores of another model."""
 
     EXAMPLES = ("meshloom rescore --model_dir=runs/other --input=nbest.jsonl --weight=0.5",)
-    weight: Annotated[float, Flag("Weight of this model's log-likelihood.")] = 1.0
-    alpha: Annotated[float, Flag("Exponent of the length penalty.")] = 0.6
+    weight: float = 1.0
+    """Weight of this model's log-likelihood."""
+    alpha: float = 0.6
+    """Exponent of the length penalty."""

@@ -1,11 +1,9 @@
 """Defines the flags of `meshloom doctor`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
 from scripts.commands.shared_flags import DataDir, JsonFile, SavedSettingsFlags
 from scripts.devices import ProcessFlags
-from scripts.flag import Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +18,8 @@ class DoctorFlags:
         "meshloom doctor --model_dir=runs/mine --data",
         "srun meshloom doctor --model_dir=/shared/runs/mine",
     )
-    data: Annotated[
-        bool,
-        Flag("Also reads and checks every row of the cached data and every array of a checkpoint."),
-    ] = False
+    data: bool = False
+    """Also reads and checks every row of the cached data and every array of a checkpoint."""
     data_dir: DataDir = None
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)

@@ -25,12 +25,10 @@ class TextFlags:
     """Selects the text to evaluate: a split of the task, files, or a test set by its name."""
 
     HEADING = "Text"
-    split: Annotated[
-        str | None, Flag("Split of the task to evaluate. Default: validation.", metavar="NAME")
-    ] = None
-    text_file: Annotated[
-        str | None, Flag("Evaluates this text instead of a split.", metavar="FILE", name="input")
-    ] = None
+    split: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Split of the task to evaluate. Default: validation."""
+    text_file: Annotated[str | None, Flag(metavar="FILE", name="input")] = None
+    """Evaluates this text instead of a split."""
     references: References = ()
     test_set: TestSet = None
     languages: Languages = None
@@ -42,46 +40,26 @@ class QuestionFlags:
     """Selects questions, the examples in front of each, and how they are written."""
 
     HEADING = "Questions"
-    questions: Annotated[
-        str | None,
-        Flag(
-            "Answers questions instead of reading a text: JSON lines with question and answer, "
-            "one or several accepted texts, measured by exact match; or with question, choices "
-            "and the index of the right one, measured by the likelihoods of the choices.",
-            metavar="FILE",
-        ),
-    ] = None
-    shots: Annotated[
-        int, Flag("Answered questions in front of each question.", metavar="K", min=0)
-    ] = 0
-    shots_from: Annotated[
-        str | None,
-        Flag(
-            "Takes the shots from this file. Default: from --questions, whose others count.",
-            metavar="FILE",
-        ),
-    ] = None
-    shots_seed: Annotated[int, Flag("Seed of the choice of shots.", min=0)] = 0
-    template: Annotated[
-        str,
-        Flag(
-            "How a question and its answer are written; \\n is a new line. A model with an encoder "
-            "reads what is in front of {answer}.",
-            metavar="TEXT",
-        ),
-    ] = r"Q: {question}\nA: {answer}\n\n"
-    answer_field: Annotated[
-        str | None,
-        Flag("Name of the field with the answers. Default: answer or answers.", metavar="NAME"),
-    ] = None
-    normalization: Annotated[
-        Literal["squad", "triviaqa"],
-        Flag(
-            "What exact match ignores: case, articles, punctuation and white space, as the "
-            "scripts of SQuAD (also for Natural Questions and WebQuestions) or TriviaQA do."
-        ),
-    ] = "squad"
-    show_prompts: Annotated[int, Flag("Prints the first N prompts.", metavar="N", min=0)] = 0
+    questions: Annotated[str | None, Flag(metavar="FILE")] = None
+    """Answers questions instead of reading a text: JSON lines with question and answer, one or
+    several accepted texts, measured by exact match; or with question, choices and the index of the
+    right one, measured by the likelihoods of the choices."""
+    shots: Annotated[int, Flag(metavar="K", min=0)] = 0
+    """Answered questions in front of each question."""
+    shots_from: Annotated[str | None, Flag(metavar="FILE")] = None
+    """Takes the shots from this file. Default: from --questions, whose others count."""
+    shots_seed: Annotated[int, Flag(min=0)] = 0
+    """Seed of the choice of shots."""
+    template: Annotated[str, Flag(metavar="TEXT")] = r"Q: {question}\nA: {answer}\n\n"
+    """How a question and its answer are written; \\n is a new line. A model with an encoder reads
+    what is in front of {answer}."""
+    answer_field: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Name of the field with the answers. Default: answer or answers."""
+    normalization: Literal["squad", "triviaqa"] = "squad"
+    """What exact match ignores: case, articles, punctuation and white space, as the scripts of
+    SQuAD (also for Natural Questions and WebQuestions) or TriviaQA do."""
+    show_prompts: Annotated[int, Flag(min=0)] = 0
+    """Prints the first N prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,33 +79,16 @@ class EvaluateFlags:
     )
     data_dir: DataDir = None
     batch_sequences: BatchSequences = None
-    logit_scale: Annotated[float, Flag("Factor of every logit.", above=0)] = 1.0
-    drop_tokens: Annotated[
-        bool,
-        Flag(
-            "Drops the tokens beyond the experts' evaluation capacity, as validation during "
-            "training does; or drops none, as `decode` and `score` do.",
-            off="no_drop",
-        ),
-    ] = True
-    sentences: Annotated[
-        int | None,
-        Flag(
-            "Translates only N sentences, evenly spaced; 0 computes only the loss.",
-            metavar="N",
-            min=0,
-        ),
-    ] = None
-    hypotheses: Annotated[
-        str | None,
-        Flag(
-            "Writes the translations to FILE, one per line, and beside it what they are measured "
-            "against: FILE.source, FILE.reference, and FILE.lines with the number of each sentence "
-            "in its part.",
-            metavar="FILE",
-            names_output=True,
-        ),
-    ] = None
+    logit_scale: Annotated[float, Flag(above=0)] = 1.0
+    """Factor of every logit."""
+    drop_tokens: Annotated[bool, Flag(off="no_drop")] = True
+    """Drops the tokens beyond the experts' evaluation capacity, as validation during training does;
+    or drops none, as `decode` and `score` do."""
+    sentences: Annotated[int | None, Flag(min=0)] = None
+    """Translates only N sentences, evenly spaced; 0 computes only the loss."""
+    hypotheses: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
+    """Writes the translations to FILE, one per line, and beside it what they are measured against:
+    FILE.source, FILE.reference, and FILE.lines with the number of each sentence in its part."""
     json_file: JsonFile = None
     model: CheckpointFlags
     text: TextFlags = field(default_factory=TextFlags)
@@ -141,7 +102,8 @@ class EvaluateFlags:
 class ComparedMetricFlags(MetricFlags):
     """Selects the metrics of translations, which may ignore case."""
 
-    lowercase: Annotated[bool, Flag("Ignores case in BLEU and chrF.")] = False
+    lowercase: bool = False
+    """Ignores case in BLEU and chrF."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +118,8 @@ class CompareFlags:
         "meshloom compare --system=base.de --system=ours.de --test_set=wmt14/full "
         "--languages=en-de",
     )
-    system: Annotated[
-        Strings,
-        Flag(
-            "Translations, one per line. Repeat it for several; the first is the baseline.",
-            metavar="FILE",
-        ),
-    ]
+    system: Annotated[Strings, Flag(metavar="FILE")]
+    """Translations, one per line. Repeat it for several; the first is the baseline."""
     references: References = ()
     test_set: TestSet = None
     languages: Languages = None
@@ -175,18 +132,10 @@ class GainsFlags:
     """Plots the BLEU gains of models over a baseline, per language, by data size."""
 
     EXAMPLES = ("meshloom gains --baseline=dense.json --evaluation=moe.json --output=gains.png",)
-    baseline: Annotated[
-        str,
-        Flag(
-            "Result of `meshloom evaluate --json=FILE` for a model on the parts of a mixture.",
-            metavar="FILE",
-        ),
-    ]
-    evaluation: Annotated[
-        Strings,
-        Flag("The same for a model to compare. Repeat it for several models.", metavar="FILE"),
-    ]
-    output: Annotated[
-        str, Flag("Picture to write, such as gains.png.", metavar="FILE", names_output=True)
-    ]
+    baseline: Annotated[str, Flag(metavar="FILE")]
+    """Result of `meshloom evaluate --json=FILE` for a model on the parts of a mixture."""
+    evaluation: Annotated[Strings, Flag(metavar="FILE")]
+    """The same for a model to compare. Repeat it for several models."""
+    output: Annotated[str, Flag(metavar="FILE", names_output=True)]
+    """Picture to write, such as gains.png."""
     json_file: JsonFile = None

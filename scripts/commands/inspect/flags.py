@@ -26,11 +26,12 @@ class InspectDataFlags:
         "meshloom inspect data --model_dir=runs/mine --step=100",
     )
     data_dir: DataDir = None
-    split: Annotated[str, Flag("Split of the task.")] = "train"
-    rows: Annotated[str, Flag("Ids of the packed rows to show.", metavar="ID,ID…")] = "0"
-    step: Annotated[
-        int | None, Flag("Shows the rows of this training step instead.", metavar="N", min=1)
-    ] = None
+    split: str = "train"
+    """Split of the task."""
+    rows: Annotated[str, Flag(metavar="ID,ID…")] = "0"
+    """Ids of the packed rows to show."""
+    step: Annotated[int | None, Flag(min=1)] = None
+    """Shows the rows of this training step instead."""
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
 
@@ -54,9 +55,8 @@ class InspectCheckpointFlags:
 
     EXAMPLES = ("meshloom inspect checkpoint --model_dir=runs/mine --checkpoint=best",)
     model_dir: ModelDir
-    checkpoint: Annotated[
-        str, Flag("Checkpoint to show: the latest, the best or a step.", metavar="latest|best|STEP")
-    ] = "latest"
+    checkpoint: Annotated[str, Flag(metavar="latest|best|STEP")] = "latest"
+    """Checkpoint to show: the latest, the best or a step."""
     json_file: JsonFile = None
 
 
@@ -78,5 +78,6 @@ class InspectSettingsFlags:
     """Shows every setting that gin files can bind, or those of NAME, such as Run or Run.steps."""
 
     EXAMPLES = ("meshloom inspect settings Run", "meshloom inspect settings Run.steps")
-    name: Annotated[str | None, Flag("Spec or setting.", metavar="[NAME]", is_argument=True)] = None
+    name: Annotated[str | None, Flag(metavar="[NAME]", is_argument=True)] = None
+    """Spec or setting."""
     json_file: JsonFile = None

@@ -3,15 +3,12 @@
 `python -m scripts.commands.inspect.settings --write` writes the page again.
 """
 
-import ast
 import dataclasses
 import importlib
 import inspect
-import itertools
 import re
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +16,7 @@ from configs.errors import UserError, did_you_mean
 from configs.spec import SPECS, is_spec, legal
 from scripts.commands.common import write_json
 from scripts.commands.inspect.flags import InspectSettingsFlags
+from scripts.flag import field_docstrings
 from scripts.terminal import print_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,9 +73,7 @@ def specs() -> list[type[Any]]:
 
 def settings_of(spec: type[Any]) -> list[Setting]:
     """Returns the parameters of a spec, in the order in which the class declares them."""
-    meanings: dict[str, str] = {}
-    for cls in reversed(spec.__mro__[:-1]):
-        meanings |= dict(_field_docstrings(cls))
+    meanings = field_docstrings(spec)
     return [
         Setting(
             f"{spec.__name__}.{field.name}",
@@ -99,7 +95,7 @@ def _sections(known: list[type[Any]]) -> Iterator[str]:
     for folder, title in TITLES.items():
         yield f"\n## {title}\n"
         for spec in (spec for spec in known if _folder(spec) == folder):
-            docstring = ast.get_docstring(_syntax_tree(spec))
+            docstring = inspect.cleandoc(spec.__doc__ or "")
             yield f"\n### {spec.__name__}\n" + (f"\n{docstring}\n" if docstring else "")
             settings = settings_of(spec)
             if settings:
@@ -126,22 +122,6 @@ def _written(value: object) -> str:
     ):
         return f"@{name}()"
     return repr(value)
-
-
-def _syntax_tree(cls: type[Any]) -> ast.ClassDef:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(tree, ast.ClassDef)
-    return tree
-
-
-def _field_docstrings(cls: type[Any]) -> Iterable[tuple[str, str]]:
-    """Yields the fields of a class that a docstring follows, and the docstring in one line."""
-    body = _syntax_tree(cls).body
-    for field, after in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            match after:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    yield field.target.id, " ".join(text.split())
 
 
 if __name__ == "__main__":

@@ -24,34 +24,22 @@ class DecodePlanFlags:
     """Describes the decoding to plan, by the names of the flags of `meshloom decode`."""
 
     HEADING = "Decoding, with --decode"
-    batch_sequences: Annotated[
-        int | None, Flag("Number of rows in a batch.", metavar="N", min=1)
-    ] = None
+    batch_sequences: Annotated[int | None, Flag(min=1)] = None
+    """Number of rows in a batch."""
     beam: Beam = None
     flat: Flat = True
     temperature: Temperature = None
     top_k: TopK = None
     top_p: TopP = None
     samples: Samples = None
-    max_tokens: Annotated[int | None, Flag("Maximum number of new tokens.", metavar="N", min=1)] = (
-        None
-    )
-    source_tokens: Annotated[
-        int | None,
-        Flag("Source tokens of a translation. Default: the row length.", metavar="N", min=1),
-    ] = None
-    prompt_tokens: Annotated[
-        int | None,
-        Flag(
-            "Tokens of the prompt. Default: half the row length; for translation, none.",
-            metavar="N",
-            min=0,
-        ),
-    ] = None
-    suffix_tokens: Annotated[
-        int | None,
-        Flag("Tokens of --rescore_suffix, which ranks samples.", metavar="N", min=1),
-    ] = None
+    max_tokens: Annotated[int | None, Flag(min=1)] = None
+    """Maximum number of new tokens."""
+    source_tokens: Annotated[int | None, Flag(min=1)] = None
+    """Source tokens of a translation. Default: the row length."""
+    prompt_tokens: Annotated[int | None, Flag(min=0)] = None
+    """Tokens of the prompt. Default: half the row length; for translation, none."""
+    suffix_tokens: Annotated[int | None, Flag(min=1)] = None
+    """Tokens of --rescore_suffix, which ranks samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,47 +59,25 @@ class PlanFlags:
         "--html=sweep.html",
     )
     layouts: Annotated[Strings, Flag("", metavar="[LAYOUT]...", is_argument=True)] = ()
-    compare: Annotated[bool, Flag("Plans the run under each of the given layout files.")] = False
-    sweep: Annotated[
-        bool,
-        Flag(
-            "Compares batches, microbatches, recomputation, precision and layouts that fit, by "
-            "their cost. Needs --topology."
-        ),
-    ] = False
-    price_per_chip_hour: Annotated[
-        float | None,
-        Flag(
-            "With --sweep: adds what a whole run costs, in --currency.",
-            metavar="P",
-            min=0,
-            max=1e6,
-        ),
-    ] = None
-    currency: Annotated[str, Flag("Currency of --price_per_chip_hour.", metavar="NAME")] = "USD"
-    tokens: Annotated[
-        float | None,
-        Flag(
-            "Tokens of the whole run, as in 1e12, in place of Run.steps.",
-            metavar="N",
-            above=0,
-            max=1e18,
-        ),
-    ] = None
+    compare: bool = False
+    """Plans the run under each of the given layout files."""
+    sweep: bool = False
+    """Compares batches, microbatches, recomputation, precision and layouts that fit, by their cost.
+    Needs --topology."""
+    price_per_chip_hour: Annotated[float | None, Flag(metavar="P", min=0, max=1e6)] = None
+    """With --sweep: adds what a whole run costs, in --currency."""
+    currency: Annotated[str, Flag(metavar="NAME")] = "USD"
+    """Currency of --price_per_chip_hour."""
+    tokens: Annotated[float | None, Flag(metavar="N", above=0, max=1e18)] = None
+    """Tokens of the whole run, as in 1e12, in place of Run.steps."""
     topology: Topology = None
-    analytic: Annotated[
-        bool, Flag("Predicts from the layout alone, in seconds, and compiles nothing.")
-    ] = False
-    html: Annotated[
-        str | None,
-        Flag(
-            "Also writes the result to FILE as a page with charts.",
-            metavar="FILE",
-            names_output=True,
-        ),
-    ] = None
+    analytic: bool = False
+    """Predicts from the layout alone, in seconds, and compiles nothing."""
+    html: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
+    """Also writes the result to FILE as a page with charts."""
     json_file: JsonFile = None
-    decode: Annotated[bool, Flag("Plans decoding instead of training.")] = False
+    decode: bool = False
+    """Plans decoding instead of training."""
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
     decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)
@@ -130,18 +96,11 @@ class LayoutsFlags:
         "--output=best.gin",
     )
     topology: Topology = None
-    verify: Annotated[
-        bool,
-        Flag(
-            "Compiles the best three, the standard layouts and that of the gin files (needs "
-            "libtpu); without --topology, runs them.",
-            name="search",
-        ),
-    ] = False
-    output: Annotated[
-        str | None,
-        Flag("Writes the best layout to FILE as a layout file.", metavar="FILE", names_output=True),
-    ] = None
+    verify: Annotated[bool, Flag(name="search")] = False
+    """Compiles the best three, the standard layouts and that of the gin files (needs libtpu);
+    without --topology, runs them."""
+    output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
+    """Writes the best layout to FILE as a layout file."""
     json_file: JsonFile = None
     settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

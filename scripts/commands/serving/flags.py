@@ -24,49 +24,28 @@ class ServeFlags:
         "MESHLOOM_TOKEN=$(openssl rand -hex 32) meshloom serve --model_dir=runs/mine "
         "--host=0.0.0.0",
     )
-    host: Annotated[
-        str, Flag("Address to listen at. One that other machines reach needs --token.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, Flag("Port to listen at; 0 chooses a free one.", metavar="N", min=0, max=65535)
-    ] = 8000
-    token: Annotated[
-        str | None,
-        Flag(
-            "What clients send as 'Authorization: Bearer TOKEN'. The variable keeps it out of the "
-            "list of processes.",
-            metavar="TOKEN",
-            variable="MESHLOOM_TOKEN",
-        ),
-    ] = None
-    name: Annotated[
-        str | None, Flag("Name of the model. Default: that of its directory.", metavar="NAME")
-    ] = None
-    slots: Annotated[
-        int, Flag("Texts that are continued, or translated, together.", metavar="N", min=1)
-    ] = 32
-    max_length: Annotated[
-        int | None,
-        Flag(
-            "Tokens of a prompt and its continuation. Default: the row length of the task.",
-            metavar="N",
-            min=2,
-        ),
-    ] = None
-    queue: Annotated[int, Flag("Texts that wait; more are refused.", metavar="N", min=1)] = 256
-    time_limit_s: Annotated[
-        float, Flag("Seconds that a request may take.", metavar="S", min=0.001)
-    ] = 120.0
-    body_bytes: Annotated[int, Flag("Largest body of a request.", metavar="N", min=1)] = 1_000_000
-    reload_s: Annotated[
-        float,
-        Flag(
-            "Seconds between looks for a newer checkpoint; 0 keeps the first. Only with "
-            "--checkpoint=latest.",
-            metavar="S",
-            min=0,
-        ),
-    ] = 10.0
+    host: str = "127.0.0.1"
+    """Address to listen at. One that other machines reach needs --token."""
+    port: Annotated[int, Flag(min=0, max=65535)] = 8000
+    """Port to listen at; 0 chooses a free one."""
+    token: Annotated[str | None, Flag(metavar="TOKEN", variable="MESHLOOM_TOKEN")] = None
+    """What clients send as 'Authorization: Bearer TOKEN'. The variable keeps it out of the list of
+    processes."""
+    name: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Name of the model. Default: that of its directory."""
+    slots: Annotated[int, Flag(min=1)] = 32
+    """Texts that are continued, or translated, together."""
+    max_length: Annotated[int | None, Flag(min=2)] = None
+    """Tokens of a prompt and its continuation. Default: the row length of the task."""
+    queue: Annotated[int, Flag(min=1)] = 256
+    """Texts that wait; more are refused."""
+    time_limit_s: Annotated[float, Flag(metavar="S", min=0.001)] = 120.0
+    """Seconds that a request may take."""
+    body_bytes: Annotated[int, Flag(min=1)] = 1_000_000
+    """Largest body of a request."""
+    reload_s: Annotated[float, Flag(metavar="S", min=0)] = 10.0
+    """Seconds between looks for a newer checkpoint; 0 keeps the first. Only with
+    --checkpoint=latest."""
     model: CheckpointFlags
     search: BeamFlags = field(default_factory=BeamFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

@@ -19,17 +19,11 @@ class TrainFlags:
     )
     model_dir: ModelDir
     data_dir: DataDir = None
-    override: Annotated[
-        bool,
-        Flag(
-            "Resumes a run with another optimizer setting, learning rate, batch size or "
-            "criterion. The run records each change; `inspect checkpoint` shows them."
-        ),
-    ] = False
-    profile_steps: Annotated[
-        str | None,
-        Flag("Profiles these steps into the run's directory, as in 10:13.", metavar="FIRST:LAST"),
-    ] = None
+    override: bool = False
+    """Resumes a run with another optimizer setting, learning rate, batch size or criterion. The run
+    records each change; `inspect checkpoint` shows them."""
+    profile_steps: Annotated[str | None, Flag(metavar="FIRST:LAST")] = None
+    """Profiles these steps into the run's directory, as in 10:13."""
     settings: SettingsFlags = field(default_factory=SettingsFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
@@ -45,46 +39,27 @@ class PrepareFlags:
         "--direct_running_mode=multi_processing",
     )
     data_dir: DataDir = None
-    rebuild: Annotated[bool, Flag("Builds the cache again and replaces it.")] = False
-    workers: Annotated[
-        int | None,
-        Flag(
-            "Number of processes that tokenize and pack. They do not change the result. Default: "
-            "the number of cores.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    beam: Annotated[
-        bool,
-        Flag(
-            "Tokenizes and packs on the workers of an Apache Beam pipeline. --data_dir must be a "
-            "folder that all of them share, or gs://bucket/name."
-        ),
-    ] = False
-    runner: Annotated[
-        str | None,
-        Flag("Beam's runner, such as DataflowRunner. Default: DirectRunner.", metavar="NAME"),
-    ] = None
+    rebuild: bool = False
+    """Builds the cache again and replaces it."""
+    workers: Annotated[int | None, Flag(min=1)] = None
+    """Number of processes that tokenize and pack. They do not change the result. Default: the
+    number of cores."""
+    beam: bool = False
+    """Tokenizes and packs on the workers of an Apache Beam pipeline. --data_dir must be a folder
+    that all of them share, or gs://bucket/name."""
+    runner: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Beam's runner, such as DataflowRunner. Default: DirectRunner."""
     runner_flags: Annotated[
         Strings, Flag("", metavar="[-- RUNNER FLAGS...]", is_argument=True)
     ] = ()
-    lists: Annotated[
-        bool,
-        Flag(
-            "Lists the caches of --data_dir instead, and how those of the task differ from its "
-            "settings and text.",
-            name="list",
-        ),
-    ] = False
-    prune: Annotated[
-        bool,
-        Flag(
-            "Deletes instead the caches of the task that differ from its settings and text. "
-            "It asks first, and keeps those that a process reads or builds."
-        ),
-    ] = False
-    yes: Annotated[bool, Flag("Deletes without asking, with --prune.")] = False
+    lists: Annotated[bool, Flag(name="list")] = False
+    """Lists the caches of --data_dir instead, and how those of the task differ from its settings
+    and text."""
+    prune: bool = False
+    """Deletes instead the caches of the task that differ from its settings and text. It asks first,
+    and keeps those that a process reads or builds."""
+    yes: bool = False
+    """Deletes without asking, with --prune."""
     settings: SettingsFlags = field(default_factory=SettingsFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
@@ -98,9 +73,8 @@ class ReportFlags:
         "meshloom report --model_dir=runs/mine --watch",
     )
     model_dir: ModelDir
-    watch: Annotated[
-        bool, Flag("Writes the page again every 10 s while the run trains; a browser follows.")
-    ] = False
+    watch: bool = False
+    """Writes the page again every 10 s while the run trains; a browser follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +88,5 @@ class SuperviseFlags:
 
     EXAMPLES = ("meshloom supervise -- meshloom train --model_dir=runs/mine",)
     command: Annotated[Strings, Flag("", metavar="-- COMMAND...", is_argument=True)] = ()
-    backoff_s: Annotated[
-        float, Flag("Seconds before the first restart; they double up to 5 minutes.", min=0)
-    ] = 10.0
+    backoff_s: Annotated[float, Flag(min=0)] = 10.0
+    """Seconds before the first restart; they double up to 5 minutes."""

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from configs.errors import UserError
 from layouts.cost.interconnect import Topology
 from scripts.benchmarks.collectives import (
     AXIS,
     KINDS,
+    Flags,
+    benchmark,
     collective,
     draw,
     growths,
-    main,
     measure_call,
     neighbours,
     predicted,
@@ -50,19 +50,19 @@ def test_each_is_the_collective_that_it_names(kind: str) -> None:
 def test_the_program_that_is_measured_has_the_collective() -> None:
     for kind in KINDS:
         row = measure_call(kind, 1, COUNT)
-        assert row.compiled == (kind,)
-        assert row.seconds > 0 and row.devices == COUNT
-        assert row.received_bytes_per_s * row.seconds == pytest.approx(
+        assert row["compiled"] == (kind,)
+        assert row["seconds"] > 0 and row["devices"] == COUNT
+        assert row["received_bytes_per_s"] * row["seconds"] == pytest.approx(
             1e6 * {"all-reduce": 1.5, "collective-permute": 1}.get(kind, 0.75)
         )
 
 
 def times(kind: str, *topologies: str) -> list[float]:
     return [
-        row.seconds
+        row["seconds"]
         for name in topologies
         for row in predicted(Topology.named(name), [32])
-        if row.kind == kind
+        if row["kind"] == kind
     ]
 
 
@@ -87,11 +87,14 @@ def test_the_slices_of_a_chip_double() -> None:
     assert [topology.devices for topology in slices_of("v5p")] == [4 * 2**i for i in range(11)]
 
 
-def test_a_command_predicts_compares_with_the_paper_and_draws(tmp_path: Path) -> None:
-    topologies = [f"--topology={name}" for name in ("v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8")]
+def test_a_command_predicts_compares_with_the_paper_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topologies = ("v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8")
     files = tmp_path / "result.json", tmp_path / "figure.png"
-    arguments = [*topologies, "--predict_only", f"--json={files[0]}", f"--figure={files[1]}"]
-    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    arguments = dict(zip(("json_file", "figure"), map(str, files), strict=True))
+    benchmark(Flags(topologies=topologies, predict_only=True, **arguments))
+    shown = capsys.readouterr().out
     written = json.loads(files[0].read_text())
     assert [row["topology"] for row in written["predicted"][::10]] == [
         "v3:32x32", "v3:8x8", "2xv5e:4x8", "h100:4x8",
@@ -100,26 +103,25 @@ def test_a_command_predicts_compares_with_the_paper_and_draws(tmp_path: Path) ->
     (growth,) = written["growths"]  # of 128 cores; the others begin with 16
     assert (growth["kind"], growth["from_devices"]) == ("all-to-all", 128)
     assert (growth["published"], growth["predicted"]) == (3.75, pytest.approx(2))
-    assert "v3:32x32" in result.output and "3.75" in result.output
+    assert "v3:32x32" in shown and "3.75" in shown
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_slice_that_nobody_offers_is_refused() -> None:
     with pytest.raises(UserError, match=r"v3:32x33.*Legal nearby: .*v3:32x32"):
-        main(["--topology=v3:32x33"], standalone_mode=False)
+        benchmark(Flags(topologies=("v3:32x33",)))
 
 
 @pytest.mark.parametrize("topology", ["h100:1x1", "v5e:1x1"])
 def test_one_device_runs_no_collectives(topology: str) -> None:
     with pytest.raises(UserError, match=f"{topology}: one device runs no collectives.*several"):
-        main([f"--topology={topology}", "--predict_only"], standalone_mode=False)
+        benchmark(Flags(topologies=(topology,), predict_only=True))
 
 
 def test_what_is_named_twice_is_predicted_once(tmp_path: Path) -> None:
     json_file = tmp_path / "result.json"
-    twice = ["--topology=v3:2x2", "--topology=v3:2x2", "--megabytes=8,2,8"]
-    arguments = [*twice, "--predict_only", f"--json={json_file}"]
-    CliRunner().invoke(main, arguments, catch_exceptions=False)
+    twice, sizes = ("v3:2x2", "v3:2x2"), (8, 2, 8)
+    benchmark(Flags(topologies=twice, megabytes=sizes, predict_only=True, json_file=str(json_file)))
     rows = json.loads(json_file.read_text())["predicted"]
     assert [(row["megabytes"], row["kind"]) for row in rows] == [
         (size, kind) for size in (8, 2) for kind in KINDS
@@ -129,7 +131,7 @@ def test_what_is_named_twice_is_predicted_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("topologies", [["v3:2x2"], ["v3:2x2", "v3:8x8", "v3:32x32"]])
 def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[str]) -> None:
     rows = [row for name in topologies for row in predicted(Topology.named(name), [32])]
-    result = {"predicted": [row._asdict() for row in rows], "measured": [], "growths": []}
+    result = {"predicted": rows, "measured": [], "growths": []}
     labels = []
 
     def drawn(pyplot: Any) -> Any:
@@ -152,7 +154,7 @@ def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[s
 
 def test_the_legend_fits_into_the_figure_of_predictions() -> None:
     rows = [row for topology in slices_of("v3") for row in predicted(topology, [32])]
-    result = {"predicted": [row._asdict() for row in rows], "measured": []}
+    result = {"predicted": rows, "measured": []}
     compared = growths(rows)
     assert len(compared) == 3
     boxes = []

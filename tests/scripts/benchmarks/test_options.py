@@ -4,30 +4,22 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from scripts.benchmarks import collectives, decode, generate, input, moe, start, train, translate
-from scripts.benchmarks.options import json_option, options
-from scripts.benchmarks.rounds import CHECKOUT
-
-COMMANDS = {
-    "collectives": collectives.main,
-    "decode": decode.main,
-    "generate": generate.main,
-    "input": input.main,
-    "moe": moe.main,
-    "start": start.main,
-    "train": train.main,
-    "translate": translate.main,
-}
+from configs.errors import UserError
+from scripts import cli
+from scripts.benchmarks import moe
+from scripts.benchmarks.options import JsonFlags
+from scripts.benchmarks.rounds import BASELINE, CHECKOUT, start
+from scripts.command_line import command_of
+from scripts.flag import given_flags
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("train --systems=nonsense", "no system 'nonsense'.  Legal: meshloom, torch,"),
-        ("train --systems=meshloom,meshloom", "names a system twice"),
-        ("train --systems=", "no system ''"),
+        ("train --systems=nonsense", "'nonsense' is not one of 'meshloom', 'torch',"),
+        ("train --systems=meshloom,meshloom", "has a name twice"),
+        ("train --systems=", "'' is not one of"),
         ("translate --rounds=0", "x>=1"),
         ("moe --passes=-1", "x>=1"),
         ("start --rounds=0", "x>=1"),
@@ -40,6 +32,7 @@ COMMANDS = {
         ("collectives --figure=no_folder/a.png", "no_folder/a.png: cannot be written"),
         ("collectives --megabytes=8,0", "x>=1"),
         ("collectives --chip=v7", "'v7' is not one of 'v2', 'v3'"),
+        ("serve --model_dir=no_run", "no_run: no such folder"),
         ("train --baseline=/no/such", "/no/such is not a checkout"),
         ("train --baseline=.", ". is not a checkout"),
     ],
@@ -48,32 +41,26 @@ def test_a_wrong_flag_is_refused_before_anything_is_measured(
     line: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command, *arguments = line.split()
-    result = CliRunner().invoke(COMMANDS[command], arguments)
-    assert result.exit_code == 2
-    assert problem in result.output
+    with pytest.raises((click.UsageError, UserError)) as raised:
+        cli.cli.main(["bench", *line.split()], standalone_mode=False)
+    error = raised.value
+    assert problem in (error.message if isinstance(error, click.UsageError) else str(error))
 
 
-def test_legal_flags_arrive(tmp_path: Path) -> None:
-    received = {}
-
-    @click.command()
-    @options(("meshloom", "torch"), count=7, others=("torch_compiled",))
-    def command(**values: object) -> None:
-        received.update(values)
-
-    result = tmp_path / "result.json"
-    flags = ["--systems=torch_compiled", f"--baseline={CHECKOUT}", f"--json={result}"]
-    command(flags, standalone_mode=False)
-    assert received == {
-        "worker": None,
-        "count": 7,
-        "systems": "torch_compiled",
-        "baseline": CHECKOUT,
-        "json_file": str(result),
-    }
+def test_a_baseline_measures_the_systems_of_meshloom_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(
+        "scripts.benchmarks.rounds.Worker",
+        lambda module, name, *arguments, checkout: started.append((name, checkout)),
+    )
+    monkeypatch.setattr("scripts.benchmarks.rounds.installed", list)
+    flags = moe.Flags(systems=("dense", "torch"), baseline=CHECKOUT)
+    assert [*start("scripts.benchmarks.moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
+    assert started == [(name, CHECKOUT) for name in ("dense", "torch", "dense")]
+    assert given_flags(flags) == ["--systems", "--baseline"]
 
 
 def test_json_goes_to_the_standard_output_as_well() -> None:
-    command = click.command()(json_option()(lambda json_file: click.echo(json_file)))
-    assert CliRunner().invoke(command, ["--json=-"]).output == "-\n"
+    received: list[JsonFlags] = []
+    command_of("toy", JsonFlags, received.append).main(["--json=-"], standalone_mode=False)
+    assert received == [JsonFlags(json_file="-")]

@@ -8,9 +8,9 @@ from scripts.benchmarks.studies.published_rows import (
     OVER_SLICES,
     Comparison,
     PublishedRun,
-    one_slice_table,
+    one_slice_cells,
     over_slices,
-    slices_table,
+    slices_cells,
 )
 
 FIGURES = {"utilisation": 0.45, "step_time_s": 2.0, "fits": True, "bytes_per_device": 3.14e9}
@@ -47,16 +47,20 @@ def test_each_of_several_slices_has_the_rows_and_the_weights_of_one(name: str) -
 def test_the_table_says_what_is_not_compiled_and_what_does_not_fit() -> None:
     row = PublishedRun("mine", "v3:2x2", (), (), "utilisation", 0.5)
     compiled = FIGURES | {"utilisation": 0.55, "fits": False}
-    rows = [Comparison(row, FIGURES, None), Comparison(row, FIGURES, compiled)]
-    head = "| mine | v3:2x2 | utilisation | 50.0% | 45.0% | -10% |"
-    assert one_slice_table(rows)[2:] == [
-        f"{head} not compiled |  | 3.1 GB |",
-        f"{head} 55.0% | +10% | 3.1 GB, does not fit |",
+    rows = [Comparison(row, FIGURES), Comparison(row, FIGURES, compiled)]
+    head = ["mine", "v3:2x2", "utilisation", "50.0%", "45.0%", "-10%"]
+    assert [*map(one_slice_cells, rows)] == [
+        [*head, "not compiled", "", "3.1 GB"],
+        [*head, "55.0%", "+10%", "3.1 GB, does not fit"],
     ]
 
 
-def test_several_slices_are_compared_by_what_they_keep_of_one() -> None:
-    row = PublishedRun("mine", "v5e:2x2", (), (), "utilisation", 0.5)
-    slower = Comparison(row._replace(published=0.4), FIGURES | {"utilisation": 0.36}, None)
-    lines = slices_table({"mine": [slower]}, [Comparison(row, FIGURES, None)])
-    assert [line.split(" | ")[-1] for line in lines[2:]] == ["80.0% |", "80.0% |"]
+def test_several_slices_are_compared_by_what_they_keep_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = BY_NAME["maxtext_16b"]._replace(published=0.5)
+    monkeypatch.setitem(OVER_SLICES, row.name, (0.4,) * 5)
+    monkeypatch.setattr(PublishedRun, "trace", lambda _: FIGURES | {"utilisation": 0.36})
+    lines = [*slices_cells([Comparison(row, FIGURES)])]
+    assert [line[-1] for line in lines] == ["80.0%", "80.0%"]
+    assert not [*slices_cells([Comparison(row._replace(name="mine"), FIGURES)])]
