@@ -64,11 +64,11 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
 
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
         state, step = restore_or_init(padding, checkpoints, run.start_from)
-        watch.on_start(run, step)
+        watch.notify(Observer.on_start, run, step)
         stopped, previous = False, None
         if step < run.steps:
             compiled = compile_train_step(job, state)
-            watch.on_compiled(compiled)
+            watch.notify(Observer.on_compiled, compiled)
             batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
         timer = StepTimer()
         if lacks_evaluation(job, step, checkpoints):
@@ -76,14 +76,14 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
 
         while step < run.steps and not stopped:
-            watch.before_step(step + 1)
+            watch.notify(Observer.before_step, step + 1)
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                 with timer.spending("data"):
                     row_ids, batch = next(batches)
                 with timer.spending("device"):
                     state, metrics = compiled.executable(state, batch)
             if previous is not None:  # it is read while the devices work on this one
-                watch.on_step(fetch_finite(previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(previous, timer, checkpoints))
             step += 1
             previous = DispatchedStep(step, row_ids, metrics)
 
@@ -91,7 +91,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             evaluates = run.at_interval(step, run.evaluate_every)
             if stopped or evaluates or run.at_interval(step, run.checkpoint_every):
                 # Nothing is saved before its loss was seen to be finite.
-                watch.on_step(fetch_finite(previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(previous, timer, checkpoints))
                 previous = None
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
@@ -100,14 +100,14 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                             job, step, state, watch, interrupts
                         )
                 with timer.spending("checkpoints"):
-                    watch.before_save(step)
+                    watch.notify(Observer.before_save, step)
                     checkpoints.save(step, padding.unpad(state), metric)
                 timer.restart()
 
         interrupts.last_save()
         checkpoints.wait()
         outcome = Outcome(step, interrupts.stops_run, timer.step_s, timer.data_stall_fraction)
-        watch.on_end(outcome)
+        watch.notify(Observer.on_end, outcome)
     return outcome
 
 
@@ -182,7 +182,7 @@ def lacks_evaluation(job: TrainJob, step: int, checkpoints: Checkpoints) -> bool
 
 
 def validate_unless_stopped(
-    job: TrainJob, step: int, state: State, watch: Observer, interrupts: Interrupts
+    job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
 ) -> tuple[float | None, bool]:
     """Returns the metric of `Run.best_by`, if known, and whether the run is to stop."""
     try:
@@ -192,7 +192,7 @@ def validate_unless_stopped(
 
 
 def validate(
-    job: TrainJob, step: int, state: State, watch: Observer, interrupts: Interrupts
+    job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
 ) -> float | None:
     """Evaluates on the validation split, where there is one; returns the metric of `Run.best_by`.
 
@@ -203,7 +203,7 @@ def validate(
         return None
 
     def progress(done: int, total: int) -> None:
-        watch.on_batch_evaluated(done, total)
+        watch.notify(Observer.on_batch_evaluated, done, total)
         interrupts.check(step)
 
     evaluation, parts = evaluate(
@@ -216,7 +216,8 @@ def validate(
         progress=progress,
     )
     logger.info("Step %d: validation %s.", step, evaluation)
-    measures = watch.evaluate(step, state["params"], progress)
-    line: Line = {"step": step, **evaluation.numbers(), **measures}
-    watch.on_evaluation(line, parts)
+    line: Line = {"step": step, **evaluation.numbers()}
+    for measures in watch.notify(Observer.evaluate, step, state["params"], progress):
+        line |= measures
+    watch.notify(Observer.on_evaluation, line, parts)
     return line.get(run.best_by)

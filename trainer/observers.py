@@ -1,10 +1,10 @@
-"""Defines observers of a run: everything that a run does beside training."""
+"""Defines observers of a run: all that a run does besides training."""
 
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -19,6 +19,8 @@ from trainer.step import State
 logger = logging.getLogger(__name__)
 
 Line = dict[str, float | None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Observer:
     def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
         """Returns further measures for an evaluation on the validation split.
 
-        What takes long calls `progress`, which may raise: the evaluation is then left.
+        A slow one calls `progress`, which may raise to end the evaluation.
         """
         return {}
 
@@ -97,54 +99,22 @@ class Observer:
         """Runs when the run ends, whatever the reason."""
 
 
-class Observers(Observer):
+class Observers:
     """Calls several observers, in their order."""
 
     def __init__(self, observers: Sequence[Observer]):
         self._observers = tuple(observers)
 
-    def on_start(self, run: Run, first_step: int) -> None:
-        for observer in self._observers:
-            observer.on_start(run, first_step)
-
-    def on_compiled(self, compiled: CompiledStep) -> None:
-        for observer in self._observers:
-            observer.on_compiled(compiled)
-
-    def before_step(self, step: int) -> None:
-        for observer in self._observers:
-            observer.before_step(step)
-
-    def on_step(self, result: StepResult) -> None:
-        for observer in self._observers:
-            observer.on_step(result)
-
-    def on_batch_evaluated(self, done: int, total: int) -> None:
-        for observer in self._observers:
-            observer.on_batch_evaluated(done, total)
-
-    def evaluate(self, step: int, params: Params, progress: Progress) -> Mapping[str, float]:
-        measures: dict[str, float] = {}
-        for observer in self._observers:
-            measures |= observer.evaluate(step, params, progress)
-        return measures
-
-    def on_evaluation(self, line: Line, parts: Mapping[str, PartEvaluation]) -> None:
-        for observer in self._observers:
-            observer.on_evaluation(line, parts)
-
-    def before_save(self, step: int) -> None:
-        for observer in self._observers:
-            observer.before_save(step)
-
-    def on_end(self, outcome: Outcome) -> None:
-        for observer in self._observers:
-            observer.on_end(outcome)
+    def notify(
+        self, event: Callable[Concatenate[Observer, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Calls each observer's method of this event, such as `Observer.on_step`."""
+        return [getattr(o, event.__name__)(*args, **kwargs) for o in self._observers]
 
     def close(self) -> None:
-        """Closes all, whatever happens in one of them.
+        """Closes all, whatever one of them raises.
 
-        A full disk, which ended the run, ends what it draws as well: that is only logged.
+        A full disk, which ended the run, also ends what an observer writes: that is only logged.
         """
         with contextlib.ExitStack() as stack:
             for observer in reversed(self._observers):
@@ -159,5 +129,5 @@ def _close(observer: Observer) -> None:
 
 
 def on_first_process(*observers: Observer) -> tuple[Observer, ...]:
-    """Returns observers that write files: in the first process of a run, none in the others."""
+    """Returns these observers, which write files, in the first process of a run; none elsewhere."""
     return observers if jax.process_index() == 0 else ()

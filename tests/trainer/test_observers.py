@@ -23,7 +23,7 @@ def test_observers_run_and_close_in_order_whatever_fails(
 ) -> None:
     log: list[str] = []
     observers = Observers([Named("a", log), Named("b", log)])
-    observers.on_end(Outcome(steps=7))
+    observers.notify(Observer.on_end, Outcome(steps=7))
     observers.close()
     assert log == ["a ended at 7", "b ended at 7", "a closed", "b closed"]
     assert caplog.text.count("Named: not closed: No space left on device.") == 2

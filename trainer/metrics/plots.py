@@ -31,11 +31,14 @@ class RunPlots:
         """Returns the names of the plots that there are; none before the first step."""
         if not self.train:
             return []
-        names = ["loss"]
-        if curve(self.checks, "bleu")[0]:
-            names.append("bleu")
-        names += ["load", "dropped"] if self.with_experts else []
-        return names + (["experts_of_parts"] if self._parts_with_experts() else [])
+        drawable = {
+            "loss": True,
+            "bleu": bool(curve(self.checks, "bleu")[0]),
+            "load": bool(self.with_experts),
+            "dropped": bool(self.with_experts),
+            "experts_of_parts": bool(self._parts_with_experts()),
+        }
+        return [name for name, can_draw in drawable.items() if can_draw]
 
     def save(self, folder: Path, *names: str) -> dict[str, bytes]:
         """Writes plots as PNG files, those that there are, and returns them."""
@@ -46,14 +49,7 @@ class RunPlots:
 
     def png(self, name: str) -> bytes:
         """Returns a plot as a PNG file."""
-        draw: dict[str, Callable[[Any], Any]] = {
-            "loss": self._loss,
-            "bleu": self._bleu,
-            "load": self._load,
-            "dropped": self._dropped,
-            "experts_of_parts": self._experts_of_parts,
-        }
-        return png_of(draw[name])
+        return png_of(getattr(self, f"_{name}"))
 
     def _loss(self, pyplot: Any) -> Any:
         """Plots the losses, and below them the learning rate."""
@@ -88,33 +84,30 @@ class RunPlots:
         """Plots the load of experts over steps, a panel per layer; 1 is an even load."""
         steps, _ = curve(self.with_experts, "loss")
         layers = list(self.with_experts[-1]["experts"])
-        size = (7, 1 + 1.8 * len(layers))
         figure, panels = pyplot.subplots(
-            len(layers), 1, figsize=size, layout="constrained", squeeze=False, sharex=True
-        )
+            len(layers), 1, figsize=(7, 1 + 1.8 * len(layers)), layout="constrained",
+            squeeze=False, sharex=True,
+        )  # fmt: skip
+        last = steps[-1] + (steps[-1] - steps[0]) / max(len(steps) - 1, 1)
         for name, axes in zip(layers, panels[:, 0], strict=True):
             load_ES = np.array([line["experts"][name]["load"] for line in self.with_experts]).T
-            times_ES = load_ES * len(load_ES)
-            last = steps[-1] + (steps[-1] - steps[0]) / max(len(steps) - 1, 1)
-            drawn = axes.imshow(
-                times_ES, aspect="auto", interpolation="nearest", cmap="RdBu_r", vmin=0, vmax=2,
-                extent=(steps[0], max(last, steps[0] + 1), len(load_ES) - 0.5, -0.5),
-            )  # fmt: skip
+            width = (steps[0], max(last, steps[0] + 1))
+            drawn = draw_load(
+                axes, load_ES * len(load_ES), extent=(*width, len(load_ES) - 0.5, -0.5)
+            )
             axes.set(ylabel=f"{name}: expert")
         panels[-1, 0].set(xlabel="step")
         figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")
         return figure
 
     def _dropped(self, pyplot: Any) -> Any:
-        """Returns the share of each layer's choices that was dropped."""
+        """Plots the share of each layer's choices that was dropped."""
         figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
         steps, _ = curve(self.with_experts, "loss")
         for number, name in enumerate(self.with_experts[-1]["experts"]):
             shares = np.array([line["experts"][name]["dropped"] for line in self.with_experts])
-            for choice, (share_S, style) in enumerate(
-                zip(shares.T[:2], ("-", ":"), strict=False), 1
-            ):
-                label = f"{name}, choice {choice}"
+            for choice, share_S in enumerate(shares.T[:2]):
+                style, label = "-:"[choice], f"{name}, choice {choice + 1}"
                 axes.plot(steps, smoothed(list(share_S)), style, color=f"C{number}", label=label)
         axes.set(xlabel="step", ylabel="share of choices without a place", ylim=(0, None))
         axes.grid(alpha=0.3)
@@ -139,14 +132,17 @@ class RunPlots:
         )
         for layer, axes in zip(layers, panels[0], strict=True):
             load_PE = np.array([part["experts"][layer]["load"] for part in parts.values()])
-            drawn = axes.imshow(
-                load_PE * load_PE.shape[1], aspect="auto", interpolation="nearest", cmap="RdBu_r",
-                vmin=0, vmax=2,
-            )  # fmt: skip
+            drawn = draw_load(axes, load_PE * load_PE.shape[1])
             axes.set(title=layer, xlabel="expert")
         panels[0, 0].set_yticks(range(len(parts)), list(parts), fontsize="x-small")
         figure.colorbar(drawn, ax=panels, label="load over its even share", extend="max")
         return figure
+
+
+def draw_load(axes: Any, load: np.ndarray, **options: Any) -> Any:
+    """Draws loads as colours, white where they are even."""
+    style = {"aspect": "auto", "interpolation": "nearest", "cmap": "RdBu_r"}
+    return axes.imshow(load, vmin=0, vmax=2, **style, **options)
 
 
 def curve(lines: list[Line], name: str) -> tuple[list[float], list[float]]:
@@ -166,10 +162,10 @@ def of_one_shape(lines: list[Line], key: str) -> list[Line]:
 def smoothed(values: list[float], scale: float = 9.5) -> list[float]:
     """Fits a line around each value, in which a neighbour at distance k weighs exp(-k / scale).
 
-    A mean of the values before would lag: it is above a falling loss.  A mean of both sides is so
-    at the ends, where a fitted line is not.  A loss falls the faster the earlier, so of the first
-    values fewer neighbours count: the scale is a tenth of the place.  A value that is infinite or
-    no number, as of a run that diverged, leaves a gap and weighs nothing.
+    A mean of the values before would lag: it is above a falling loss.  A mean of both sides lags at
+    the ends, where a fitted line does not.  A loss falls faster at the start, so fewer neighbours
+    count there: the scale is a tenth of the number of the value.  Infinite values and NaN, as of a
+    run that diverged, leave a gap and weigh nothing.
     """
     value_S = np.asarray(values, np.float64)
     ones_S = np.isfinite(value_S).astype(np.float64)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from configs.errors import UserError
 from configs.spec import abstract_spec, spec
@@ -42,17 +42,19 @@ class TrackedRun:
     """Value of each setting, by its name in gin files."""
 
 
-class Tracker(Protocol):
+class Tracker:
     """Receives the numbers of a run."""
 
     def log(self, step: int, numbers: Numbers) -> None:
         """Takes numbers of a step, by names such as "train/loss"."""
+        raise NotImplementedError
 
     def flush(self) -> None:
-        """Writes what is waiting, before a checkpoint is saved."""
+        """Writes what is waiting, before a checkpoint is saved; no save waits for a service."""
 
     def close(self, *, succeeded: bool) -> None:
         """Ends the run there."""
+        raise NotImplementedError
 
 
 @abstract_spec
@@ -124,7 +126,7 @@ class MLflow(TrackerSpec):
         return Background("MLflow", lambda: MLflowRun(self, run))
 
 
-class EventFiles:
+class EventFiles(Tracker):
     """Writes TensorBoard events."""
 
     def __init__(self, run: TrackedRun):
@@ -147,7 +149,7 @@ class EventFiles:
         self._events.close()
 
 
-class Background:
+class Background(Tracker):
     """Calls a service in a thread: a slow one delays no step, and a failing one ends no run.
 
     After the first error, which is logged, the service gets nothing more.
@@ -162,9 +164,6 @@ class Background:
     def log(self, step: int, numbers: Numbers) -> None:
         if self._thread.is_alive():
             self._waiting.put(lambda tracker: tracker.log(step, numbers))
-
-    def flush(self) -> None:
-        """Does nothing: a checkpoint does not wait for a service."""
 
     def close(self, *, succeeded: bool) -> None:
         self._waiting.put(lambda tracker: tracker.close(succeeded=succeeded))
@@ -187,7 +186,7 @@ class Background:
         )
 
 
-class WandBRun:
+class WandBRun(Tracker):
     """Logs to a run of Weights & Biases: a new one, or that of the model directory."""
 
     def __init__(self, spec: WandB, run: TrackedRun):
@@ -208,14 +207,11 @@ class WandBRun:
         if step >= self._run.step:
             self._run.log({**numbers}, step=step)
 
-    def flush(self) -> None:
-        """Does nothing: the service has a process that sends."""
-
     def close(self, *, succeeded: bool) -> None:
         self._run.finish(exit_code=0 if succeeded else 1)
 
 
-class MLflowRun:
+class MLflowRun(Tracker):
     """Logs to a run of MLflow: a new one, or that of the model directory."""
 
     def __init__(self, spec: MLflow, run: TrackedRun):
@@ -250,19 +246,13 @@ class MLflowRun:
             self._last_steps[name] = max((metric.step for metric in history), default=-1)
         return self._last_steps[name]
 
-    def flush(self) -> None:
-        """Does nothing: each call waits for the service."""
-
     def close(self, *, succeeded: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if succeeded else "FAILED")
 
     def _create(self, spec: MLflow, run: TrackedRun) -> str:
-        experiment = self._client.get_experiment_by_name(spec.experiment)
-        experiment_id = (
-            self._client.create_experiment(spec.experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
+        known = self._client.get_experiment_by_name(spec.experiment)
+        create = self._client.create_experiment
+        experiment_id = known.experiment_id if known else create(spec.experiment)
         made = self._client.create_run(experiment_id, run_name=spec.name or run.name)
         return str(made.info.run_id)
 

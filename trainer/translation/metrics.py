@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.base import Metric, Score, Signature
-from sacrebleu.metrics.bleu import BLEU, BLEUScore
+from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
 from sacrebleu.metrics.ter import TER, TERScore
 from sacrebleu.significance import PairedTest, Result
@@ -58,6 +58,8 @@ class Measure:
     low: float | None
     high: float | None
     signature: str
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What BLEU is made of, by sacrebleu's names; lengths are in words of the tokenizer."""
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
@@ -65,24 +67,14 @@ class Measure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bleu(Measure):
-    """Holds BLEU with what it is made of; lengths are in words of the tokenizer."""
-
-    ref_len: int
-    sys_len: int
-    bp: float
-    precisions: tuple[float, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class TranslationMetrics:
     """Holds the metrics of some translations.  A lower TER is better; None if not computed.
 
-    A hash is the SHA-256 of the texts, each with a "\\n" at its end: what `sha256sum` says of a
-    plain file, and of several references one after the other.
+    A hash is the SHA-256 of the texts, each with a "\\n" at its end: what `sha256sum` prints for a
+    plain file, and for several references one after the other.
     """
 
-    bleu: Bleu
+    bleu: Measure
     chrf: Measure
     ter: Measure | None
     sentences: int
@@ -99,7 +91,7 @@ class TranslationMetrics:
         return f"{scores} on {self.sentences:,} sentences\n{signatures}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns names and numbers for JSON, all names in any case."""
+        """Returns names and numbers for JSON; the names are always the same."""
         return {
             **_named("bleu", self.bleu),
             **_named("chrf", self.chrf),
@@ -169,30 +161,21 @@ def compute_metrics(
     check_settings(tokenize, languages)
     resamples = affordable_resamples(resamples, len(hypotheses))
 
-    def measure(metric: Metric) -> tuple[Score, Measure]:
+    def measure(metric: Metric, *details: str) -> Measure:
         score = metric.corpus_score(hypotheses, references, resamples)
-        signature = _signature(metric, test_set, languages)
-        return score, _measured(score, signature, resampled=resamples > 1)
+        signature = _signature(metric.get_signature(), test_set, languages)
+        low, high = _interval(score, signature) if resamples > 1 else (None, None)
+        named = {name: getattr(score, name) for name in details}
+        return Measure(score.name, score.score, low, high, signature, named)
 
+    bleu = _bleu(tokenize, lowercase, languages)
     return TranslationMetrics(
-        bleu=_with_lengths(*measure(_bleu(tokenize, lowercase, languages))),
-        chrf=measure(Chrf(lowercase=lowercase))[1],
-        ter=measure(Ter())[1] if ter else None,
+        bleu=measure(bleu, "ref_len", "sys_len", "bp", "precisions"),
+        chrf=measure(Chrf(lowercase=lowercase)),
+        ter=measure(Ter()) if ter else None,
         sentences=len(hypotheses),
         hypotheses_hash=text_hash([hypotheses]),
         references_hash=text_hash(references),
-    )
-
-
-def _with_lengths(score: Score, measure: Measure) -> Bleu:
-    """Adds to BLEU what it is made of."""
-    assert isinstance(score, BLEUScore)
-    return Bleu(
-        **dataclasses.asdict(measure),
-        ref_len=score.ref_len,
-        sys_len=score.sys_len,
-        bp=score.bp,
-        precisions=tuple(score.precisions),
     )
 
 
@@ -221,8 +204,6 @@ def paired(
     resamples = max(2, affordable_resamples(resamples, len(references[0])))
     test = PairedTest([*systems.items()], metrics, references, "bs", n_samples=resamples)
     signatures, results = test()
-    for signature in signatures.values():
-        _name_test_set(signature, test_set, languages)
     bleu, chrf = (
         _scores_and_ps([result for result in results[name] if isinstance(result, Result)])
         for name in metrics
@@ -233,8 +214,8 @@ def paired(
             PairedSystem(name, *scores, *others)
             for name, scores, others in zip(systems, bleu, chrf, strict=True)
         ),
-        bleu_signature=str(signatures["BLEU"]),
-        chrf_signature=str(signatures["chrF2"]),
+        bleu_signature=_signature(signatures["BLEU"], test_set, languages),
+        chrf_signature=_signature(signatures["chrF2"], test_set, languages),
     )
 
 
@@ -315,33 +296,24 @@ def affordable_resamples(resamples: int, sentences: int) -> int:
     return min(resamples, max(1, MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * sentences)))
 
 
-def _signature(metric: Metric, test_set: str | None, languages: str | None) -> str:
-    signature = metric.get_signature()
-    _name_test_set(signature, test_set, languages)
+def _signature(signature: Signature, test_set: str | None, languages: str | None) -> str:
+    signature.update("test", test_set)
+    signature.update("lang", languages)
     return str(signature)
 
 
-def _name_test_set(signature: Signature, test_set: str | None, languages: str | None) -> None:
-    signature.update("test", test_set)
-    signature.update("lang", languages)
-
-
-def _measured(score: Score, signature: str, *, resampled: bool) -> Measure:
-    low = high = None
-    if resampled:
-        interval = json.loads(score.format(width=DIGITS, signature=signature, is_json=True))
-        # sacrebleu names no interval where every resample is 0.
-        mean, half = interval.get("confidence_mean", 0.0), interval.get("confidence_var", 0.0)
-        low, high = mean - half, mean + half
-    return Measure(score.name, score.score, low, high, signature)
+def _interval(score: Score, signature: str) -> tuple[float, float]:
+    interval = json.loads(score.format(width=DIGITS, signature=signature, is_json=True))
+    # sacrebleu names no interval where every resample is 0.
+    mean, half = interval.get("confidence_mean", 0.0), interval.get("confidence_var", 0.0)
+    return mean - half, mean + half
 
 
 def _named(prefix: str, measure: Measure | None) -> dict[str, Any]:
     """Names the fields of a measure prefix, prefix_low and so on; all None where it is absent."""
-    fields = dataclasses.fields(Measure if measure is None else measure)
-    values = {field.name: getattr(measure, field.name, None) for field in fields}
-    del values["name"]
-    return {prefix: values.pop("score")} | {f"{prefix}_{name}": v for name, v in values.items()}
+    fields = {name: getattr(measure, name, None) for name in ("low", "high", "signature")}
+    fields |= {} if measure is None else measure.details
+    return {prefix: measure and measure.score} | {f"{prefix}_{k}": v for k, v in fields.items()}
 
 
 def _shown(p: float | None) -> str:

@@ -15,7 +15,7 @@ from tests.trainer.planning.runs import TASK
 from trainer.metrics import writers
 from trainer.metrics.jsonl import read_lines
 from trainer.metrics.writers import LossPlot, MetricsFile, MetricsWriter
-from trainer.observers import Observers, StepResult
+from trainer.observers import Observer, Observers, StepResult
 from trainer.run import Run
 
 
@@ -81,10 +81,10 @@ def result(step: int, **numbers: float) -> StepResult:
 
 def test_a_run_leaves_lines_events_and_a_picture(tmp_path: Path) -> None:
     observers = Observers([MetricsWriter(tmp_path, 6e6, None), LossPlot(tmp_path)])
-    observers.on_start(RUN, 0)
+    observers.notify(Observer.on_start, RUN, 0)
     for step in range(1, 6):
-        observers.on_step(result(step, loss=5.0 / step, step_s=2.0))
-    observers.on_evaluation({"step": 5, "loss": 1.5}, {})
+        observers.notify(Observer.on_step, result(step, loss=5.0 / step, step_s=2.0))
+    observers.notify(Observer.on_evaluation, {"step": 5, "loss": 1.5}, {})
     observers.close()
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
     line = read_lines(tmp_path / "metrics.jsonl")[0]
@@ -124,11 +124,11 @@ def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
 def test_a_run_in_remote_storage_leaves_lines_events_and_a_picture(there: Path) -> None:
     atomic_write(there / "metrics.jsonl", '{"step": 1, "loss": 3.0}\n{"step": 2}\n')
     observers = Observers([MetricsWriter(there), LossPlot(there)])
-    observers.on_start(RUN, 1)
-    observers.on_step(result(2, loss=2.0))
-    observers.before_save(2)
+    observers.notify(Observer.on_start, RUN, 1)
+    observers.notify(Observer.on_step, result(2, loss=2.0))
+    observers.notify(Observer.before_save, 2)
     assert read_lines(there / "metrics.jsonl")[1]["loss"] == 2.0
-    observers.on_step(result(3, loss=1.0))
+    observers.notify(Observer.on_step, result(3, loss=1.0))
     assert steps(there / "metrics.jsonl") == [1, 2]
     observers.close()
     assert steps(there / "metrics.jsonl") == [1, 2, 3]
@@ -145,8 +145,8 @@ def test_the_error_that_ended_a_run_is_told_where_the_disk_is_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     observers = Observers([MetricsWriter(tmp_path), LossPlot(tmp_path)])
-    observers.on_start(RUN, 0)
-    observers.on_step(result(1, loss=5.0))
+    observers.notify(Observer.on_start, RUN, 0)
+    observers.notify(Observer.on_step, result(1, loss=5.0))
     (tmp_path / "loss.png").symlink_to("/dev/full")
     with pytest.raises(RunError, match="step 7"), contextlib.ExitStack() as stack:
         stack.callback(observers.close)

@@ -52,9 +52,9 @@ def by_sacrebleu(*flags: str, folder: Path, **texts: list[str]) -> str:
 def test_numbers_that_can_be_counted_by_hand() -> None:
     computed = compute_metrics(["a b c d"], [["a b c d e"]], resamples=0)
     assert computed.bleu.score == pytest.approx(100 * math.exp(1 - 5 / 4))
-    assert (computed.bleu.sys_len, computed.bleu.ref_len) == (4, 5)
-    assert computed.bleu.bp == pytest.approx(math.exp(-0.25))
-    assert computed.bleu.precisions == pytest.approx((100, 100, 100, 100))
+    assert (computed.bleu.details["sys_len"], computed.bleu.details["ref_len"]) == (4, 5)
+    assert computed.bleu.details["bp"] == pytest.approx(math.exp(-0.25))
+    assert computed.bleu.details["precisions"] == pytest.approx((100, 100, 100, 100))
     assert computed.ter is not None and computed.ter.score == pytest.approx(20)
     # One and two letters count: precision 1, recall the mean of 2/3 and 1/2.
     chrf = compute_metrics(["ab"], [["abc"]], resamples=0).chrf
@@ -279,7 +279,11 @@ def test_newstest2014_against_itself(pair: str, ref_len: int) -> None:
     computed = compute_metrics(lines, [lines], resamples=0)
     assert computed.bleu.score == pytest.approx(100) and computed.chrf.score == pytest.approx(100)
     assert computed.ter is not None and computed.ter.score == 0
-    assert (computed.bleu.ref_len, computed.bleu.sys_len, computed.sentences) == (
+    assert (
+        computed.bleu.details["ref_len"],
+        computed.bleu.details["sys_len"],
+        computed.sentences,
+    ) == (
         ref_len,
         ref_len,
         3003,
