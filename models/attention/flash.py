@@ -12,7 +12,7 @@ import jax
 from layouts.einsum import mesh_device
 from layouts.layout import Layout
 from models.attention.splash import splash_attention
-from models.attention.triton import has_kernels, triton_attention
+from models.attention.triton import missing_kernels, triton_attention
 from models.spec import TransformerSpec
 
 Array = jax.Array
@@ -124,6 +124,8 @@ def choose(call: Call) -> Choice:
     kernel = kernel_of_mesh(interpreted=call.spec.attention == "flash")
     if kernel is None:
         return Choice(None, "there is no kernel for these devices")
+    if kernel.name == "triton" and (reason := missing_kernels()):
+        return Choice(None, reason)
     limits = (limit for limit in LIMITS if kernel.name in limit.kernels and limit.applies(call))
     limit = next(limits, None)
     return Choice(kernel) if limit is None else Choice(None, f"{limit.case}: {limit.reason}")
@@ -137,7 +139,7 @@ def kernel_of_mesh(*, interpreted: bool) -> Kernel | None:
     if device.platform == "tpu" and not device.device_kind.startswith(OLD_TPUS):
         return Kernel("splash")
     if device.platform == "gpu" and device.device_kind.startswith(NEW_GPUS):
-        return Kernel("triton") if has_kernels() else None
+        return Kernel("triton")
     if device.platform == "cpu" and interpreted:
         return Kernel("splash", interpret=True)
     return None

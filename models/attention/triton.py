@@ -57,9 +57,13 @@ def triton_attention(
     return jnp.swapaxes(y_BLHK, 1, 2).reshape(q_BJQLK.shape)
 
 
-def has_kernels() -> bool:
-    """Tells whether this version of JAX has the kernels: since 0.12 they are deprecated."""
-    return importlib.util.find_spec(MODULE) is not None
+def missing_kernels() -> str | None:
+    """Returns why JAX's kernels cannot be used, or None.  Since JAX 0.12 they are deprecated."""
+    try:
+        spec = importlib.util.find_spec(MODULE)
+    except ModuleNotFoundError:  # a parent package is gone too
+        spec = None
+    return f"jax {jax.__version__} has no {MODULE}" if spec is None else None
 
 
 def jax_kernels() -> ModuleType:

@@ -16,6 +16,7 @@ from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from layouts.padding import with_padding
 from models.api import Batch
 from models.architectures import Transformer
+from models.attention import triton
 from models.attention.context import AttentionContext, cross_context, packed_context
 from models.attention.flash import (
     LIMITS,
@@ -186,6 +187,16 @@ def test_the_devices_of_the_mesh_choose_the_kernel(
     choice = chosen(kind, platform, spec={"attention": attention})
     assert choice.kernel == kernel
     assert bool(choice.reason) == (kernel is None)
+
+
+@pytest.mark.parametrize("module", [triton.MODULE + "_of_old", "jax.no_such_package.attention"])
+def test_without_kernels_of_jax_attention_on_gpus_is_plain(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """Also where the package of the kernels is gone, at which `find_spec` raises."""
+    monkeypatch.setattr(triton, "MODULE", module)
+    choice = chosen("NVIDIA H100 80GB HBM3", "gpu")
+    assert choice == Choice(None, f"jax {jax.__version__} has no {module}")
 
 
 def test_without_devices_attention_is_plain() -> None:
