@@ -9,26 +9,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
+from filelock import lock_descriptor
+
 from configs.errors import UserError
 from data.storage.errors import write_errors
 
 logger = logging.getLogger(__name__)
 
 
+def try_lock(file: IO[str] | int) -> bool | None:
+    """Locks an open file until it is closed or this process ends.
+
+    Returns False where another process holds the lock, and None where the file system has no locks.
+    """
+    try:
+        return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=False)
+    except OSError:
+        return None
+
+
 @contextlib.contextmanager
 def lock(target: Path) -> Iterator[None]:
-    """Waits until no other process on this file system builds the same folder."""
+    """Waits until no other process on this file system builds the same folder.
+
+    A file system without locks still gets whole folders, built twice at worst.
+    """
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(target.parent / f".{target.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        # A file system without locks still gets whole folders, built twice at worst.
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("%s: another process writes it; this one waits for that", target)
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        if try_lock(handle) is False:
+            logger.info("%s: another process writes it; this one waits for that", target)
+            lock_descriptor(handle)
         yield
     finally:
         os.close(handle)
@@ -41,7 +53,7 @@ class SharedLock:
         handle = os.open(folder, os.O_RDONLY)
         weakref.finalize(self, os.close, handle)
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock shares no descriptors
 
 
 def is_used(folder: Path) -> bool:
@@ -53,40 +65,17 @@ def is_used(folder: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     handle = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
+        return try_lock(handle) is False
     finally:
         os.close(handle)
-    return False
 
 
 def open_alone(path: Path) -> TextIO:
-    """Opens a file to append to; refuses it while another process has it open so."""
+    """Opens a file to append to it; refuses one that another process has opened this way."""
     file = path.open("a", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if try_lock(file) is False:
         file.close()
         raise UserError(
             f"{path}: another process is writing it.  Wait for that, or give another --output."
-        ) from None
-    except OSError:  # a file system without locks
-        pass
+        )
     return file
-
-
-def try_flock(file: IO[str]) -> bool | None:
-    """Locks a file until it is closed or this process ends.
-
-    Returns False where another process has locked it, and None where there are no locks.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

@@ -73,10 +73,7 @@ def checksum_chunks() -> None:
     It verifies the checksum as it decompresses the chunk, which costs next to nothing; a CRC-32C
     behind the compressed chunk takes another pass.  Orbax has no setting for the codecs of zarr3.
     """
-    build = getattr(tensorstore_utils, "_build_zarr3_metadata", None)
-    if build is None:
-        logger.warning("this version of Orbax saves arrays without checksums")
-        return
+    build = tensorstore_utils._build_zarr3_metadata
 
     @functools.wraps(build)
     def build_with_checksums(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -95,9 +92,7 @@ def wait_for_writes() -> None:
 
     TensorStore prints a traceback for each write that ends after that.
     """
-    run = getattr(asyncio_utils, "_run_sync_via_new_loop", None)
-    if run is None:  # this version of Orbax works in another way
-        return
+    run = asyncio_utils._run_sync_via_new_loop
 
     async def settled(work: Coroutine[Any, Any, T]) -> T:
         try:

@@ -55,8 +55,6 @@ LISTED = 10
 """Arrays named in an error."""
 
 logger = logging.getLogger(__name__)
-# Whatever Orbax logs as an error, with a traceback, it also raises.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
 
 class Saved(NamedTuple):

@@ -22,7 +22,7 @@ from configs.errors import UserError, one_line
 from configs.json_reader import read_json
 from configs.paths import is_remote
 from data.storage.errors import write_errors
-from data.storage.locks import try_flock
+from data.storage.locks import try_lock
 from data.storage.remote import ConditionalObject
 from trainer.multihost import gather, is_first_process
 from trainer.processes.ending import FAILED, end_process
@@ -107,7 +107,7 @@ def lock(model_dir: Path) -> Iterator[None]:
         model_dir.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
     with file:
-        is_locked, other = try_flock(file), _holder_of(file)
+        is_locked, other = try_lock(file), _holder_of(file)
         is_removed = not os.fstat(file.fileno()).st_nlink  # by the one before, as it ended
         is_taken = is_locked is False or is_removed
         if is_taken or (other and _is_alive(path, other, is_locked=is_locked is True)):

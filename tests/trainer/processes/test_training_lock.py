@@ -127,7 +127,7 @@ def test_a_training_whose_remote_lock_was_taken_over_ends(
 def test_without_locks_of_the_system_the_process_is_looked_for(
     tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_lock, "try_flock", lambda file: None)
+    monkeypatch.setattr(training_lock, "try_lock", lambda file: None)
     with pytest.raises(UserError, match=f"process {other.pid}"), lock(tmp_path):
         pass
     other.kill()
