@@ -1,8 +1,9 @@
 """Defines the two kinds of errors, and how a message lists and suggests."""
 
+import contextlib
 import difflib
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 MAX_SHOWN = 20
 MAX_LENGTH = 200  # of a name that is compared with the legal ones, as the comparison is slow
@@ -14,6 +15,24 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """Reports a run that failed.  The command line exits with 1."""
+
+
+@contextlib.contextmanager
+def extra_required(extra: str, user: str) -> Iterator[None]:
+    """Says which extra of `pip install` has a package that is missing.
+
+    >>> with extra_required("plot", "plot"):  # doctest: +ELLIPSIS
+    ...     import no_such_package
+    Traceback (most recent call last):
+    configs.errors.UserError: plot needs no_such_package, ...
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:  # also importlib.metadata's PackageNotFoundError
+        raise UserError(
+            f"{user} needs {error.name}, which is not installed: pip install -e '.[{extra}]'  in "
+            "the folder of Meshloom."
+        ) from None
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:

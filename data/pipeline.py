@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError, brief
+from configs.errors import UserError, brief, extra_required
 from configs.paths import absolute, is_remote, path_of
 from data import vocab
 from data.build import PackedChunk, Packing
@@ -83,13 +83,8 @@ class BeamPipeline:
 
     def _new(self) -> Any:
         """Returns an empty pipeline."""
-        try:
+        with extra_required("beam", "--beam"):
             import apache_beam as beam
-        except ImportError:
-            raise UserError(
-                "--beam needs apache-beam, which is not installed: pip install -e '.[beam]'  in "
-                "the folder of Meshloom."
-            ) from None
         from apache_beam.options.pipeline_options import PipelineOptions
 
         try:

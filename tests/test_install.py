@@ -4,11 +4,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from configs.errors import UserError
+from data.sources.images import Glyphs
+from data.sources.pair_kinds import Phrases
 from tests.toys import ROOT
+from trainer.metrics.plots import png_of
 
 
 @pytest.fixture
@@ -72,3 +77,26 @@ def test_the_lock_of_the_installer_is_its_entry_alone(tmp_path: Path) -> None:
     first, *rest = done.stdout.splitlines()
     assert first.startswith("uv==") and rest
     assert all(line.strip().startswith("--hash=sha256:") for line in rest)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "use"),
+    [
+        ("matplotlib", "plot", lambda: png_of(lambda pyplot: pyplot.figure())),
+        ("matplotlib", "plot", lambda: next(Glyphs().read("train"))),
+        ("babel", "phrases", lambda: next(Phrases(train=1).read("train"))),
+        ("num2words", "phrases", lambda: Phrases().fingerprint()),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, package: str, extra: str, use: Callable[[], object]
+) -> None:
+    import data.corpora
+
+    for module in [name for name in sys.modules if name.startswith("data.corpora.phrase")]:
+        monkeypatch.delitem(sys.modules, module)
+        monkeypatch.delattr(data.corpora, module.rpartition(".")[2])
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"needs {package}, which is not installed: pip install -e '\.\[{extra}\]'"
+    with pytest.raises(UserError, match=message):
+        use()

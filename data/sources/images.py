@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError, brief
+from configs.errors import UserError, brief, extra_required
 from configs.spec import Count, spec
 from data.corpora import glyphs
 from data.sources.pairs import Pair, Pairs
@@ -62,8 +62,10 @@ class Glyphs(Pairs):
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields images with their characters, always in the same order."""
         count = self.count if split == "train" else -(-self.count // 2)
-        for pixels_YX, character in glyphs.images(split, self.side, count):
-            yield Pair(image_text(pixels_YX[..., None]), character)
+        with extra_required("plot", "@Glyphs()"):
+            for pixels_YX, character in glyphs.images(split, self.side, count):
+                yield Pair(image_text(pixels_YX[..., None]), character)
 
     def fingerprint(self) -> dict[str, Any]:
-        return glyphs.versions()
+        with extra_required("plot", "@Glyphs()"):
+            return glyphs.versions()

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from configs.errors import UserError
+from configs.errors import UserError, extra_required
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
 from data.sources import mixing, pair_files, text_files
 from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
@@ -130,9 +131,7 @@ class Phrases(Pairs):
         return itertools.starmap(Pair, made[split])
 
     def fingerprint(self) -> dict[str, str]:
-        from data.corpora import phrases
-
-        return phrases.versions()
+        return _import_phrases().versions()
 
 
 @functools.lru_cache(maxsize=32)
@@ -140,9 +139,16 @@ def _phrases(
     language: str, target: str, seed: int, train: int, held_out: int
 ) -> dict[str, list[tuple[str, str]]]:
     """Keeps what was made: a corpus is read for each vocab and split, and takes 4 s to make."""
-    from data.corpora import phrases  # costs 0.2 s, which other sources need not pay
+    corpus: dict[str, list[tuple[str, str]]]
+    corpus = _import_phrases().corpus(language, target, seed, train, held_out)
+    return corpus
 
-    return phrases.corpus(language, target, seed, train, held_out)
+
+def _import_phrases() -> ModuleType:
+    """Imports the corpus when it is read: that takes 0.2 s, and packages of an extra."""
+    with extra_required("phrases", "@Phrases()"):
+        from data.corpora import phrases
+    return phrases
 
 
 @spec

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from configs.errors import extra_required
 from data.storage.files import atomic_write
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, is_number, read_lines
 
@@ -187,13 +188,19 @@ def smoothed(values: list[float], scale: float = 9.5) -> list[float]:
     return [float(value) for value in np.where(ones_S, line_S, np.nan)]
 
 
+def import_pyplot() -> Any:
+    """Imports matplotlib when a plot is drawn: that is slow, and it is in an extra."""
+    with extra_required("plot", "a plot"):
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    return pyplot
+
+
 def png_of(draw: Callable[[Any], Any]) -> bytes:
     """Returns the figure that a function makes with pyplot, as a PNG file."""
-    import matplotlib  # slow to import, and needed once, at the end
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = import_pyplot()
     file = io.BytesIO()
     with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is no formula
         figure = draw(pyplot)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from packaging.requirements import Requirement
 
 from scripts.commands.doctor.findings import Finding
 from trainer import multihost
@@ -48,16 +49,17 @@ def unmet(requirement: str) -> str | None:
 
     >>> unmet("jax>=0.1"), unmet('absent>=1; extra == "dev"'), unmet("absent>=1")
     (None, None, 'absent is not installed')
+    >>> unmet("numpy<1,>=0.5").endswith("is installed, <1,>=0.5 is required")
+    True
     """
-    match = re.fullmatch(r"([\w.-]+)(?:>=([\d.]+))?", requirement)
-    if match is None:
-        return None  # of an extra
-    name, least = match.groups()
-    version = installed(name)
+    wanted = Requirement(requirement)
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        return None
+    version = installed(wanted.name)
     if version is None:
-        return f"{name} is not installed"
-    if least is not None and numbers(version) < numbers(least):
-        return f"{name} {version} is installed, >={least} is required"
+        return f"{wanted.name} is not installed"
+    if not wanted.specifier.contains(version, prereleases=True):
+        return f"{wanted.name} {version} is installed, {wanted.specifier} is required"
     return None
 
 
@@ -66,16 +68,6 @@ def installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def numbers(version: str) -> list[int]:
-    """Returns the leading numbers of a version.
-
-    >>> numbers("0.10.2rc1")
-    [0, 10, 2]
-    """
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return [int(part) for part in match[0].split(".")] if match else []
 
 
 def devices() -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from data.storage.files import atomic_path
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import GainsFlags
 from scripts.terminal import print_note, print_table
+from trainer.metrics.plots import import_pyplot
 
 SPAN = 9  # neighbours by data size that the curve averages, as it is drawn in GShard's Figure 6
 
@@ -109,11 +110,7 @@ def check_same(
 
 def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list[float]]) -> None:
     """Draws the gains of each part, from much data to little, and a moving average per model."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = import_pyplot()
     places = range(len(names))
     figure, axes = pyplot.subplots(
         figsize=(min(max(5, 0.2 * len(names)), 30), 4.5), layout="constrained"
