@@ -2,6 +2,7 @@
 # make quickstart-translate   a trained translation model, and its BLEU
 # make cuda, make tpu         JAX for the NVIDIA GPUs, or the TPUs, of this machine
 # make test                   lint, types and all tests
+# make test-newest            the tests with the newest of everything, beyond the lock
 # make test-sweep             a search for layouts that change a result, until stopped
 # make test-faults            many kills, signals, stalls and interrupts; much mutated input
 # make bench                  speed, and that of other libraries where they are installed
@@ -15,7 +16,7 @@ LOCK := $(BIN)/uv pip compile --universal --quiet --no-header --upgrade --genera
 export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-sweep lint bench bench-gpu audit \
+.PHONY: help install cuda tpu quickstart quickstart-translate test test-faults test-newest test-sweep lint bench bench-gpu audit \
   lock
 
 help:
@@ -47,6 +48,9 @@ test: install lint
 
 test-sweep: install  # make test-sweep SWEEP="--seed=4711 --cases=1 --run_every=1"
 	$(BIN)/python -m tests.sweep $(SWEEP)
+
+test-newest: install  # make test-newest TESTS="-n 0 tests/test_private_apis.py"
+	.ci/test-newest $(TESTS)
 
 test-faults: install
 	$(BIN)/python -m pytest -n 0 -m faults

@@ -29,8 +29,9 @@ def extra_required(extra: str, user: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:  # also importlib.metadata's PackageNotFoundError
+        package = (error.name or "a package").partition(".")[0]
         raise UserError(
-            f"{user} needs {error.name}, which is not installed: pip install -e '.[{extra}]'  in "
+            f"{user} needs {package}, which is not installed: pip install -e '.[{extra}]'  in "
             "the folder of Meshloom."
         ) from None
 
