@@ -21,7 +21,7 @@ import numpy as np
 from configs.errors import UserError
 from data import manifest
 from data.build_log import NAME as BUILD_LOG
-from data.build_log import BuildLog, WrittenChunk, checksums
+from data.build_log import BuildLog, checksums
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
 from data.sources.compression import BytesRead, counted_bytes
@@ -45,7 +45,7 @@ PackedChunk = tuple[dict[str, np.ndarray], Counts]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Says how chunks become rows; each worker calls it once, and packs with what it returns."""
+    """Describes how chunks become rows; each worker calls it once, and packs with the result."""
 
     task: Task
     vocabs: Vocabs
@@ -70,7 +70,7 @@ class Packing:
 
     @functools.cached_property
     def key(self) -> str:
-        """Returns a text that differs where the rows of a chunk do."""
+        """Returns a text that differs if the rows of a chunk do."""
         settings = manifest.settings(self.task)
         return json.dumps([settings, self.vocabs.hashes(), dict(self.versions)], sort_keys=True)
 
@@ -100,7 +100,7 @@ def build(
 ) -> None:
     """Fills a folder with the vocabs, the rows of each split and the manifest.
 
-    What a killed build left in the folder is kept.
+    It keeps what a killed build left in the folder.
     """
     stamps = task.source.fingerprint()
     key = manifest.CacheKey.of(task, given)
@@ -209,7 +209,7 @@ class SplitBuilder:
     def _written(
         self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, GrowingArray]
     ) -> Iterator[tuple[Chunk, Counts]]:
-        """Writes chunks in their order, and yields each, without its examples, and its counts."""
+        """Writes chunks in their order, and yields each with its counts."""
         rest = chunks
         for before in self._log.chunks.get(split, []):
             chunk = next(chunks, None)
@@ -222,15 +222,20 @@ class SplitBuilder:
                 break
             for name, array in arrays.items():
                 array.append(kept[name])
-            yield _without_examples(chunk), Counts.read(before.counts)
+            yield chunk, Counts.read(before.counts)
         sent = list[Chunk]()
-        jobs = (_job(chunk, sent, training=split == "train") for chunk in rest)
-        for packed, counts in self._in_order(jobs, self._packing):
+
+        def jobs() -> Iterator[Job]:
+            for chunk in rest:
+                sent.append(dataclasses.replace(chunk, examples=[]))  # which can be many
+                yield chunk.examples, chunk.tag, split == "train"
+
+        for packed, counts in self._in_order(jobs(), self._packing):
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
                 array.flush()
-            self._log.add_chunk(WrittenChunk.of(split, chunk.text_hash, counts, packed))
+            self._log.add_chunk(split, chunk.text_hash, counts, packed)
             yield chunk, counts
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
@@ -293,19 +298,6 @@ def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
             group, characters = [], 0
     if group:
         yield group
-
-
-def _without_examples(chunk: Chunk) -> Chunk:
-    """Returns what is kept of a chunk; its examples can be many."""
-    return dataclasses.replace(chunk, examples=[])
-
-
-def _job(
-    chunk: Chunk, sent: list[Chunk], *, training: bool
-) -> tuple[list[Example], str | None, bool]:
-    """Notes a chunk without its examples and returns what to pack."""
-    sent.append(_without_examples(chunk))
-    return chunk.examples, chunk.tag, training
 
 
 def _losses(counts: Counts, dropped: Counter[str]) -> str:

@@ -1,4 +1,4 @@
-"""Remembers what of a cache is built, so that a killed build goes on where it was."""
+"""Logs which parts of a cache are built, so that a killed build continues there."""
 
 import dataclasses
 import json
@@ -17,19 +17,13 @@ NAME = "building.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class WrittenChunk:
-    """Describes a chunk whose rows are written: of which text, how many, with which checksums."""
+    """Describes a chunk whose rows are written."""
 
     split: str
     text_hash: str
     """Hash of the text of the split up to the end of the chunk."""
     counts: dict[str, int]
     checksums: dict[str, int]
-
-    @classmethod
-    def of(
-        cls, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
-    ) -> "WrittenChunk":
-        return cls(split, text_hash, counts.written(), checksums(arrays))
 
 
 class BuildLog:
@@ -68,7 +62,10 @@ class BuildLog:
             self.splits.clear()
         self.vocab_hashes = hashes
 
-    def add_chunk(self, chunk: WrittenChunk) -> None:
+    def add_chunk(
+        self, split: str, text_hash: str, counts: Counts, arrays: Mapping[str, np.ndarray]
+    ) -> None:
+        chunk = WrittenChunk(split, text_hash, counts.written(), checksums(arrays))
         self._append({"chunk": dataclasses.asdict(chunk)})
 
     def add_split(self, split: str, entry: Mapping[str, Any]) -> None:

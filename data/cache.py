@@ -1,7 +1,7 @@
 """Keeps a task's packed rows and vocabs on disk, and finds those that belong to it.
 
 A task has a cache for each of its settings and texts: the first in the folder `name`, later ones
-beside it in `name@key`.  A task's name has no @.
+in `name@key`.  A task's name has no @.
 """
 
 import contextlib
@@ -83,7 +83,11 @@ def prepare(
             if caches.find(allow_damaged=rebuild) != match:
                 continue
             if match.reasons:
-                logger.info("%s: builds %s.", task.name, _beside(match))
+                assert match.nearest is not None
+                logger.info(
+                    "%s: builds %s beside %s, because %s.",
+                    task.name, match.folder, match.nearest.name, "; ".join(match.reasons),
+                )  # fmt: skip
             shared = unfinished(match.folder) / "chunks"
             in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
             if pipeline is not None:
@@ -95,34 +99,6 @@ def prepare(
         rebuild = False
 
 
-def open_prepared(
-    task: Task,
-    data_dir: str | Path,
-    *,
-    vocab: Vocab | None = None,
-    source_vocab: Vocab | None = None,
-    content_hash: str | None = None,
-) -> Prepared | None:
-    """Returns the rows of a task where data_dir has them; builds nothing."""
-    caches = TaskCaches(task, data_dir, vocab, source_vocab, content_hash)
-    match = caches.find()
-    return None if match.stored is None else caches.open(match)
-
-
-def find_manifest(
-    task: Task,
-    data_dir: str | Path,
-    *,
-    vocab: Vocab | None = None,
-    source_vocab: Vocab | None = None,
-    content_hash: str | None = None,
-) -> dict[str, Any] | None:
-    """Returns the manifest of the cache that serves a task; None without a whole one."""
-    with contextlib.suppress(UserError):
-        return TaskCaches(task, data_dir, vocab, source_vocab, content_hash).find().stored
-    return None
-
-
 @dataclasses.dataclass(frozen=True)
 class Match:
     """Holds the folder that serves a task, or the one to build."""
@@ -132,7 +108,7 @@ class Match:
     """The manifest of the cache; None where it is to be built."""
     nearest: Path | None = None
     reasons: tuple[str, ...] = ()
-    """How the nearest cache of the task differs, where none serves."""
+    """How the nearest cache of the task differs, if none serves."""
 
 
 class TaskCaches:
@@ -185,13 +161,24 @@ class TaskCaches:
         return Match(folder.with_name(name), None, nearest, tuple(reasons))
 
     def differences(self, stored: dict[str, Any]) -> list[str]:
-        """Describes how a cache differs from the settings, the versions and the text of now."""
+        """Describes how a cache differs from the current settings, versions and text."""
         if reasons := self.key.differences(stored):
             return reasons
         if self._stamps in (None, stored["fingerprint"]):
             return []
         text_hash = stored.get("text_hash", stored["content_hash"])  # older caches have one hash
         return [] if text_hash == self._text_hash else [_other_text(stored, self._stamps)]
+
+    def manifest(self) -> dict[str, Any] | None:
+        """Returns the manifest of the cache that serves; None without a whole one."""
+        with contextlib.suppress(UserError):
+            return self.find().stored
+        return None
+
+    def open_if_built(self) -> Prepared | None:
+        """Returns the rows of the task where data_dir has them; builds nothing."""
+        match = self.find()
+        return None if match.stored is None else self.open(match)
 
     def open(self, match: Match) -> Prepared:
         """Opens the cache that serves."""
@@ -266,7 +253,7 @@ def cache_folders(data_dir: str | Path) -> list[Path]:
 def folders_of(task_name: str, data_dir: Path) -> list[Path]:
     """Returns the folders of a task's caches, newest first; a remote one is whole by its manifest.
 
-    Whatever lies at the place of the first cache is one, so that nothing else is overwritten.
+    Anything with the name of the first cache counts as one, so that it is not overwritten.
     """
     folders = [data_dir / task_name, *data_dir.glob(f"{task_name}@*")]
     present = [f for f in folders if (f / manifest.NAME if is_remote(f) else f).exists()]
@@ -282,11 +269,6 @@ def foreign_name(folder: Path) -> str | None:
         return folder.name
     names = sorted(path.name for path in folder.iterdir())
     return next((n for n in names if not any(fnmatch.fnmatch(n, p) for p in _FILES)), None)
-
-
-def _beside(match: Match) -> str:
-    assert match.nearest is not None
-    return f"{match.folder} beside {match.nearest.name}, because {'; '.join(match.reasons)}"
 
 
 def _other_text(stored: dict[str, Any], stamps: dict[str, Any] | None) -> str:

@@ -24,11 +24,11 @@ class CacheEntry:
     written_s: float
     """Seconds since 1970; 0 where it has no manifest."""
     reasons: tuple[str, ...]
-    """How it differs: from the settings and the text of now, or from the newest of its task."""
+    """How it differs: from the current settings and text, or from the newest of its task."""
     is_compared: bool
-    """Whether `reasons` compares with the settings and the text of now."""
+    """Whether `reasons` compares with the current settings and text."""
     is_finished: bool
-    """Whether it is whole, and not what a kill left."""
+    """Whether it is whole; a killed build leaves one that is not."""
     is_used: bool
     """Whether a process reads or builds it, as far as this machine knows."""
 

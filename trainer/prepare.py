@@ -40,15 +40,19 @@ def prepare(
     given: dict[str, Any] = {"content_hash": content_hash}
     if vocabs is not None:
         given |= {"vocab": vocabs.target, "source_vocab": vocabs.source}
+
+    def manifest() -> dict[str, Any] | None:
+        return cache.TaskCaches(task, data_dir, **given).manifest()
+
     if is_first_process():
         prepared = cache.prepare(task, data_dir, rebuild=rebuild, **given, **build)
         gather(prepared.manifest)
     else:
-        if rebuild or cache.find_manifest(task, data_dir, **given) is None:
+        if rebuild or manifest() is None:
             logger.info("%s: process 0 prepares it; this one waits.", task.name)
         no_manifest: dict[str, Any] = {}
         first = gather(no_manifest)[0]
-        is_stale = rebuild and first != cache.find_manifest(task, data_dir, **given)
+        is_stale = rebuild and first != manifest()
         prepared = cache.prepare(task, data_dir, rebuild=is_stale, **given, **build)
     if "validation" in task.source.splits() and "validation" not in prepared.splits:
         remedy = ", ".join([*task.source.remedies("validation"), "or more text"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.load import Config
 from data import manifest
-from data.cache import Prepared, cache_folders, check_rows, open_prepared
+from data.cache import Prepared, TaskCaches, cache_folders, check_rows
 from data.storage.lookup import sizes_below
 from data.task import Task
 from scripts.commands.common import task_of
@@ -68,13 +68,10 @@ def _prepared(task: Task, data_dir: Path, run: ModelDir | None) -> Prepared | No
     """Opens the cache of a run, or else that of the settings."""
     if run:
         vocabs = run.vocabs(task)
-        prepared = open_prepared(
-            task, data_dir, vocab=vocabs.target, source_vocab=vocabs.source,
-            content_hash=run.content_hash,
-        )  # fmt: skip
-        if prepared is not None:
+        caches = TaskCaches(task, data_dir, vocabs.target, vocabs.source, run.content_hash)
+        if prepared := caches.open_if_built():
             return prepared
-    return open_prepared(task, data_dir)
+    return TaskCaches(task, data_dir).open_if_built()
 
 
 def prepare_command(settings: SavedSettingsFlags, data_dir: Path) -> str:
