@@ -21,7 +21,7 @@ PAD = 0  # also what a decoder reads before its first target
 EOS = 1
 UNK = 2
 UNK_WORD = "<UNK>"  # what LM1B's rule writes for a word outside the word list
-_UNRELATED = "\ue000"  # for private use: no sub-word joins it with what stands behind it
+_UNRELATED = "\ue000"  # for private use: no sub-word joins it with what follows
 
 
 _thread_limit = 16
@@ -68,7 +68,7 @@ class Vocab(abc.ABC):
         self.begin_id = begin_id
         """What a decoder reads before the first token of a text."""
         self.end_id = end_id
-        """What stands behind the last token of a text."""
+        """What follows the last token of a text."""
         self.stop_ids = tuple(dict.fromkeys([end_id, *stop_ids]))
         """Where decoding stops: at the end of a text, and perhaps at that of a turn in a chat."""
         self.pad_id = pad_id
@@ -96,7 +96,7 @@ class Vocab(abc.ABC):
         """Returns the ids of each text, without those of its beginning and its end."""
 
     def encode_continuation(self, text: str) -> np.ndarray:
-        """Returns the ids of a text behind another one, without what stands before a text alone.
+        """Returns the ids of a text that follows another one, without what begins a text.
 
         SentencePiece puts a space before each text: `encode` of " is" has the ids of two spaces.
         """
@@ -165,11 +165,11 @@ class Tokenizer:
     @property
     def given_path(self) -> str | None:
         """Returns the path of the trained vocab to use; None: the task trains one."""
-        raise NotImplementedError
+        return None
 
     def given(self) -> Vocab | None:
         """Loads the trained vocab to use; None: the task trains one."""
-        raise NotImplementedError
+        return None
 
     @property
     def trained_size(self) -> int | None:

@@ -1,8 +1,7 @@
-"""Opens plain, .gz, .xz and .zst files, and says why one cannot be read."""
+"""Opens plain, .gz, .xz and .zst files, and explains why one cannot be read."""
 
 import contextlib
 import contextvars
-import gzip
 import io
 import lzma
 import os
@@ -17,32 +16,33 @@ from configs.paths import is_remote, path_of
 from data.storage import lookup, remote
 
 ENDINGS = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-"""What compressed files end in, by their first bytes."""
+"""Suffixes of compressed files, by their first bytes."""
 _BYTES_PER_READ = 1 << 17
+_GZIP = 16 + zlib.MAX_WBITS  # expects the header of gzip
 _MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
 
 
-ByteFile = IO[bytes] | gzip.GzipFile
+ByteFile = IO[bytes] | io.BufferedReader
 
 
 def open_file(name: str) -> ByteFile:
-    """Opens a file, local or remote, to read what it holds when it is decompressed."""
+    """Opens a file, local or remote, to read its decompressed content."""
     path = path_of(name).expanduser()
     try:
         file = lookup.open_to_read(name, path)
-        _follow(name, file)
+        if counter := _BYTES_READ.get():
+            counter.follow(file, lookup.size_of(path))
         match path.suffix:
             case ".gz":
-                return _Unzipped(file)
+                frames = _Frames(file, lambda: zlib.decompressobj(_GZIP))
             case ".xz":
                 frames = _Frames(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
-                return io.BufferedReader(frames, _BYTES_PER_READ)
             case ".zst":
                 library = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
                 frames = _Frames(file, library.decompressobj)
-                return io.BufferedReader(frames, _BYTES_PER_READ)
             case _:
                 return file
+        return io.BufferedReader(frames, _BYTES_PER_READ)
     except OSError as error:
         remote.raise_failure(error)
         reason = error.strerror or "there is no such file"
@@ -50,7 +50,7 @@ def open_file(name: str) -> ByteFile:
 
 
 class BytesRead:
-    """Adds up how many bytes of files are read; of an open file, those before its place."""
+    """Adds up how many bytes of files are read; of an open file, those before its position."""
 
     def __init__(self) -> None:
         self._bytes, self._open = 0, list[tuple[Any, int]]()
@@ -60,7 +60,7 @@ class BytesRead:
         self._bytes += count
 
     def follow(self, file: Any, size: int) -> None:
-        """Counts a file that was opened; once it is closed, all its bytes are read."""
+        """Counts an open file; all bytes of a closed one are read."""
         self.total()
         self._open.append((file, size))
 
@@ -87,13 +87,8 @@ def counted_bytes() -> Iterator[BytesRead]:
 
 
 def bytes_read() -> BytesRead:
-    """Returns what counts the bytes that are read now."""
+    """Returns the counter that is in use."""
     return _BYTES_READ.get() or BytesRead()
-
-
-def _follow(name: str, file: Any) -> None:
-    if counter := _BYTES_READ.get():
-        counter.follow(file, lookup.size_of(path_of(name).expanduser()))
 
 
 @contextlib.contextmanager
@@ -101,7 +96,7 @@ def read_errors(path: str) -> Iterator[None]:
     """Names the file in the errors of reading it."""
     try:
         yield
-    except (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+    except (EOFError, OSError) as error:
         remote.raise_failure(error)
         raise UserError(
             f"{path}: cannot be read to its end ({error}).  Copy or compress it again."
@@ -122,25 +117,11 @@ def nearest(path: str) -> str:
     return f"{hint}  (in {folder or 'this folder'})" if hint else ""
 
 
-class _Unzipped(gzip.GzipFile):
-    """Decompresses an open file, and closes it at the end, which the library leaves to others."""
-
-    def __init__(self, file: IO[bytes]):
-        super().__init__(fileobj=file, mode="rb")
-        self._file = file
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._file.close()
-
-
 class _Frames(io.RawIOBase):
-    """Decompresses one frame after another, which .xz calls streams and may pad with zeros.
+    """Decompresses one frame after another: members of .gz, or streams of .xz with zeros between.
 
-    The libraries' own readers take a .zst that was cut for a whole one, and what follows a damaged
-    header within a .xz for junk.
+    The libraries' own readers take a .zst that was cut for a whole one, ignore what follows a
+    damaged header within a .xz, and leave the file of a .gz open.
     """
 
     def __init__(self, file: IO[bytes], new_frame: Callable[[], Any]):
@@ -173,7 +154,10 @@ class _Frames(io.RawIOBase):
     def _decompressed(self, raw: bytes) -> bytes:
         texts = []
         while raw := raw if self._in_frame else raw.lstrip(b"\0"):
-            texts.append(self._frame.decompress(raw))
+            try:
+                texts.append(self._frame.decompress(raw))
+            except (lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+                raise OSError(str(error)) from None  # tarfile renames others
             raw, self._in_frame = self._frame.unused_data, not self._frame.eof
             if self._frame.eof:
                 self._frame = self._new_frame()

@@ -23,12 +23,12 @@ from data.storage.errors import FULL, describe_full
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
 TRAIN_SHARDS = tuple(range(1, 100))  # of 100: the held-out shards are made of the first
+_TRAIN = "training-monolingual.tokenized.shuffled/news.en-{:05d}-of-00100"
+_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-{:05d}-of-00050"
 _SHARD = re.compile(
-    r"training-monolingual\.tokenized\.shuffled/news\.en-(?P<train>\d{5})-of-00100"
-    r"|heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-(?P<held_out>\d{5})-of-00050"
+    "|".join(re.escape(name).replace(r"\{:05d\}", r"\d{5}") for name in (_TRAIN, _HELD_OUT))
 )
 Shard = Annotated[int, Field(ge=0, lt=50)]
-Key = tuple[str, int]
 NamedFile = tuple[str, ByteFile]
 
 
@@ -57,7 +57,7 @@ class Lm1b(Source):
                 yield from (line for line in lines if line and not line.isspace())
 
     def _in_order(
-        self, shards: Sequence[Key], stream: Iterator[tuple[Key, NamedFile]]
+        self, shards: Sequence[str], stream: Iterator[tuple[str, NamedFile]]
     ) -> Iterator[NamedFile]:
         """Yields the name and the lines of each of these shards, whatever their order in a stream.
 
@@ -65,32 +65,26 @@ class Lm1b(Source):
         """
         missing = dict.fromkeys(shards)
         with contextlib.ExitStack() as stack:
-            waiting: dict[Key, NamedFile] = {}
-            for key in shards:
-                while key not in waiting:
+            waiting: dict[str, NamedFile] = {}
+            for shard in shards:
+                while shard not in waiting:
                     arrived, (name, file) = next(stream, (None, ("", io.BytesIO())))
                     if arrived is None:
-                        raise self._error_of(list(missing), len(shards))
+                        raise UserError(
+                            f"Lm1b.archive = {self.archive!r}: {len(missing)} of {len(shards)} "
+                            f"shards are missing, such as {next(iter(missing))}.  Legal: "
+                            f"{TOP}.tar.gz, whole, or the folder that it unpacks to."
+                        )
                     if arrived in missing:
                         del missing[arrived]
-                        is_next = arrived == key
-                        waiting[arrived] = (
-                            name,
-                            file if is_next else stack.enter_context(copy(file)),
-                        )
+                        file = file if arrived == shard else stack.enter_context(copy(file))
+                        waiting[arrived] = (name, file)
                     elif arrived in shards:
                         raise UserError(
-                            f"Lm1b.archive = {self.archive!r}: shard {_name(*arrived)} is in it "
-                            f"twice.  Legal: {TOP}.tar.gz, or the folder that it unpacks to."
+                            f"Lm1b.archive = {self.archive!r}: shard {arrived} is in it twice.  "
+                            f"Legal: {TOP}.tar.gz, or the folder that it unpacks to."
                         )
-                yield waiting.pop(key)
-
-    def _error_of(self, missing: Sequence[Key], count: int) -> UserError:
-        return UserError(
-            f"Lm1b.archive = {self.archive!r}: {len(missing)} of {count} shards are missing, such "
-            f"as {_name(*missing[0])}.  Legal: {TOP}.tar.gz, whole, or the folder that it unpacks "
-            "to."
-        )
+                yield waiting.pop(shard)
 
     def bytes_to_read(self, split: str) -> int | None:
         return text_files.total_bytes(self._paths())
@@ -111,16 +105,11 @@ class Lm1b(Source):
         is_folder = path.is_dir()
         return sorted(map(str, path.glob("**/news.en*"))) if is_folder else [self.archive]
 
-    def _shards(self, split: str) -> list[Key]:
+    def _shards(self, split: str) -> list[str]:
+        """Names the shards of a split."""
         if split == "train":
-            return [("train", shard) for shard in TRAIN_SHARDS]
-        return [("held_out", shard) for shard in getattr(self, split)]
-
-
-def _name(kind: str, shard: int) -> str:
-    if kind == "train":
-        return f"training-monolingual.tokenized.shuffled/news.en-{shard:05d}-of-00100"
-    return f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{shard:05d}-of-00050"
+            return [_TRAIN.format(shard) for shard in TRAIN_SHARDS]
+        return [_HELD_OUT.format(shard) for shard in getattr(self, split)]
 
 
 @contextlib.contextmanager
@@ -157,7 +146,7 @@ def copy(lines: ByteFile) -> Iterator[ByteFile]:
             yield io.BufferedReader(reader)
 
 
-def _shards_of(archive: str) -> Iterator[tuple[Key, NamedFile]]:
+def _shards_of(archive: str) -> Iterator[tuple[str, NamedFile]]:
     """Yields each shard, its name and its lines; an archive is read once, as a stream."""
     path = path_of(archive).expanduser()
     if path.is_dir():
@@ -172,24 +161,23 @@ def _shards_of(archive: str) -> Iterator[tuple[Key, NamedFile]]:
             yield from _shards_in_tar(archive, file)
 
 
-def _shards_in_folder(folder: Path) -> Iterator[tuple[Key, NamedFile]]:
+def _shards_in_folder(folder: Path) -> Iterator[tuple[str, NamedFile]]:
     for path in sorted(folder.glob("**/news.en*")):
-        if key := _key(path.as_posix()):
+        if shard := _shard(path.as_posix()):
             with open_file(str(path)) as file:
-                yield key, (str(path), file)
+                yield shard, (str(path), file)
 
 
-def _shards_in_tar(archive: str, file: Any) -> Iterator[tuple[Key, NamedFile]]:
+def _shards_in_tar(archive: str, file: Any) -> Iterator[tuple[str, NamedFile]]:
     with tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
-            key, shard = _key(member.name), tar.extractfile(member) if member.isfile() else None
-            if key and shard is not None:
-                yield key, (f"{archive}, {member.name}", shard)
+            shard = _shard(member.name)
+            content = tar.extractfile(member) if shard and member.isfile() else None
+            if shard and content is not None:
+                yield shard, (f"{archive}, {member.name}", content)
 
 
-def _key(name: str) -> Key | None:
-    match = _SHARD.search(name)
-    if match is None or match.end() != len(name):
-        return None
-    kind = str(match.lastgroup)
-    return kind, int(match[kind])
+def _shard(path: str) -> str | None:
+    """Returns the name of a shard, given its path; None for other files."""
+    match = _SHARD.search(path)
+    return match[0] if match and match.end() == len(path) else None

@@ -17,7 +17,7 @@ class MixedSource(Source):
     """One number per part, with any sum. None: by size."""
     temperature: Positive = 1.0
     """By size, a rate is proportional to size ** (1 / temperature): 1 draws from each part in
-    proportion to its size, and a large number from all parts alike."""
+    proportion to its size, and a large number from all parts equally."""
 
     def __post_init__(self) -> None:
         problems = [*self.problems(), *self._rate_problems()]
@@ -28,6 +28,16 @@ class MixedSource(Source):
     def all_parts(self) -> Sequence[Source]:
         """Returns the sources that are mixed."""
         raise NotImplementedError
+
+    def named_parts(self) -> list[tuple[str, Any]]:
+        """Returns the parts with their names; equal names that are not given are numbered."""
+        parts = self.all_parts
+        names = part_names([part.part_name for part in parts], [part.part_label for part in parts])
+        return list(zip(names, parts, strict=True))
+
+    def parts_of(self, split: str) -> dict[str, Any]:
+        """Names the parts that have a split, by name, or by tag or kind."""
+        return {name: part for name, part in self.named_parts() if split in part.splits()}
 
     def problems(self) -> Iterator[str]:
         """Describes what is wrong with the parts and their names."""
@@ -53,6 +63,14 @@ class MixedSource(Source):
         """Returns the rates of the parts in training, given the number of rows of each."""
         return MixtureOrder.of(rows, self.rates or [n ** (1 / self.temperature) for n in rows])
 
+    def name_problems(self, *splits: str) -> Iterator[str]:
+        """Describes the names that several parts of a split have, given or not."""
+        for split in splits:
+            names = [name for name, part in self.named_parts() if split in part.splits()]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                kind = type(self).__name__
+                yield f"{kind}.parts: several of {split!r} have the name {', '.join(twice)}."
+
     def _rate_problems(self) -> Iterator[str]:
         kind = type(self).__name__
         parts = sum("train" in part.splits() for part in self.all_parts)
@@ -69,7 +87,7 @@ class MixedSource(Source):
 
 
 def part_names(names: Sequence[str | None], labels: Sequence[str]) -> list[str]:
-    """Returns the name of each part, or its label; labels that are alike are numbered.
+    """Returns the name of each part, or its label; equal labels are numbered.
 
     >>> part_names([None, "web", None], ["Tsv", "Tsv", "Tsv"])
     ['Tsv_1', 'web', 'Tsv_3']
@@ -78,10 +96,3 @@ def part_names(names: Sequence[str | None], labels: Sequence[str]) -> list[str]:
         name or (f"{label}_{labels[:i].count(label) + 1}" if labels.count(label) > 1 else label)
         for i, (name, label) in enumerate(zip(names, labels, strict=True))
     ]
-
-
-def name_problems(kind: str, split: str, names: Sequence[str]) -> Iterator[str]:
-    """Describes the names that several parts of a split have, given or not."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        yield f"{kind}.parts: several of {split!r} have the name {', '.join(twice)}."

@@ -12,7 +12,7 @@ from pydantic import Field
 from configs.errors import UserError, extra_required
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
 from data.sources import mixing, pair_files, text_files
-from data.sources.pairs import LANGUAGE, Pair, Pairs, tag_name
+from data.sources.pairs import LANGUAGE, Pair, Pairs
 from data.sources.text import SPLITS, Files, FileSource
 
 
@@ -171,21 +171,10 @@ class Mixture(mixing.MixedSource, Pairs):
             return self.parts
         return tuple(_spoken(part, one) for one in self.languages for part in self.parts)
 
-    def parts_of(self, split: str) -> dict[str, Pairs]:
-        """Names the parts that have a split, by name, tag or kind; tags and kinds that are alike
-        are numbered."""
-        return {name: part for name, part in self._named_parts() if split in part.splits()}
-
     @property
     def tags(self) -> tuple[str, ...]:
         """Names the tags that source lines may have."""
         return tuple(dict.fromkeys(tag for part in self.all_parts for tag in part.tags))
-
-    def _named_parts(self) -> list[tuple[str, Pairs]]:
-        parts = self.all_parts
-        kinds = [tag_name(part.tag or "") or type(part).__name__ for part in parts]
-        names = mixing.part_names([part.name for part in parts], kinds)
-        return list(zip(names, parts, strict=True))
 
     def problems(self) -> Iterator[str]:
         if any(isinstance(part, Mixture) for part in self.parts):
@@ -197,9 +186,7 @@ class Mixture(mixing.MixedSource, Pairs):
             yield f"Mixture.parts: their tags are {tags}.  Give each part a tag, or none."
         if self.languages:
             yield from self._language_problems()
-        for split in SPLITS:
-            names = [name for name, part in self._named_parts() if split in part.splits()]
-            yield from mixing.name_problems("Mixture", split, names)
+        yield from self.name_problems(*SPLITS)
 
     def _language_problems(self) -> Iterator[str]:
         for part in self.parts:

@@ -64,6 +64,11 @@ class Source:
         """Returns the name that the settings give to this part of a mixture."""
         return None
 
+    @property
+    def part_label(self) -> str:
+        """Returns what names this part where it has no name: its kind."""
+        return type(self).__name__
+
     def parts_of(self, split: str) -> Mapping[str, "Source"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
         return {type(self).__name__: self}

@@ -35,15 +35,6 @@ class TextMixture(mixing.MixedSource):
     def has_newlines(self) -> bool:
         return any(part.has_newlines for part in self.parts)
 
-    def parts_of(self, split: str) -> dict[str, Source]:
-        """Names the parts that have a split, by name or kind; kinds that are alike are numbered."""
-        named = zip(self._names(), self.parts, strict=True)
-        return {name: part for name, part in named if split in part.splits()}
-
-    def _names(self) -> list[str]:
-        kinds = [type(part).__name__ for part in self.parts]
-        return mixing.part_names([part.part_name for part in self.parts], kinds)
-
     def problems(self) -> Iterator[str]:
         for part in self.parts:
             if isinstance(part, Pairs):
@@ -53,4 +44,4 @@ class TextMixture(mixing.MixedSource):
                 )
             if isinstance(part, TextMixture):
                 yield "TextMixture.parts: a part is a mixture itself.  Name its parts here instead."
-        yield from mixing.name_problems("TextMixture", "train", self._names())
+        yield from self.name_problems("train")

@@ -16,13 +16,6 @@ _FORMAT = "meshloom labels 1\n"
 class Labels(Tokenizer):
     """Makes a vocab of all labels of the training examples, sorted."""
 
-    @property
-    def given_path(self) -> str | None:
-        return None
-
-    def given(self) -> Vocab | None:
-        return None
-
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         """Makes a vocab of the labels."""
         return LabelVocab((_FORMAT + "\n".join(sorted({*lines, *words}))).encode())

@@ -70,9 +70,6 @@ class TokenizerJson(Tokenizer):
     def may_drop_merges(self) -> bool:
         return False
 
-    def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
-        raise NotImplementedError("a tokenizer.json is given")
-
 
 class TokenizerJsonVocab(Vocab):
     """Maps text to ids and back by a tokenizer.json.

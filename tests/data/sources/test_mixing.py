@@ -3,7 +3,7 @@
 import pytest
 
 from configs.errors import UserError
-from data.sources.mixing import MixedSource, name_problems, part_names
+from data.sources.mixing import MixedSource, part_names
 from data.sources.pair_kinds import Mixture, Tsv
 from data.sources.text import TextFiles
 from data.sources.text_mixture import TextMixture
@@ -34,9 +34,11 @@ def test_rates_are_by_size_unless_they_are_set(mixture):
 
 
 def test_names_that_make_no_sense_are_described():
-    assert not [*name_problems("Mixture", "train", ["a", "b", "c"])]
-    [problem] = name_problems("Mixture", "test", ["a", "b", "a"])
-    assert problem == "Mixture.parts: several of 'test' have the name a."
+    parts = [Tsv(train=f"{name}.tsv", name=name) for name in "aba"]
+    assert Mixture(parts=parts[:2])
+    with pytest.raises(UserError) as error:
+        Mixture(parts=parts)
+    assert "Mixture.parts: several of 'train' have the name a." in str(error.value)
 
 
 @MIXTURES

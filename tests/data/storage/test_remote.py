@@ -158,7 +158,7 @@ def test_a_storage_that_does_not_answer_is_no_mistake_of_the_users(
 def test_a_compressed_object_is_closed_behind_its_text(there: Path) -> None:
     (there / "a.gz").write_bytes(gzip.compress(b"one"))
     with open_file(f"{there}/a.gz") as file:
-        raw = file.fileobj
+        raw = file.raw._file
         assert file.read() == b"one"
     assert raw.closed
 
