@@ -24,8 +24,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import SYSTEMS as SYSTEMS_HELP
-from scripts.benchmarks.options import Count, Rounds, SystemFlags
+from scripts.benchmarks.options import Count, SystemFlags
 from scripts.benchmarks.rounds import Worker, cores, ended, installed, ratio, rounds, serve, show
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 from scripts.command_line import run_command
@@ -228,12 +227,12 @@ def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, obje
 class Flags(SystemFlags):
     """Compares translation speed with Hugging Face and CTranslate2."""
 
-    rounds: Rounds = 5
+    rounds: Count = 5
     sentences: Count = 1000
     """Sources to translate."""
     batch_sizes: tuple[int, ...] = (16, 32, 64, 128)
     """Batch sizes to try, separated by commas."""
-    systems: Annotated[tuple[str, ...], Flag(SYSTEMS_HELP, choices=SYSTEMS)] = SYSTEMS
+    systems: Annotated[tuple[str, ...], Flag(choices=SYSTEMS)] = SYSTEMS
 
 
 def benchmark(flags: Flags) -> None:

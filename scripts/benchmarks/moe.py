@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from scripts.benchmarks.options import SYSTEMS as SYSTEMS_HELP
-from scripts.benchmarks.options import BaselineFlags, Count, Rounds
+from scripts.benchmarks.options import BaselineFlags, Count
 from scripts.benchmarks.rounds import cores, ended, rounds, seconds, serve, show, speedups, start
 from scripts.command_line import run_command
 from scripts.flag import Flag
@@ -124,8 +123,8 @@ def torch(kind: str) -> tuple[Pass, dict[str, object]]:
 class Flags(BaselineFlags):
     """Compares layers of experts with dense ones, and with those of another checkout."""
 
-    rounds: Rounds = 9
-    systems: Annotated[tuple[str, ...], Flag(SYSTEMS_HELP, choices=SYSTEMS)] = SYSTEMS
+    rounds: Count = 9
+    systems: Annotated[tuple[str, ...], Flag(choices=SYSTEMS)] = SYSTEMS
     passes: Count = 5
     """Passes in a round."""
 

@@ -8,8 +8,6 @@ from scripts.commands.shared_flags import JsonFile
 from scripts.flag import Flag
 
 Count = Annotated[int, Flag(min=1)]
-Rounds = Annotated[int, Flag("Rounds to measure.", min=1)]
-SYSTEMS = "Systems to compare, separated by commas."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +23,10 @@ class SystemFlags(JsonFlags):
 
     worker: Annotated[str | None, Flag(is_hidden=True)] = None
     """Runs this system, which answers the questions of the process that compares."""
-    rounds: Rounds
+    rounds: Count
+    """Rounds to measure."""
     systems: tuple[str, ...]
+    """Systems to compare, separated by commas."""
 
 
 @dataclass(frozen=True, kw_only=True)

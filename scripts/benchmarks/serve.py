@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.errors import UserError
-from scripts.benchmarks.options import Count, JsonFlags, Rounds
+from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
 from scripts.command_line import run_command
 
@@ -204,7 +204,8 @@ class Flags(JsonFlags):
 
     model_dir: Path
     """The run of a language model, such as runs/quickstart."""
-    rounds: Rounds = 3
+    rounds: Count = 3
+    """Rounds to measure."""
     clients: Count = 64
     """Clients that wait for an answer at a time."""
     requests: Count = 2000

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmarks.options import JsonFlags, Rounds
+from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
 from scripts.command_line import run_command
 
@@ -48,7 +48,7 @@ def first_step_s(model_dir: Path, data_dir: Path) -> float:
 class Flags(JsonFlags):
     """Measures how long a run of the quickstart takes to its first step."""
 
-    rounds: Rounds = 3
+    rounds: Count = 3
     """Warm runs to measure."""
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
-from scripts.benchmarks.options import SYSTEMS, BaselineFlags, Count, Rounds
+from scripts.benchmarks.options import BaselineFlags, Count
 from scripts.benchmarks.rounds import (
     MATRIX,
     best_seconds,
@@ -153,10 +153,9 @@ def torch(shape: Shape, *, compiled: bool) -> tuple[Run, Callable[[], float], di
 class Flags(BaselineFlags):
     """Compares training speed with PyTorch, or with another checkout."""
 
-    rounds: Rounds = 7
-    systems: Annotated[
-        tuple[str, ...], Flag(f"{SYSTEMS}  Legal: {', '.join(LEGAL)}.", choices=LEGAL)
-    ] = LEGAL[:2]
+    rounds: Count = 7
+    systems: Annotated[tuple[str, ...], Flag(choices=LEGAL)] = LEGAL[:2]
+    """Systems to compare, separated by commas.  Legal: meshloom, torch, torch_compiled."""
     steps: Count = 6
     """Steps in a round."""
     shape: Annotated[str, Flag(choices=tuple(SHAPES))] = DEFAULT_SHAPE

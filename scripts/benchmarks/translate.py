@@ -18,8 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import SYSTEMS as SYSTEMS_HELP
-from scripts.benchmarks.options import BaselineFlags, Count, Rounds
+from scripts.benchmarks.options import BaselineFlags, Count
 from scripts.benchmarks.rounds import (
     cores,
     ended,
@@ -167,8 +166,8 @@ def sorted_batches(pairs: Pairs) -> Iterator[Pairs]:
 class Flags(BaselineFlags):
     """Compares training speed with Hugging Face's Marian, or with another checkout."""
 
-    rounds: Rounds = 7
-    systems: Annotated[tuple[str, ...], Flag(SYSTEMS_HELP, choices=SYSTEMS)] = SYSTEMS
+    rounds: Count = 7
+    systems: Annotated[tuple[str, ...], Flag(choices=SYSTEMS)] = SYSTEMS
     pairs: Count = 2000
     """Pairs in a round."""
 

@@ -12,7 +12,7 @@ from layouts.cost.collectives import size_text
 from layouts.cost.interconnect import Topology
 from trainer.observers import CompiledStep, Observer, Outcome
 from trainer.planning.counts import Compilation
-from trainer.planning.report import as_json
+from trainer.planning.report import as_json, scaled
 from trainer.planning.training import (
     StepCounts,
     StepPlan,
@@ -70,9 +70,8 @@ def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCoun
     try:
         return count_step(step, Compilation.read(program, step.platform, compile_s)), ""
     except Exception as error:  # whatever it is, it is no reason not to train
-        return estimate_step(
-            step
-        ), f"  Counted from its trace, because its text cannot be read: {error!r}."
+        reason = f"  Counted from its trace, because its text cannot be read: {error!r}."
+        return estimate_step(step), reason
 
 
 def summary(plan: StepPlan) -> str:
@@ -98,21 +97,8 @@ def time_summary(plan: StepPlan) -> str:
     )
 
 
-def scaled(amount: float, unit: str) -> str:
-    """Writes an amount with a metric prefix.
-
-    >>> scaled(34_628_173_824, "FLOPs")
-    '34.6 GFLOPs'
-    """
-    prefixes = iter(" kMGTPE")
-    prefix = next(prefixes).strip()
-    while amount >= 1000:
-        amount, prefix = amount / 1000, next(prefixes)
-    return f"{amount:.3g} {prefix}{unit}"
-
-
 def compare(step_s: float, predicted_s: float | None) -> str:
-    """Returns how long steps took, beside what was predicted."""
+    """Returns how long steps took and what was predicted."""
     if predicted_s is None:
         return f"Step time: {step_s:.3g} s."
     error = step_s / predicted_s - 1

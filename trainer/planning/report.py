@@ -151,3 +151,16 @@ def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in ("count", "received_bytes", "seconds"):
             total[name] += row.get(name, 0)
     return sorted(sums.values(), key=lambda row: (-row["seconds"], -row["received_bytes"]))
+
+
+def scaled(amount: float, unit: str) -> str:
+    """Writes an amount with a metric prefix.
+
+    >>> scaled(34_628_173_824, "FLOPs")
+    '34.6 GFLOPs'
+    """
+    prefixes = iter(" kMGTPEZY")
+    prefix = next(prefixes).strip()
+    while amount >= 1000:
+        amount, prefix = amount / 1000, next(prefixes)
+    return f"{amount:.3g} {prefix}{unit}"

@@ -16,12 +16,11 @@ from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
 from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
-from trainer.planning.child import CompilerAborted, in_child
+from trainer.planning.child import CompilerAborted
 from trainer.planning.counts import TEMPORARIES
 from trainer.planning.step_benchmark import StepBenchmark, median_s, slowdown, time_rounds
 from trainer.planning.training import (
     StepPlan,
-    plan_compiled,
     plan_from_trace,
     plan_on_host,
     with_device_order,
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 Hardware = Topology | HostRates  # what a run is to be fast on
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
-"""Rules of layouts that are compiled beside the best of a ranking, and in how many shapes."""
+"""Rules of layouts that are always compiled, each with the number of its mesh shapes."""
 ROUNDS = 5  # of steps of layouts that take turns
 
 
@@ -81,11 +80,10 @@ def rank_layouts(
             "or a Run.batch_sequences with more divisors."
         )
     layouts = drop_oversized(run, layouts, hardware)
-    ranking = plan_layouts(
-        run, [layout for layout in layouts if layout in configured], hardware, []
-    )
-    others = [layout for layout in layouts if layout not in configured]
-    ranking = plan_layouts(run, others, hardware, ranking)
+    ranking: list[RankedLayout] = []
+    for is_configured in True, False:  # the first ones are planned, however slow they are
+        part = [layout for layout in layouts if (layout in configured) == is_configured]
+        ranking = plan_layouts(run, part, hardware, ranking)
     wider = legal_layouts(run, devices, with_shard_axis(record, fastest_first(ranking)[0].layout))
     wider = drop_oversized(run, wider, hardware)
     return fastest_first(plan_layouts(run, wider, hardware, ranking))
@@ -132,24 +130,20 @@ def fewest_products_first(
 
 
 def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan | None:
-    """Plans a layout; None where JAX cannot shard the step by it, although it is legal."""
+    """Plans a layout; None if JAX cannot shard the step by it, although it is legal."""
+    sizes = mesh_sizes(layout.mesh, hardware.devices)
     try:
-        return plan_layout(run, layout, hardware)
+        if isinstance(hardware, HostRates):
+            return plan_on_host(run, layout, make_mesh(layout), hardware)
+        return plan_from_trace(run, layout, sizes, hardware)
     except (UserError, RunError):
         raise
     except Exception:
-        sizes = mesh_sizes(layout.mesh, hardware.devices)
         problem = find_untraceable(run, layout, sizes, {}, trace_train_step)
         if problem is None:
             raise
         logger.info("Skipped %s: %s", one_line(layout), problem)
         return None
-
-
-def plan_layout(run: Run, layout: Layout, hardware: Hardware) -> StepPlan:
-    if isinstance(hardware, HostRates):
-        return plan_on_host(run, layout, make_mesh(layout), hardware)
-    return plan_from_trace(run, layout, mesh_sizes(layout.mesh, hardware.devices), hardware)
 
 
 def legal_layouts(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Layout]:
@@ -213,9 +207,8 @@ def shortlist(
     for rules, shapes in STANDARD.items():
         kind = [r for r in ranking if (r.layout.rules, r.layout.param_rules) == rules]
         chosen += [ranked for ranked in kind if may_fit(ranked.plan)][:shapes]
-    chosen += [
-        ranked for ranked in ranking if unordered(ranked.layout) in map(unordered, configured)
-    ]
+    of_files = {unordered(layout) for layout in configured}
+    chosen += [ranked for ranked in ranking if unordered(ranked.layout) in of_files]
     return list({unordered(ranked.layout): ranked for ranked in chosen}.values())
 
 
@@ -225,11 +218,6 @@ def may_fit(plan: StepPlan) -> bool:
         return True
     least_bytes = plan.memory.needed_bytes - plan.memory.bytes_by_cause[TEMPORARIES]
     return least_bytes <= plan.topology.chip.memory_bytes
-
-
-def compile_in_child(run: Run, topology: Topology, layout: Layout) -> StepPlan:
-    """Plans a layout by its compiled program; an abort of the compiler is an error."""
-    return in_child(plan_compiled, run, layout, mesh_sizes(layout.mesh, topology.devices), topology)
 
 
 def compile_layouts(

@@ -68,10 +68,7 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
     return {name: array(name, shape) for name, shape in run.task.array_shapes.items()}
 
 
-def time_rounds(
-    benchmarks: Mapping[str, StepBenchmark],
-    count: int,
-) -> list[RoundTimes]:
+def time_rounds(benchmarks: Mapping[str, StepBenchmark], count: int) -> list[RoundTimes]:
     """Times a step of each benchmark in every round; every other round goes backwards."""
     rounds = []
     for number in range(count):

@@ -17,7 +17,7 @@ import jax
 from configs.load import load
 from layouts.cost.calibration import measure_host
 from layouts.mesh import cache_compilations, simulate_devices
-from scripts.benchmarks.options import JsonFlags, Rounds
+from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import cores, show
 from scripts.command_line import run_command
 from scripts.commands.planning.layouts import BEST
@@ -44,7 +44,8 @@ class Flags(JsonFlags):
     """Settings of a small model. Repeat it for several."""
     device_count: Annotated[int, Flag(name="devices", min=1)] = 8
     """Virtual CPU devices."""
-    rounds: Rounds = 9
+    rounds: Count = 9
+    """Rounds to measure."""
     clock: Literal["wall", "cpu"] = "wall"
     """The clock. cpu adds up all threads, for a first look on a machine that others use as well."""
 

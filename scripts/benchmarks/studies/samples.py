@@ -17,7 +17,7 @@ import numpy as np
 
 from scripts.benchmarks.generate import inputs_of, model_on_device
 from scripts.benchmarks.language_model import SHAPES
-from scripts.benchmarks.options import Count, JsonFlags, Rounds
+from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import ratio, seconds, show
 from scripts.command_line import run_command
 from scripts.flag import Flag
@@ -39,7 +39,8 @@ class Flags(JsonFlags):
     """New tokens of each sample."""
     suffix: Count = 16
     """Tokens of the suffix."""
-    rounds: Rounds = 5
+    rounds: Count = 5
+    """Rounds to measure."""
 
 
 def runs_of(flags: Flags) -> dict[str, Callable[[], Any]]:

@@ -1,7 +1,6 @@
 """Runs `meshloom layouts` and `meshloom plan --compare`: compares layouts of one run."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from layouts.cost.calibration import measure_host
 from layouts.cost.collectives import format_mesh, size_text
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
-from layouts.mesh import has_tpu_compiler
+from layouts.mesh import has_tpu_compiler, mesh_sizes
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
 from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
 from scripts.commands.planning.inputs import (
@@ -29,20 +28,21 @@ from scripts.commands.planning.page import with_unit
 from scripts.commands.planning.tables import sort_key
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
+from trainer.planning.child import in_child
 from trainer.planning.report import as_json
 from trainer.planning.savings import suggest_slice
 from trainer.planning.search import (
     RankedLayout,
     benchmark_layouts,
-    compile_in_child,
     compile_layouts,
     rank_layouts,
     shortlist,
     without,
 )
+from trainer.planning.training import StepPlan, plan_compiled
 from trainer.run import Run
 
-BEST = 3  # by their traces: compiled, or run, beside the standard ones
+BEST = 3  # by their traces, that are compiled or run with the standard ones
 RUNNERS_UP = 4  # in the file
 COLUMNS = [
     "fits",
@@ -83,15 +83,22 @@ def search(flags: LayoutsFlags) -> None:
         raise UserError(f"--search compiles the best layouts.  {NO_COMPILER}")
     configured = configured_layouts(config, run, topology)
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
-    best, basis = ranking, f"{len(ranking)} layouts on {devices_text(topology)}, by their traces"
+    where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
+    best, basis = ranking, f"{len(ranking)} layouts on {where}, by their traces"
     if topology is not None:
         check_any_fits(ranking, topology)
     if flags.verify:
         best = try_layouts(run, topology, ranking, configured)
         ranking = [*best, *without(ranking, best)]
-        tried = "compiled" if topology is not None else "run"
-        basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {devices_text(topology)}"
-    figures = {ranked.name: figures_of(ranked) for ranked in ranking}
+        tried = "run" if topology is None else "compiled"
+        basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {where}"
+    figures = {
+        ranked.name: {
+            "by": ranked.basis,
+            **as_json(ranked.plan, ranked.layout, ranked.measured_s),
+        }
+        for ranked in ranking
+    }
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
     print_table(["layout", "by", *COLUMNS], rows)
     print(f"The fastest of {basis}: {best[0].name}")
@@ -128,7 +135,11 @@ def try_layouts(
     first = shortlist(ranking, configured, BEST)
     if topology is None:
         return benchmark_layouts(run, first)
-    compile_plan = functools.partial(compile_in_child, run, topology)
+
+    def compile_plan(layout: Layout) -> StepPlan:
+        sizes = mesh_sizes(layout.mesh, topology.devices)
+        return in_child(plan_compiled, run, layout, sizes, topology)
+
     return compile_layouts(first, without(ranking, first), compile_plan)
 
 
@@ -149,30 +160,20 @@ def check_any_fits(ranking: Sequence[RankedLayout], topology: Topology) -> None:
         )
 
 
-def devices_text(topology: Topology | None) -> str:
-    return f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
-
-
 def comments(ranking: Sequence[RankedLayout]) -> list[str]:
-    """Writes what a layout file says of the layout and of the runners-up, on the same basis."""
+    """Describes in a layout file the layout and the runners-up, on the same basis."""
+
+    def comment(ranked: RankedLayout) -> str:
+        misfit = ", does not fit" * (ranked.plan.fits is False)
+        return f"{ranked.step_s / best.step_s - 1:+.0%}{misfit}: {ranked.name}"
+
     best = ranking[0]
     memory = size_text(best.plan.memory.needed_bytes)
     fits = ", which fits" * (best.plan.fits is True)
     return [
         f"{best.step_s:.4g} s per step, {memory} per device{fits}.  Runners-up:",
-        *(comment(ranked, best) for ranked in ranking[1 : 1 + RUNNERS_UP]),
+        *map(comment, ranking[1 : 1 + RUNNERS_UP]),
     ]
-
-
-def comment(ranked: RankedLayout, best: RankedLayout) -> str:
-    """Writes how much slower than the best a layout is."""
-    misfit = ", does not fit" * (ranked.plan.fits is False)
-    return f"{ranked.step_s / best.step_s - 1:+.0%}{misfit}: {ranked.name}"
-
-
-def figures_of(ranked: RankedLayout) -> dict[str, Any]:
-    """Lists the plan's figures, and what the time of a step is known by."""
-    return {"by": ranked.basis, **as_json(ranked.plan, ranked.layout, ranked.measured_s)}
 
 
 def row(figures: dict[str, Any]) -> list[str]:

@@ -9,8 +9,8 @@ import click
 from layouts.cost.collectives import size_text
 from scripts.commands.common import open_output
 from scripts.html_page import page, table
-from trainer.planning.figures import FIGURES, Figure
-from trainer.planning.report import HOUR_S, by_line
+from trainer.planning.figures import FIGURES
+from trainer.planning.report import HOUR_S, by_line, scaled
 
 STYLE = (
     ".bar{display:flex;position:relative;height:2rem;margin-top:.5rem;background:#8883}"
@@ -61,17 +61,14 @@ def head(figures: Mapping[str, Any]) -> str:
     return table(
         {
             "figure": FIGURES[name].label,
-            "value": value_text(figures[name], FIGURES[name]),
+            "value": FIGURES[name].null
+            if figures[name] is None
+            else with_unit(figures[name], FIGURES[name].unit),
             "meaning": FIGURES[name].meaning,
         }
         for name in HEAD
         if figures.get(name) is not None or name in SHOWN_AS_NULL & figures.keys()
     )
-
-
-def value_text(value: Any, figure: Figure) -> str:
-    """Writes a figure, or what it means that there is none."""
-    return with_unit(value, figure.unit) if value is not None else figure.null
 
 
 def memory(figures: Mapping[str, Any]) -> list[str]:
@@ -103,7 +100,7 @@ def times(seconds: Mapping[str, float], whole_s: float) -> list[str]:
 
 
 def collectives(figures: Mapping[str, Any]) -> str:
-    """Lists the collectives of each line of the model, those that take the longest first."""
+    """Lists the collectives of each line of the model, the slowest first."""
     rows = by_line(figures["collectives"])
     if not rows:
         return "<p>None: the devices exchange nothing."
@@ -160,9 +157,10 @@ def with_unit(value: Any, unit: str) -> str:
         case "share":
             return f"{100 * value:.1f} %"
         case "FLOPs":
-            return flops_text(value)
-    number = value if isinstance(value, str) else rounded(value)
-    return f"{number} {unit}".strip()
+            return scaled(value, unit)
+    if not isinstance(value, str):
+        value = f"{value:,.0f}" if value >= 100 or isinstance(value, int) else f"{value:.3g}"
+    return f"{value} {unit}".strip()
 
 
 def seconds_text(seconds: float) -> str:
@@ -175,21 +173,8 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def flops_text(flops: float) -> str:
-    """Formats a number of floating-point operations."""
-    for prefix in ("", "k", "M", "G", "T", "P", "E"):
-        if flops < 1000:
-            return f"{flops:.3g} {prefix}FLOPs"
-        flops /= 1000
-    return f"{flops:.3g} ZFLOPs"
-
-
-def rounded(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or isinstance(value, int) else f"{value:.3g}"
-
-
 def bar(sizes: Mapping[str, float], whole: float, limit: bool) -> str:
-    """Draws parts beside each other on a bar that is at least the whole; a line is its limit."""
+    """Draws parts next to each other on a bar that is at least the whole; a line is its limit."""
     total = max(sum(sizes.values()), whole) or 1.0
     parts = "".join(
         f'<div style="width:{100 * size / total:.2f}%;background:{colour(i)}"'

@@ -97,21 +97,15 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     if plan.timing is not None:
         print_times("step", plan.timing)
     if plan.schedule.stages > 1:
-        print(stages_text(figures))
+        idle_s, repeats = plan.idle_s, plan.schedule.repeats
+        time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
+        around = f" {repeats} times around," if repeats > 1 else ""
+        print(
+            f"Pipeline: {plan.schedule.stages} stages,{around} {plan.run.microbatches} "
+            f"microbatches; stages idle {plan.schedule.bubble:.0%} of their time{time}"
+        )
     print_unexpected(figures)
     print(summary(figures))
-
-
-def stages_text(figures: dict[str, Any]) -> str:
-    """Writes how long stages of layers idle."""
-    idle_s = figures["idle_s"]
-    time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
-    repeats = figures["pipeline_repeats"]
-    around = f" {repeats} times around," if repeats > 1 else ""
-    return (
-        f"Pipeline: {figures['stages']} stages,{around} {figures['microbatches']} microbatches; "
-        f"stages idle {figures['bubble']:.0%} of their time{time}"
-    )
 
 
 def summary(figures: dict[str, Any]) -> str:
@@ -122,18 +116,17 @@ def summary(figures: dict[str, Any]) -> str:
         f"{size_text(received_bytes)} of traffic per device",
     ]
     if figures["step_time_s"] is not None:
+        range_s = figures["step_time_range_s"]
+        limits = (
+            ""
+            if range_s is None
+            else (f" ({range_s[0]:.3g} to {range_s[1]:.3g} s; not validated on these GPUs)")
+        )
         parts += [
-            f"step {figures['step_time_s']:.4g} s{range_text(figures['step_time_range_s'])}",
+            f"step {figures['step_time_s']:.4g} s{limits}",
             f"{figures['tokens_per_s']:,.0f} {figures['unit']}/s",
             f"utilisation {figures['utilisation']:.1%}",
             f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
             f"{with_unit(figures['chip_hours'], 'chip-hours')}",
         ]
     return summary_line(figures, parts)
-
-
-def range_text(range_s: tuple[float, float] | None) -> str:
-    """Writes how far a step time may be off."""
-    if range_s is None:
-        return ""
-    return f" ({range_s[0]:.3g} to {range_s[1]:.3g} s; not validated on these GPUs)"

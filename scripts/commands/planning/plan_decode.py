@@ -83,27 +83,13 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     shards = batch_shards(inputs.layout, inputs.sizes)
     rows = rounded(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
-    tokens = padded_lengths(
-        run, decoding.source_tokens, decoding.prompt_tokens, decoding.max_tokens,
-        decoding.suffix_tokens or 0,
-    )  # fmt: skip
-    search, suffix_tokens = search_of(search_flags(decoding), run.task), decoding.suffix_tokens or 0
+    names = ("beam", "flat", "temperature", "top_k", "top_p", "samples")
+    given = SearchFlags(**{name: getattr(decoding, name) for name in names})
+    search, suffix_tokens = search_of(given, run.task), decoding.suffix_tokens or 0
     if suffix_tokens and not (isinstance(search, Sampling) and search.width > 1):
         raise UserError(f"--suffix_tokens={suffix_tokens}: a suffix ranks samples.  Add --samples.")
-    shape = DecodeShape(search, rows, *tokens, suffix_tokens)
+    shape = DecodeShape(search, rows, *padded_lengths(run, decoding), suffix_tokens)
     return best_decode_plan(inputs, shape, flags.analytic)
-
-
-def search_flags(decoding: DecodePlanFlags) -> SearchFlags:
-    """Returns the flags of `meshloom decode` that choose the planned search."""
-    return SearchFlags(
-        beam=decoding.beam,
-        flat=decoding.flat,
-        temperature=decoding.temperature,
-        top_k=decoding.top_k,
-        top_p=decoding.top_p,
-        samples=decoding.samples,
-    )
 
 
 def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
@@ -120,15 +106,11 @@ def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> 
         return plan_decode_from_trace(run, layout, sizes, topology, shape, counts)
 
 
-def padded_lengths(
-    run: Run,
-    source_tokens: int | None,
-    prompt_tokens: int | None,
-    max_tokens: int | None,
-    suffix_tokens: int = 0,
-) -> tuple[int, int, int]:
+def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:
     """Returns the tokens of a source and of a prompt, padded as by `decode`, and new ones."""
-    task, options = run.task, DecodeOptions()
+    task, options, suffix_tokens = run.task, DecodeOptions(), decoding.suffix_tokens or 0
+    source_tokens, prompt_tokens = decoding.source_tokens, decoding.prompt_tokens
+    max_tokens = decoding.max_tokens
     if task.has_source:
         source = source_tokens or task.row_lengths["source_length"]
         prompt = prompt_tokens or 0

@@ -27,7 +27,7 @@ from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.search import rank_layouts
 from trainer.planning.sweep import SweepPoint, sweep
 
-RANKED = 3  # layouts that are swept beside the run's own
+RANKED = 3  # layouts of a ranking that are swept with the run's own
 SHOWN = 20  # combinations in the terminal
 NEAR = 0.04  # of the picture: two labels would overlap there
 MARGIN = 1.1  # of the picture, for circles and labels at its edge
@@ -74,12 +74,7 @@ def layouts_of(inputs: PlanInputs, topology: Topology, flags: PlanFlags) -> dict
     if not flags.layouts and topology.count == 1:
         ranking = rank_layouts(inputs.run, topology, [inputs.layout])
         layouts |= {ranked.name: ranked.layout for ranked in ranking[:RANKED]}
-    return without_equals(layouts, topology)
-
-
-def without_equals(layouts: Mapping[str, Layout], topology: Topology) -> dict[str, Layout]:
-    """Keeps the first name of layouts that are equal on the slice."""
-    equal: dict[Layout, str] = {}
+    equal: dict[Layout, str] = {}  # the first name of those that are equal on the slice
     for name, layout in layouts.items():
         sizes = format_mesh(mesh_sizes(layout.mesh, topology.devices))
         equal.setdefault(dataclasses.replace(layout, mesh=sizes, order=None), name)
@@ -89,7 +84,7 @@ def without_equals(layouts: Mapping[str, Layout], topology: Topology) -> dict[st
 def figures_of(point: SweepPoint, flags: PlanFlags) -> dict[str, Any]:
     """Lists what a combination is and costs; money only where a price is known."""
     price = flags.price_per_chip_hour
-    costs = {
+    figures = point.settings | {
         "bytes_per_device": point.plan.memory.needed_bytes,
         "step_time_s": point.step_s,
         "unit": point.plan.run.task.unit,
@@ -98,10 +93,9 @@ def figures_of(point: SweepPoint, flags: PlanFlags) -> dict[str, Any]:
         "run_hours": point.hours,
         "chip_hours": point.chip_hours,
     }
-    priced = (
-        {} if price is None else {"price": price * point.chip_hours, "currency": flags.currency}
-    )
-    return {**point.settings, **costs, **priced}
+    if price is not None:
+        figures |= {"price": price * point.chip_hours, "currency": flags.currency}
+    return figures
 
 
 def readable(number: int, row: dict[str, Any]) -> dict[str, str]:
@@ -119,8 +113,9 @@ def readable(number: int, row: dict[str, Any]) -> dict[str, str]:
         "run": with_unit(row["run_hours"], "hours"),
         "chip-hours": with_unit(row["chip_hours"], ""),
     }
-    priced = {f"price in {row['currency']}": with_unit(row["price"], "")} if "price" in row else {}
-    return {**texts, **priced, "layout": row["layout"]}
+    if "price" in row:
+        texts[f"price in {row['currency']}"] = with_unit(row["price"], "")
+    return texts | {"layout": row["layout"]}
 
 
 def write_page(
@@ -142,25 +137,21 @@ def write_page(
     click.echo(f"Wrote {flags.html}.")
 
 
-def place_of(point: SweepPoint) -> tuple[float, float]:
-    return point.step_s, point.chip_hours
-
-
 def labels_of(
-    points: Sequence[SweepPoint], widths: Sequence[float]
+    ends: Sequence[tuple[float, float]], widths: Sequence[float]
 ) -> dict[tuple[float, float], str]:
-    """Returns the numbers of points by their place; those of neighbours share a label."""
+    """Returns the numbers of points by their coordinates; those of neighbours share a label."""
     labels: dict[tuple[float, float], str] = {}
-    for number, place in enumerate(map(place_of, points), 1):
+    for number, end in enumerate(ends, 1):
         near = [
             other
             for other in labels
-            if all(abs(a - b) < NEAR * w for a, b, w in zip(other, place, widths, strict=True))
+            if all(abs(a - b) < NEAR * w for a, b, w in zip(other, end, widths, strict=True))
         ]
         if near:
             labels[near[0]] += f", {number}"
         else:
-            labels[place] = f"{number}"
+            labels[end] = f"{number}"
     return labels
 
 
@@ -182,12 +173,13 @@ def scatter(points: Sequence[SweepPoint], pyplot: Any) -> Any:
             color=f"C{number}", alpha=0.6, label=name,
         )  # fmt: skip
     axes.set(xlabel="step time in s", ylabel="chip-hours of the whole run")
-    widths = [MARGIN * max(sizes) for sizes in zip(*map(place_of, points), strict=True)]
+    ends = [(point.step_s, point.chip_hours) for point in points]
+    widths = [MARGIN * max(sizes) for sizes in zip(*ends, strict=True)]
     axes.set_xlim(0, widths[0])
     axes.set_ylim(0, widths[1])
-    for place, numbers in labels_of(points, widths).items():
+    for end, numbers in labels_of(ends, widths).items():
         axes.annotate(
-            numbers, place, (0, -16), textcoords="offset points", fontsize="small", ha="center"
+            numbers, end, (0, -16), textcoords="offset points", fontsize="small", ha="center"
         )
     axes.grid(alpha=0.3)
     figure.legend(title="layout", fontsize="x-small", loc="outside lower left")  # below all points
