@@ -46,8 +46,8 @@ def measure_host(devices: Sequence[jax.Device]) -> HostRates:
         with jax.set_mesh(mesh):
             split = NamedSharding(mesh, jax.P("all"))
             operand = jax.device_put(np.ones((count, *shape), np.float32), split)
-            place = jax.P("all")
-            mapped = jax.shard_map(function, in_specs=place, out_specs=place, check_vma=False)
+            spec = jax.P("all")
+            mapped = jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)
             compiled = jax.jit(mapped)
             return best_s(lambda: compiled(operand).block_until_ready())
 

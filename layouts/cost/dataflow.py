@@ -98,7 +98,7 @@ def local_size(aval: Any, mesh: Mapping[str, int]) -> int:
 def bodies(eqn: Any) -> tuple[list[Jaxpr], int]:
     """Returns what an equation runs inside, and how often; the branch that computes the most.
 
-    Of branches for platforms that compute alike, it is the last: the one of accelerators.
+    Of branches for several platforms it is the last: the one for accelerators.
     """
     inner = list(jaxprs_in_params(eqn.params))
     if eqn.primitive.name == "cond":

@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     link_bandwidth: float  # of one link between chips in one direction, bytes/s
     axes: int  # of the torus
     wraps: int
-    """An axis of the torus is a ring if it has a multiple of so many chips, else a line."""
+    """An axis of the torus is a ring if its chips are a multiple of this, else a line."""
     source: str
 
     @property

@@ -24,10 +24,10 @@ RING = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # times that the
 
 
 class GroupOnAxis(NamedTuple):
-    """Describes how a group of devices lies along one axis of the torus."""
+    """Describes the positions of a group of devices along one axis of the torus."""
 
     chips: int  # of the group
-    stride: int  # from one to the next; so many groups share the links between them
+    stride: int  # from one to the next: the number of groups that share the links between them
     wraps: bool  # whether the last is a neighbour of the first
 
 
@@ -108,8 +108,8 @@ class Topology:
         if kind is None:
             return None
         axes = CHIPS[kind].axes
-        places = np.array([device.coords[:axes] for device in devices.flat])
-        extents = tuple(int(n) for n in places.max(axis=0) - places.min(axis=0) + 1)
+        coords = np.array([device.coords[:axes] for device in devices.flat])
+        extents = tuple(int(n) for n in coords.max(axis=0) - coords.min(axis=0) + 1)
         count = len({getattr(device, "slice_index", 0) for device in devices.flat})
         several = f"{count}x" if count > 1 else ""
         return cls(f"{several}{kind}:{'x'.join(map(str, extents))}", CHIPS[kind], extents, count)
@@ -153,26 +153,26 @@ class Topology:
         """Returns how chips at these coordinates lie along each axis in which they differ."""
         along = []
         for axis, extent in enumerate(self.extents):
-            places = np.unique(coordinates[:, axis])
-            if len(places) == 1:
+            coords = np.unique(coordinates[:, axis])
+            if len(coords) == 1:
                 continue
-            stride = int(places[-1] - places[0]) // (len(places) - 1)
-            ring = extent % self.chip.wraps == 0 and len(places) * stride == extent
-            along.append(GroupOnAxis(len(places), stride, ring))
+            stride = int(coords[-1] - coords[0]) // (len(coords) - 1)
+            ring = extent % self.chip.wraps == 0 and len(coords) * stride == extent
+            along.append(GroupOnAxis(len(coords), stride, ring))
         return tuple(along)
 
-    def seconds(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
+    def seconds(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
         """Returns the seconds of one collective among these devices.
 
-        `places` are [x, y, ..] of each device's chip, then the number of its box if there are
+        `coords` are [x, y, ..] of each device's chip, then the number of its box if there are
         several; in a permutation each sends to the next one.  Between boxes, each device exchanges
         what it keeps inside its own: before a gather there, after a reduction.  A box with fewer
         devices of the group than others keeps more on each.
         """
         if self.count == 1:
-            return self.seconds_inside(kind, size_bytes, places)
-        boxes, devices = np.unique(places[:, -1], return_counts=True)
-        inside = places[places[:, -1] == boxes[np.argmax(devices)], :-1]
+            return self.seconds_inside(kind, size_bytes, coords)
+        boxes, devices = np.unique(coords[:, -1], return_counts=True)
+        inside = coords[coords[:, -1] == boxes[np.argmax(devices)], :-1]
         inside_s = self.seconds_inside(kind, size_bytes, inside) if len(inside) > 1 else 0.0
         if len(boxes) == 1:
             return inside_s
@@ -185,24 +185,24 @@ class Topology:
         """Returns the bytes per second between boxes that a device has while all devices send."""
         return NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
 
-    def seconds_inside(self, kind: str, size_bytes: float, places: np.ndarray) -> float:
+    def seconds_inside(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
         """Returns the seconds of one collective among devices of one box.
 
         Rings along every axis of the torus share gathers and reductions; an all-to-all must cross
         the middle of the longest axis.  A switch takes what each GPU sends, all of them at once.
         """
         if self.is_gpu:
-            share = 1 if kind == "collective-permute" else 1 - 1 / len(places)
+            share = 1 if kind == "collective-permute" else 1 - 1 / len(coords)
             sent_bytes = RING.get(kind, 1) * size_bytes * share
             return sent_bytes / (self.chip.link_bandwidth * LINK_UTILISATION)
-        chips = np.unique(places, axis=0)
-        cores = len(places) / len(chips)  # of a chip that are in the group
+        chips = np.unique(coords, axis=0)
+        cores = len(coords) / len(chips)  # of a chip that are in the group
         groups = self.chip.cores / cores  # that share a chip, and so its links
         if len(chips) == 1:
             return RING.get(kind, 1) * size_bytes / self.chip.memory_bandwidth
         link, along = self.chip.link_bandwidth * LINK_UTILISATION, self.along(chips)
         if kind == "collective-permute":  # the last sends to the first over links that are free
-            hops = np.abs(np.diff(places, axis=0)).sum(axis=1)
+            hops = np.abs(np.diff(coords, axis=0)).sum(axis=1)
             return groups * float(hops.max()) * size_bytes / link
         if kind in RING:
             links = sum((2 if axis.wraps else 1) / axis.stride for axis in along)

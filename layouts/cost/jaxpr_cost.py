@@ -1,7 +1,7 @@
 """Counts FLOPs, traffic and memory of a traced step on one device, from the shardings in its types.
 
 Under explicit axes the type of every tensor in a trace has its sharding.  The collectives follow
-from that alone, so nothing needs to be compiled: the costs of Table 1 of Shazeer et al. 2018
+from the trace, so nothing needs to be compiled: the costs of Table 1 of Shazeer et al. 2018
 (Mesh-TensorFlow), for any layout and model.
 """
 
@@ -63,7 +63,7 @@ class Cost:
     """Products and other operations; the last entry is arguments and results."""
     collectives: tuple[Collective, ...]
     peak_bytes: int
-    """Peak memory beside the arguments, if nothing is fused."""
+    """Peak memory without the arguments, if nothing is fused."""
 
 
 class LocalTensor(NamedTuple):

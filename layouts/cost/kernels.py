@@ -1,4 +1,4 @@
-"""Counts the FLOPs of kernels: Pallas calls, of which a trace has one block for a whole grid."""
+"""Counts the FLOPs of kernels: Pallas calls, whose trace has one block of the grid."""
 
 import math
 import operator
@@ -45,7 +45,7 @@ def causal_share(eqn: Any) -> float:
     """Returns the share of its blocks that splash attention computes under a causal mask.
 
     It reads from an array whether a block is above the diagonal, and a trace has no values.  With
-    such a mask alone it reads the places of queries.  Blocks of queries and keys are equal.
+    such a mask alone it reads the positions of queries.  Blocks of queries and keys are equal.
     """
     is_causal = "q_sequence_ref" in (eqn.params["jaxpr"].debug_info.arg_names or ())
     if not is_causal or not eqn.params["name"].startswith("splash"):

@@ -9,7 +9,7 @@ from layouts.cost.dataflow import KERNEL, Flow, local_bytes
 
 
 def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
-    """Returns the peak beside the arguments; a value lives from its equation to its last use."""
+    """Returns the peak without the arguments; a value lives from its equation to its last use."""
     flow, live, peak = Flow(jaxpr), 0, 0
     ends = last_uses(jaxpr, flow)
     sizes = {v: value_bytes(v, flow, mesh) for dying in ends.values() for v in dying}

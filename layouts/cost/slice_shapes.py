@@ -66,7 +66,7 @@ def shapes_of_nodes(max_nodes: int) -> list[str]:
 
 
 def check_offered(topology: Topology) -> None:
-    """Raises an error that lists slices of about as many chips, if Google Cloud has no such one."""
+    """Raises an error that lists slices of similar size if Google Cloud does not offer this one."""
     offered, box = offered_slices(topology.kind), topology.box
     if box in offered or box.name in PUBLISHED:
         return

@@ -71,19 +71,19 @@ def coordinates(
     every = topology_devices(topology.torus, chip.kind, topology.count, chip.platform)
     devices = over_slices(every, mesh, None if topology.is_gpu else order, slices)
     has_boxes = topology.count > 1
-    places = [d.coords[:axes] + ((d.slice_index,) if has_boxes else ()) for d in devices.flat]
-    return np.array(places).reshape(*mesh.values(), -1)
+    coords = [d.coords[:axes] + ((d.slice_index,) if has_boxes else ()) for d in devices.flat]
+    return np.array(coords).reshape(*mesh.values(), -1)
 
 
 def seconds(
-    topology: Topology, places: np.ndarray, mesh: Mapping[str, int], collective: Collective
+    topology: Topology, coords: np.ndarray, mesh: Mapping[str, int], collective: Collective
 ) -> float:
     """Returns the seconds that one collective takes, each time; among boxes, its slowest group."""
     inner = [name in collective.mesh_axes for name in mesh]
     devices = math.prod(size for size, is_in in zip(mesh.values(), inner, strict=True) if is_in)
-    by_group = np.argsort([*inner, True], kind="stable")  # axes of a group behind the others
-    groups = places.transpose(by_group).reshape(-1, devices, places.shape[-1])
-    if collective.kind != "collective-permute":  # which is known by one pair alone
+    by_group = np.argsort([*inner, True], kind="stable")  # axes of a group come last
+    groups = coords.transpose(by_group).reshape(-1, devices, coords.shape[-1])
+    if collective.kind != "collective-permute":  # which has one pair of devices
         groups = groups[:, : collective.group]
     if topology.count == 1:  # all groups take the same time
         return topology.seconds(collective.kind, collective.bytes, groups[0])
@@ -110,7 +110,7 @@ def cycles_s(chip: Chip, cycles: Mapping[str, int]) -> tuple[float, float]:
 
 def add_up(
     topology: Topology,
-    places: np.ndarray,
+    coords: np.ndarray,
     mesh: Mapping[str, int],
     collectives: Iterable[Collective],
     products_s: float,
@@ -123,7 +123,7 @@ def add_up(
     for collective in collectives:
         kind = collective._replace(bytes=1, times=1, source="")
         if kind not in paces:
-            paces[kind] = seconds(topology, places, mesh, kind)
+            paces[kind] = seconds(topology, coords, mesh, kind)
         axes = ",".join(name for name in mesh if name in collective.mesh_axes)
         into = overlapped if collective.overlaps else waits
         transfer_s = collective.times * collective.bytes * paces[kind]

@@ -63,7 +63,7 @@ def joined_lines(text: str) -> Iterator[str]:
 
 
 def parse_instruction(line: str) -> Instruction | None:
-    """Parses a line; None where it is no instruction.
+    """Parses a line; None if it is not an instruction.
 
     >>> dot = parse_instruction("  %dot.1 = (f32[2]{0}, f32[]) dot(%a, %b), to_apply=%add")
     >>> dot.opcode, dot.operands, dot.bytes, dot.attribute("to_apply")

@@ -14,7 +14,7 @@ from layouts.hlo.replica_groups import group_axes
 FUSED_REDUCE_SCATTER = (
     "all-reduce-scatter"  # what the TPU compiler names a fused all-reduce and slice
 )
-# What the TPU compiler names fusions that start, continue or end one collective beside other work.
+# Names of fusions, on TPUs, that start, continue or end a collective and compute something else.
 ASYNC_FUSION = re.compile(r"async[-_]collective")
 KERNEL = 'custom_call_target="tpu_custom_call"'
 
@@ -38,7 +38,7 @@ class KernelCall(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledProgram:
+class CompiledText:
     """Holds a program's computations by name, and where its lines come from."""
 
     computations: Mapping[str, Computation]
@@ -50,7 +50,7 @@ class CompiledProgram:
     """The named scope to which the instructions of the entries are limited."""
 
     @classmethod
-    def read(cls, text: str, open_loop: str | None = None) -> "CompiledProgram":
+    def read(cls, text: str, open_loop: str | None = None) -> "CompiledText":
         """Parses what `jax.stages.Compiled.as_text()` returns."""
         computations: dict[str, Computation] = {}
         entry, current = "", None
@@ -65,13 +65,13 @@ class CompiledProgram:
         return cls(computations, (entry,), frames(text), open_loop)
 
     @property
-    def iteration(self) -> "CompiledProgram":
-        """Returns one iteration of the open loop alone: its condition and its body."""
+    def iteration(self) -> "CompiledText":
+        """Returns one iteration of the open loop: its condition and its body."""
         loop = next(e.instruction for e in self.executed if self.is_open(e.instruction))
         names = (loop.attribute("condition"), loop.attribute("body"))
         return dataclasses.replace(self, entries=tuple(name for name in names if name is not None))
 
-    def within(self, scope: str) -> "CompiledProgram":
+    def within(self, scope: str) -> "CompiledText":
         """Returns the part that was traced in a named scope, with all that it calls."""
         return dataclasses.replace(self, scope=scope)
 
@@ -192,7 +192,7 @@ class CompiledProgram:
     def collectives(self, mesh: Mapping[str, int]) -> list[Collective]:
         """Returns every collective of a step; `mesh` is what the program was compiled for.
 
-        A collective that several fusions share, each beside work of its own, counts once.
+        A collective that several fusions share counts once.
         """
         collectives = []
         channels = set[int | None]()
@@ -239,7 +239,7 @@ class CompiledProgram:
 
 
 def is_async(fusion: Instruction) -> bool:
-    """Returns whether a fusion holds a part of a collective that runs beside other work."""
+    """Returns whether a fusion overlaps a part of a collective with other work."""
     names = (fusion.name, fusion.attribute("calls") or "")
     return any(ASYNC_FUSION.match(name) for name in names)
 
@@ -253,14 +253,14 @@ def copied(name: str, computation: Computation) -> Instruction:
 
 
 def constant(name: str, computation: Computation) -> int | None:
-    """Returns the value of a whole number; None if it is no constant."""
+    """Returns the value of an integer constant; None for anything else."""
     instruction = copied(name, computation)
     number = re.match(r"(\d+)\)", instruction.rest)
     return int(number[1]) if instruction.opcode == "constant" and number else None
 
 
 def kernel_name(instruction: Instruction) -> str:
-    """Returns the name that a kernel has in JAX: what stands before the name of the operation."""
+    """Returns the name that a kernel has in JAX: the part before the name of the operation."""
     op_name = re.search(r'op_name="([^"]*)"', instruction.rest)
     return op_name[1].split("/")[-2] if op_name and "/" in op_name[1] else instruction.name
 

@@ -68,7 +68,7 @@ def measure_call(kind: str, megabytes: int, count: int) -> Row:
     """Measures a collective of `count` devices, with an array of this size on each."""
     import jax
 
-    from layouts.hlo.program import CompiledProgram
+    from layouts.hlo.program import CompiledText
 
     devices = np.array(jax.devices()[:count])
     coords = [getattr(device, "coords", (i,)) for i, device in enumerate(devices)]
@@ -82,7 +82,7 @@ def measure_call(kind: str, megabytes: int, count: int) -> Row:
         collective(kind, count), mesh=mesh, in_specs=jax.P(AXIS), out_specs=jax.P(AXIS)
     )
     executable = jax.jit(function).lower(array).compile()
-    compiled = CompiledProgram.read(executable.as_text() or "").collectives({AXIS: count})
+    compiled = CompiledText.read(executable.as_text() or "").collectives({AXIS: count})
     seconds = best_seconds(lambda: executable(array).block_until_ready())
     kinds = tuple(sorted({one.kind for one in compiled}))
     return row_of(kind, megabytes, count, seconds, compiled=kinds)

@@ -84,7 +84,7 @@ def meshloom(shape: Shape) -> tuple[Run, Callable[[], float], dict[str, object]]
 
     layout = Layout(mesh="data:1", rules="batch:data")
     mesh = make_mesh(layout)
-    program = train_step_spec(shape, layout)
+    step_spec = train_step_spec(shape, layout)
     ids = shape.ids()
     host = {
         "inputs_BL": ids[:, :-1],
@@ -92,15 +92,15 @@ def meshloom(shape: Shape) -> tuple[Run, Callable[[], float], dict[str, object]]
         "segments_BL": np.ones((shape.rows, shape.length), np.int32),
         "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
     }
-    sharding = BatchSharding(layout, mesh, shape.rows, program.microbatches)
+    sharding = BatchSharding(layout, mesh, shape.rows, step_spec.microbatches)
     batch = sharding.to_global_arrays(host)
-    state = init_state(program, mesh)
+    state = init_state(step_spec, mesh)
 
     def run(steps: int) -> None:
         nonlocal state
         with jax.set_mesh(mesh):
             for _ in range(steps):
-                state, metrics = train_step(program, state, batch)
+                state, metrics = train_step(step_spec, state, batch)
             jax.block_until_ready((state, metrics))
 
     gpu = jax.devices()[0].platform == "gpu"

@@ -69,7 +69,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
 
     layout = Layout(mesh="data:1", rules="batch:data")
     mesh = make_mesh(layout)
-    program = TrainStepSpec(
+    step_spec = TrainStepSpec(
         model=tiny.transformer(dropout=DROPOUT, combined_qkv=True, loss_chunks=2).model(layout),
         optimizer=AdamW(
             schedule=Constant(peak=LEARNING_RATE),
@@ -90,14 +90,14 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
     ids[: len(rows)] = np.arange(len(rows))
     sharding = BatchSharding(layout, mesh, ROWS, MICROBATCHES)
-    state = init_state(program, mesh)
+    state = init_state(step_spec, mesh)
 
     def epoch() -> None:
         nonlocal state
         with jax.set_mesh(mesh):
             for row_ids in ids.reshape(-1, ROWS):
                 batch = sharding.to_global_arrays(rows.batch(row_ids))
-                state, metrics = train_step(program, state, batch)
+                state, metrics = train_step(step_spec, state, batch)
             jax.block_until_ready((state, metrics))
 
     fill = float(np.mean(rows.counted_BL))

@@ -136,7 +136,7 @@ def open_output(path: str) -> Iterator[TextIO]:
         yield file
 
 
-def short(value: float) -> float | str:
+def four_decimals(value: float) -> float | str:
     return value if isinstance(value, int) else f"{value:.4f}"
 
 

@@ -20,7 +20,8 @@ from scripts.commands.common import (
 )
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
-from trainer.checkpoints.restore import ModelRestorer, TrainedModel
+from trainer.checkpoints.manager import Checkpoints
+from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import (
     TraceFn,
     check_layout,
@@ -36,12 +37,12 @@ from trainer.traces import DecodeShape, trace_generate
 
 @contextlib.contextmanager
 def trained_models(
-    flags: CheckpointFlags, programs: Callable[[Run], Sequence[TraceFn]] = lambda run: ()
+    flags: CheckpointFlags, trace_fns: Callable[[Run], Sequence[TraceFn]] = lambda run: ()
 ) -> Iterator[ModelRestorer]:
     """Opens the checkpoints of a run, and checks that the layout given now fits its model.
 
-    `programs` returns what is then traced; an error of JAX in it that the layout causes becomes one
-    message.
+    `trace_fns` returns what is then traced; an error of JAX in it that the layout causes becomes
+    one message.
     """
     config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
     check_same_settings(config)
@@ -54,7 +55,7 @@ def trained_models(
         print_note(warning)
     note_layout(layout, mesh, origins)
     with (
-        explained_errors(fitting, layout, sizes, origins, *programs(fitting)),
+        explained_errors(fitting, layout, sizes, origins, *trace_fns(fitting)),
         ModelRestorer(flags.model_dir, run, layout) as models,
     ):
         yield models
@@ -69,15 +70,16 @@ def note_layout(layout: Layout, mesh: Mesh, origins: Mapping[str, str]) -> None:
         print_note(f"Compiles for {describe_layout(layout, origins)}.")
 
 
-def decode_program(run: Run, search: Search, *, with_suffix: bool = False) -> TraceFn:
+def decode_trace_fn(run: Run, search: Search, *, with_suffix: bool = False) -> TraceFn:
     """Returns what traces the decoding of one batch with the smallest sizes that have all parts."""
     source, suffix = SHORTEST * run.task.has_source, SHORTEST * with_suffix
     shape = DecodeShape(search, run.batch_sequences, source, SHORTEST, SHORTEST, suffix)
     return functools.partial(trace_generate, shape=shape)
 
 
-def only(steps: list[int | None]) -> int | None:
-    """Returns the one checkpoint of a command that takes one."""
+def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
+    """Returns the step that --checkpoint chooses, of a command that takes one; None: the latest."""
+    steps = chosen_steps(checkpoints, which)
     if len(steps) != 1:
         raise UserError("--checkpoint=all: this command takes one checkpoint: latest, best, STEP.")
     return steps[0]

@@ -15,7 +15,7 @@ from configs.errors import UserError
 from layouts import convolution
 from layouts.cost.collectives import Collective
 from layouts.cost.jaxpr_cost import cost_of
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import lint
@@ -153,7 +153,7 @@ def test_devices_exchange_nothing_but_the_halo() -> None:
     kernel = jax.ShapeDtypeStruct((3, 3, D, F), jnp.float32)
     with jax.set_mesh(mesh):
         traced = jax.jit(lambda x, w: layout.convolve(EQUATION, x, w)).trace(image, kernel)
-        compiled = CompiledProgram.read(traced.lower().compile().as_text() or "")
+        compiled = CompiledText.read(traced.lower().compile().as_text() or "")
     expected = cost_of(traced.jaxpr.jaxpr, mesh.shape)
 
     def traffic(collectives: list[Collective] | tuple[Collective, ...]) -> list[tuple[Any, ...]]:

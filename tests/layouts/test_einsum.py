@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from layouts import einsum
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached, use_mesh
 
@@ -85,6 +85,6 @@ def test_on_tpus_the_gradient_of_a_stored_weight_is_not_added_up_whole(gathers_f
             )
         )
         program = jax.jit(jax.grad(objective)).lower(w_DF, x_BLD).compile()
-    read = CompiledProgram.read(program.as_text()).collectives({"data": 16})
+    read = CompiledText.read(program.as_text()).collectives({"data": 16})
     assert any(c.kind == "all-reduce" for c in read) is gathers_first
     assert read

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.segment_sum import segment_sum
@@ -37,6 +37,6 @@ def test_what_shares_an_id_is_added(name: str, id_axes: str) -> None:
         computed = program(placed, ids)
     assert computed.sharding.spec == layout.place("RJQ")
     np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-5)
-    sent = CompiledProgram.read(program.as_text() or "").collectives(mesh.shape)
+    sent = CompiledText.read(program.as_text() or "").collectives(mesh.shape)
     shard_bytes = computed.addressable_shards[0].data.nbytes
     assert [(c.kind, c.bytes) for c in sent] == [("all-reduce", shard_bytes)] * (name != "whole")

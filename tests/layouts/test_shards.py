@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.shards import gather_shard, ppermute
@@ -32,7 +32,7 @@ def test_the_gradient_of_a_weight_that_is_gathered_on_devices_is_scattered() -> 
         program = jax.jit(jax.grad(objective)).lower(*arrays).compile()
         dw_DF = program(*(jnp.asarray(array, jnp.float32) for array in (w_DF, x_BD, dy_BF)))
     np.testing.assert_allclose(dw_DF, x_BD.T @ dy_BF, rtol=0, atol=1e-5)
-    read = CompiledProgram.read(program.as_text()).collectives(dict(mesh.shape))
+    read = CompiledText.read(program.as_text()).collectives(dict(mesh.shape))
     assert {c.kind for c in read if c.bytes > 4} == {"reduce-scatter", "all-gather"}
 
 

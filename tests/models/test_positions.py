@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from configs.errors import UserError
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.attention.plain import dot_product_attention, unnormalized_probs
@@ -89,7 +89,7 @@ def test_a_product_swaps_halves_exactly(dtype: jnp.dtype) -> None:
 
 
 @functools.cache
-def table_gradient(layout: Layout, divides_late: bool) -> tuple[CompiledProgram, np.ndarray]:
+def table_gradient(layout: Layout, divides_late: bool) -> tuple[CompiledText, np.ndarray]:
     """The compiled gradient of attention by the table of biases, and its value."""
     mesh, rng = make_mesh(layout), np.random.default_rng(0)
     draw = {axes: rng.normal(size=shape).astype(np.float32) for axes, shape in SHAPES.items()}
@@ -111,7 +111,7 @@ def table_gradient(layout: Layout, divides_late: bool) -> tuple[CompiledProgram,
 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(objective, argnums=2)).lower(*arrays).compile()
-        return CompiledProgram.read(program.as_text() or ""), np.asarray(program(*arrays))
+        return CompiledText.read(program.as_text() or ""), np.asarray(program(*arrays))
 
 
 @pytest.mark.parametrize("divides_late", [True, False], ids=["by hand", "by JAX"])

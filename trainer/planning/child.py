@@ -21,7 +21,7 @@ FATAL = re.compile(r"^F\d{4} [^\]\n]*\] (.*)", re.M)  # as the compiler logs why
 
 
 class CompilerAborted(UserError):
-    """Reports a program or a slice on which the compiler ends its process."""
+    """Reports that the compiler aborts its process."""
 
 
 def in_child(

@@ -29,7 +29,7 @@ from layouts.cost.step_time import (
     cycles_s,
 )
 from layouts.hlo.compilation import compile_program, platform_of, text_of
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, uncached, use_mesh
 from trainer.run import Run
@@ -42,21 +42,21 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class WorkCounts(NamedTuple):
-    """Counts the work of one device in a program, or in a part of one."""
+    """Counts the work of one device in an executable or a trace, or in a part of one."""
 
     flops: int
     collectives: tuple[Collective, ...]
     ops: tuple[OpCost, ...] = ()
-    """From the trace, where the compiler gives no cycles."""
+    """Operations of the trace, if the compiler gives no cycles."""
     cycles: Mapping[str, int] | None = None
     """Cycles of products and of other work, as the TPU compiler estimates them."""
     read_bytes: int = 0
-    """Bytes that must be read at least: weights, and for a token the cache."""
+    """Bytes that are read at least: weights, and for a token the cache."""
     kernels: tuple[OpCost, ...] = ()
     """Pallas calls, which have no cycles: FLOPs from the trace, the rest as compiled."""
 
     def without(self, part: "WorkCounts") -> "WorkCounts":
-        """Subtracts a part; what is read stays."""
+        """Subtracts a part, except from the bytes that are read."""
         cycles = None
         if self.cycles is not None and part.cycles is not None:
             cycles = {kind: count - part.cycles[kind] for kind, count in self.cycles.items()}
@@ -74,7 +74,7 @@ def subtract(items: Iterable[Item], removed: Iterable[Item]) -> tuple[Item, ...]
 
 
 class MemoryUse(NamedTuple):
-    """Lists the memory that a program needs on one device."""
+    """Lists the memory that an executable needs on one device."""
 
     bytes_by_cause: Mapping[str, int]
     needed_bytes: int
@@ -93,13 +93,14 @@ def slice_mesh(sizes: dict[str, int], topology: Topology | None) -> AbstractMesh
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedProgram:
-    """Holds a traced program of a run with its mesh, before compilation."""
+class TracedFunction:
+    """Holds a traced function of a run with its mesh, before compilation."""
 
     run: Run
     layout: Layout
     mesh: Mesh | AbstractMesh
-    program: Any  # of jax: what `trace` returns
+    traced: Any
+    """What `trace` of a jitted function returns."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -114,7 +115,7 @@ class TracedProgram:
         return CPU if self.platform == "CPU" else TPU
 
     def device_coords(self, topology: Topology | None) -> np.ndarray | None:
-        """Returns where each device of the mesh stands on the torus of a slice."""
+        """Returns the coordinates of each device of the mesh on the torus of a slice."""
         return (
             None
             if topology is None
@@ -128,9 +129,9 @@ class ProgramPlan:
 
     mesh: Mapping[str, int]
     topology: Topology | None
-    """None where the devices are those of this machine."""
+    """None for the devices of this machine."""
     device_coords: np.ndarray | None
-    """Where each device of the mesh stands on the torus."""
+    """Coordinates of each device of the mesh on the torus."""
     memory: MemoryUse
 
     @property
@@ -139,7 +140,7 @@ class ProgramPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Returns whether one device's memory is large enough; None where the size is unknown."""
+        """Returns whether one device's memory is large enough; None if its size is unknown."""
         if self.topology is None:
             return None
         needed_bytes, available_bytes = self.memory.needed_bytes, self.topology.chip.memory_bytes
@@ -147,21 +148,21 @@ class ProgramPlan:
 
 
 class Compilation(NamedTuple):
-    """Holds a compiled program, or how much memory the compiler would have needed."""
+    """Holds an executable, or how much memory the compiler would have needed."""
 
     executable: Any
     text: str | None
-    """Of programs for CPUs and TPUs; None of others."""
+    """The compiled text, for CPUs and TPUs; None for other platforms."""
     compiled_for: str | None
     compile_s: float
     needed_bytes: int | None = None
-    """Memory without the arguments, where a device has no room for the program."""
+    """Memory without the arguments, if a device has no room for the executable."""
 
     @classmethod
     def read(
         cls, executable: Any, platform: str | None, compile_s: float, dump: Path | None = None
     ) -> "Compilation":
-        """Reads the text of a program, which the compiler may have dumped."""
+        """Reads the text of an executable, which the compiler may have dumped."""
         text = text_of(executable, dump) if platform in READABLE else None
         return cls(executable, text, platform, compile_s)
 
@@ -191,16 +192,16 @@ def excess_flops(executed: float, traced: float) -> str | None:
 
 
 def compile_for(
-    program: Any, mesh: Mesh | AbstractMesh, compiler_options: Iterable[str] = ()
+    traced: Any, mesh: Mesh | AbstractMesh, compiler_options: Iterable[str] = ()
 ) -> Compilation:
-    """Compiles a traced program for the devices of a mesh, which may be absent TPUs."""
+    """Compiles a traced function for the devices of a mesh, which may be absent TPUs."""
     start, platform = time.perf_counter(), platform_of(mesh)
     is_tpu = platform == "TPU"
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder) if is_tpu else None
         try:
             with use_mesh(mesh), uncached() if is_tpu else contextlib.nullcontext():
-                executable = compile_program(program, mesh, compiler_options, dump)
+                executable = compile_program(traced, mesh, compiler_options, dump)
         except jax.errors.JaxRuntimeError as error:
             needed = re.search(r"total memory required .*?\(([\d.]+)G\)", str(error))
             if needed is None:
@@ -211,9 +212,9 @@ def compile_for(
         return Compilation.read(executable, platform, compile_s, dump)
 
 
-def count_compiled(step: TracedProgram, text: CompiledProgram, read_bytes: int = 0) -> WorkCounts:
-    """Counts the work in a compiled program's text."""
-    flops = flops_by_kernel(step.program.jaxpr.jaxpr)
+def count_compiled(step: TracedFunction, text: CompiledText, read_bytes: int = 0) -> WorkCounts:
+    """Counts the work in a compiled text."""
+    flops = flops_by_kernel(step.traced.jaxpr.jaxpr)
     kernels = tuple(
         OpCost(round(flops.get(kernel.name, 0)), kernel.bytes, 0, kernel.times)
         for kernel in text.kernels
@@ -230,7 +231,7 @@ def count_compiled(step: TracedProgram, text: CompiledProgram, read_bytes: int =
 def time_on_slice(
     topology: Topology, device_coords: np.ndarray, sizes: Mapping[str, int], counts: WorkCounts
 ) -> Timing:
-    """Predicts seconds from the compiler's cycles, else from what such work usually takes.
+    """Predicts seconds from the compiler's cycles, or else from the FLOPs and bytes of the work.
 
     Cycles include the time to read memory; a trace's products do not.
     """

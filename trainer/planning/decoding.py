@@ -1,4 +1,4 @@
-"""Plans decoding from its real program: traced, or compiled for TPUs that are absent."""
+"""Plans decoding from its real function: traced, or compiled for TPUs that are absent."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import cost_of
 from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
 from models.decoding.generate import NEW_TOKENS, SUFFIX, generate_together
@@ -27,7 +27,7 @@ from trainer.planning.counts import (
     TEMPORARIES,
     MemoryUse,
     ProgramPlan,
-    TracedProgram,
+    TracedFunction,
     WorkCounts,
     compile_for,
     count_compiled,
@@ -44,10 +44,10 @@ class DecodeWork(NamedTuple):
     """Counts what one device does before the first token, for each token, and for a suffix."""
 
     prefill: WorkCounts
-    """Of sources and prompts."""
+    """The work on sources and prompts."""
     token: WorkCounts
     suffix: WorkCounts | None = None
-    """Of the suffix behind all samples, where one ranks them."""
+    """The work on the suffix behind all samples, if one ranks them."""
 
 
 class DecodeCounts(NamedTuple):
@@ -66,7 +66,7 @@ class DecodeTimings(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedDecode(TracedProgram):
+class TracedDecode(TracedFunction):
     """Holds the decoding of one batch, traced, with its arguments."""
 
     shape: DecodeShape
@@ -75,8 +75,9 @@ class TracedDecode(TracedProgram):
     """Sources and requests."""
     cache: Any
     jaxpr: Jaxpr
-    """Of one loop for the whole mesh, which does the same where each device has a loop of its own;
-    without what no token needs, such as the logits of a prompt."""
+    """The trace of one loop for the whole mesh, even where each device runs a loop of its own.
+
+    What no token needs, such as the logits of a prompt, is removed."""
 
     @property
     def loop(self) -> Any:
@@ -136,7 +137,7 @@ class TracedDecode(TracedProgram):
 
 
 def work_of_parts(whole: WorkCounts, token: WorkCounts, suffix: WorkCounts | None) -> DecodeWork:
-    """Splits the work of a program, of which the loop counts once."""
+    """Splits the work of a text or trace that counts one iteration of its loop."""
     prefill = whole.without(token)
     return DecodeWork(prefill if suffix is None else prefill.without(suffix), token, suffix)
 
@@ -163,7 +164,7 @@ def estimate_decode(step: TracedDecode) -> DecodeCounts:
 
 def compile_decode(step: TracedDecode) -> DecodeCounts:
     """Compiles decoding for its mesh, which may be of absent TPUs, and counts what it does."""
-    compilation, sizes = compile_for(step.program, step.mesh), step.array_bytes
+    compilation, sizes = compile_for(step.traced, step.mesh), step.array_bytes
     if compilation.needed_bytes is not None:
         argument_bytes = sizes["parameters"] + sizes["inputs"]
         work, estimate = estimate_decode(step)
@@ -171,7 +172,7 @@ def compile_decode(step: TracedDecode) -> DecodeCounts:
     memory = memory_by_cause(step, compilation.executable.memory_analysis())
     work = step.work
     if compilation.text is not None:
-        text = CompiledProgram.read(compilation.text, NEW_TOKENS)
+        text = CompiledText.read(compilation.text, NEW_TOKENS)
         token = count_compiled(step, text.iteration, work.token.read_bytes)
         both, suffix = count_compiled(step, text, work.prefill.read_bytes), None
         if work.suffix is not None:
@@ -232,7 +233,7 @@ class DecodePlan(ProgramPlan):
 
     @property
     def output_s(self) -> float | None:
-        """Predicts the seconds from the prompts to the ranked texts, where none ends sooner."""
+        """Predicts the seconds from the prompts to the ranked texts, if no text ends sooner."""
         if self.timings is None:
             return None
         prefill, token, suffix = self.timings
@@ -278,7 +279,7 @@ def plan_decode(step: TracedDecode, topology: Topology | None, counts: DecodeCou
 def count_compiled_decode(
     run: Run, layout: Layout, sizes: dict[str, int], topology: Topology, shape: DecodeShape
 ) -> DecodeCounts:
-    """Counts decoding in its program for a slice, which may be absent.  Call it in a child."""
+    """Counts decoding as compiled for a slice, which may be absent.  Call it in a child."""
     mesh = topology_mesh(topology.name, sizes, layout.order)
     return compile_decode(trace_decode(run, layout, mesh, shape))
 
@@ -291,6 +292,6 @@ def plan_decode_from_trace(
     shape: DecodeShape,
     counts: DecodeCounts | None = None,
 ) -> DecodePlan:
-    """Plans from a trace, which takes seconds and no compiler, and from counts if there are any."""
+    """Plans from a trace, which takes seconds, and from the counts of a compiled text if given."""
     step = trace_decode(run, layout, slice_mesh(sizes, topology), shape)
     return plan_decode(step, topology, counts or estimate_decode(step))

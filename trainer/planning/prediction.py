@@ -65,11 +65,11 @@ def predict(compiled: CompiledStep) -> Prediction:
     return Prediction(plan, summary(plan) + how_counted + time_summary(plan))
 
 
-def count(step: TracedStep, program: object, compile_s: float) -> tuple[StepCounts, str]:
-    """Counts what is in the program; from its trace where the text is of a newer compiler."""
+def count(step: TracedStep, executable: object, compile_s: float) -> tuple[StepCounts, str]:
+    """Counts what is in an executable; from its trace if the text is of a newer compiler."""
     try:
-        return count_step(step, Compilation.read(program, step.platform, compile_s)), ""
-    except Exception as error:  # whatever it is, it is no reason not to train
+        return count_step(step, Compilation.read(executable, step.platform, compile_s)), ""
+    except Exception as error:  # training goes on without a prediction
         reason = f"  Counted from its trace, because its text cannot be read: {error!r}."
         return estimate_step(step), reason
 
@@ -88,7 +88,7 @@ def summary(plan: StepPlan) -> str:
 
 
 def time_summary(plan: StepPlan) -> str:
-    """Returns a further line with the predicted time of a step; nothing where there is none."""
+    """Returns another line with the predicted time of a step; an empty text if there is none."""
     if plan.step_s is None or plan.topology is None:
         return ""
     return (

@@ -20,7 +20,7 @@ HOUR_S = 3600
 def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> dict[str, Any]:
     """Lists every figure of a training plan; None where it is not known.
 
-    The times are those of a measured step, where there is one.
+    The times are those of a measured step if there is one.
     """
     step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
@@ -119,7 +119,7 @@ def largest_weights(plan: StepPlan, layout: Layout) -> list[dict[str, Any]]:
 
 
 def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:
-    """Lists all collectives, those of which a device receives the most first."""
+    """Lists all collectives, starting with those of which a device receives the most bytes."""
     rows = []
     for collective in heaviest(counted):
         row = {
@@ -139,10 +139,9 @@ def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[s
 
 
 def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sums the rows of collectives of one kind along the same mesh axes for the same line.
+    """Sums the collectives of one kind along the same mesh axes for the same line of the model.
 
-    Those that take the longest come first, or, where times are not known, those that receive the
-    most.
+    The slowest come first; if no times are known, those that receive the most bytes.
     """
     sums: dict[tuple, dict[str, Any]] = {}
     for row in rows:

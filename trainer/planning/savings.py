@@ -65,7 +65,7 @@ def suggest_slice(plan: StepPlan) -> str:
             run, other.devices, candidates(record, other.devices)
         ):
             return f"{needed}: try --topology={other.name}."
-    return f"{needed}; over no slice of so many do batch and model split."
+    return f"{needed}; no slice of that size divides batch and model."
 
 
 def variants(run: Run) -> Iterator[tuple[str, Run]]:

@@ -29,7 +29,7 @@ from trainer.run import Run
 from trainer.traces import trace_train_step
 
 logger = logging.getLogger(__name__)
-Hardware = Topology | HostRates  # what a run is to be fast on
+Hardware = Topology | HostRates
 MIN_GAIN = 0.005  # of a step: a smaller one is not worth an order in the file
 STANDARD = {DATA_PARALLEL: 1, FSDP: 1, FSDP_AND_MODEL: 2}
 """Rules of layouts that are always compiled, each with the number of its mesh shapes."""
@@ -46,7 +46,7 @@ class RankedLayout(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """Names what the time of a step is known by: trace, compiler or steps."""
+        """Names the source of the step time: trace, compiler or steps."""
         if self.measured_s is not None:
             return "steps"
         memory = self.plan.memory
@@ -67,10 +67,10 @@ class RankedLayout(NamedTuple):
 def rank_layouts(
     run: Run, hardware: Hardware, configured: Sequence[Layout] = ()
 ) -> list[RankedLayout]:
-    """Ranks candidates, and layouts of the run's files, by traces: the fastest that fit first.
+    """Ranks candidates and layouts of the run's files by their traces, the fastest that fits first.
 
-    Leaves out candidates that cannot be the best: where products alone take longer than all of a
-    step that fits.  Tries a third mesh axis with the best only.
+    Skips candidates whose products already take longer than a whole step that fits.  Tries a third
+    mesh axis with the best one.
     """
     record, devices = record_loss(run), hardware.devices
     layouts = legal_layouts(run, devices, {*configured, *candidates(record, devices)})
@@ -158,7 +158,7 @@ def legal_layouts(run: Run, devices: int, layouts: Iterable[Layout]) -> list[Lay
 
 
 def drop_oversized(run: Run, layouts: list[Layout], hardware: Hardware) -> list[Layout]:
-    """Drops layouts whose weights and gradients alone do not fit; if none fits, keeps the least."""
+    """Drops layouts whose weights and gradients do not fit; if none fits, keeps the smallest."""
     if isinstance(hardware, HostRates) or not layouts:
         return layouts
     weights = record_loss(run).weights
@@ -184,7 +184,7 @@ def with_best_order(ranked: RankedLayout) -> RankedLayout:
 
 
 def fastest_first(ranking: Iterable[RankedLayout]) -> list[RankedLayout]:
-    """Sorts layouts by time, after those that fit, or may, the others."""
+    """Sorts layouts by time; those that do not fit come last."""
     return sorted(ranking, key=lambda ranked: (ranked.plan.fits is False, ranked.step_s))
 
 
@@ -222,16 +222,16 @@ def may_fit(plan: StepPlan) -> bool:
 
 def compile_layouts(
     first: Sequence[RankedLayout],
-    others: Sequence[RankedLayout],
+    further: Sequence[RankedLayout],
     compile_plan: Callable[[Layout], StepPlan],
 ) -> list[RankedLayout]:
-    """Compiles the first layouts, and of the others until one fits; sorts them by their steps.
+    """Compiles the first layouts, then further ones until one fits; sorts them by their steps.
 
     Skips those that the compiler fails on, unless it fails on all of the first.
     """
     compiled: list[RankedLayout] = []
     problem: Exception | None = None
-    for number, ranked in enumerate([*first, *others]):
+    for number, ranked in enumerate([*first, *further]):
         if number >= len(first) and (not compiled or any(r.plan.fits for r in compiled)):
             break
         try:
@@ -249,7 +249,7 @@ def compile_layouts(
 
 
 def without(ranking: Iterable[RankedLayout], removed: Iterable[RankedLayout]) -> list[RankedLayout]:
-    """Returns a ranking without some layouts, in whatever order of devices."""
+    """Returns a ranking without some layouts, whatever their order of devices."""
     layouts = {unordered(ranked.layout) for ranked in removed}
     return [ranked for ranked in ranking if unordered(ranked.layout) not in layouts]
 

@@ -40,11 +40,11 @@ class StepBenchmark:
         self._steps = math.ceil(BURST_S / self.run_steps(1))
 
     def time_step(self) -> float:
-        """Returns the seconds of a step, from a burst of as many as fill `BURST_S`."""
+        """Returns the seconds of a step: the mean of a burst that takes `BURST_S`."""
         return self.run_steps(self._steps) / self._steps
 
     def run_steps(self, steps: int) -> float:
-        """Runs steps and returns their seconds in all."""
+        """Runs steps and returns their total seconds."""
         start = self._clock()
         with jax.set_mesh(self._mesh):
             for _ in range(steps):
@@ -83,5 +83,5 @@ def median_s(rounds: Sequence[RoundTimes], name: str) -> float:
 
 
 def slowdown(rounds: Sequence[RoundTimes], name: str) -> float:
-    """Returns the median over rounds of a step's time by the fastest of the same round."""
+    """Returns the median over rounds of a step's time over that of the fastest in its round."""
     return statistics.median(times[name] / min(times.values()) for times in rounds)

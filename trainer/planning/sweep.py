@@ -1,4 +1,4 @@
-"""Sweeps settings of a run that change its cost and little else, to find a cheaper one."""
+"""Sweeps settings of a run that mainly change its cost, to find a cheaper one."""
 
 import dataclasses
 import logging
@@ -31,7 +31,7 @@ class SweepPoint(NamedTuple):
     """Name of the layout."""
     plan: StepPlan
     tokens: int
-    """That the whole run reads, equal for all points."""
+    """Tokens that the whole run reads, the same for all points."""
 
     @property
     def settings(self) -> dict[str, str | int]:
@@ -69,7 +69,7 @@ class SweepPoint(NamedTuple):
 def sweep(run: Run, layouts: Mapping[str, Layout], topology: Topology) -> list[SweepPoint]:
     """Plans all combinations by their traces; returns those that fit, the cheapest first.
 
-    Of the numbers of microbatches it takes the smallest that fits: more save only memory.
+    Each combination has the fewest microbatches with which it fits; more save only memory.
     """
     tokens = run.steps * run.batch_sequences * run.task.length
     combinations = [(name, variant) for variant in variants(run) for name in layouts]
@@ -112,7 +112,7 @@ def models(run: Run) -> Iterator[ModelSpec]:
 
 
 def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:
-    """Plans a run with the fewest microbatches with which it fits; None where none does."""
+    """Plans a run with the fewest microbatches with which it fits; None if it never does."""
 
     def fitting(microbatches: int) -> StepPlan | None:
         divided = dataclasses.replace(run, microbatches=microbatches)

@@ -14,7 +14,7 @@ from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import Cost, cost_of
 from layouts.cost.step_time import Timing, add_up, coordinates
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
 from layouts.mesh import topology_mesh, use_mesh
@@ -26,7 +26,7 @@ from trainer.planning.counts import (
     Compilation,
     MemoryUse,
     ProgramPlan,
-    TracedProgram,
+    TracedFunction,
     WorkCounts,
     compile_for,
     count_compiled,
@@ -39,7 +39,7 @@ from trainer.traces import trace_train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedStep(TracedProgram):
+class TracedStep(TracedFunction):
     """Holds a run's training step, traced, with its arguments."""
 
     state: State
@@ -48,7 +48,7 @@ class TracedStep(TracedProgram):
     @functools.cached_property
     def cost(self) -> Cost:
         """Counts the work in the trace."""
-        return cost_of(self.program.jaxpr.jaxpr, self.sizes, self.traits)
+        return cost_of(self.traced.jaxpr.jaxpr, self.sizes, self.traits)
 
     @property
     def argument_bytes(self) -> dict[str, int]:
@@ -87,10 +87,10 @@ class StepPlan(ProgramPlan):
     executed_flops: float
     """The same with what is recomputed, or computed redundantly on several devices."""
     traced_flops: float
-    """The same by the trace."""
+    """The executed FLOPs of the trace."""
     work: WorkCounts
     unexpected_collectives: tuple[UnexpectedTraffic, ...]
-    """Traffic that the compiler makes more or less of than the layout implies."""
+    """Traffic of the executable that differs from what the layout implies."""
     timing: Timing | None
 
     @property
@@ -99,14 +99,14 @@ class StepPlan(ProgramPlan):
 
     @property
     def step_range_s(self) -> tuple[float, float] | None:
-        """Returns the least and the longest step time, where no such device has measured one."""
+        """Returns the least and the longest step time on GPUs, where no step was ever measured."""
         if self.timing is None or self.topology is None or not self.topology.is_gpu:
             return None
         return self.timing.range_s
 
     @property
     def idle_s(self) -> float | None:
-        """Returns how long stages idle in a step, at most: if all compute were theirs."""
+        """Returns how long stages idle in a step at most, if all compute is in stages."""
         if self.timing is None:
             return None
         return self.schedule.bubble * (self.timing.products_s + self.timing.other_s)
@@ -143,7 +143,7 @@ def estimate_step(step: TracedStep) -> StepCounts:
 
 def compile_step(step: TracedStep) -> StepCounts:
     """Compiles a step for its mesh, which may be of absent TPUs, and counts what it does."""
-    compilation = compile_for(step.program, step.mesh, step.run.compiler_options)
+    compilation = compile_for(step.traced, step.mesh, step.run.compiler_options)
     if compilation.needed_bytes is None:
         return count_step(step, compilation)
     work, memory = estimate_step(step)
@@ -152,12 +152,12 @@ def compile_step(step: TracedStep) -> StepCounts:
 
 
 def count_step(step: TracedStep, compilation: Compilation) -> StepCounts:
-    """Counts what a compiled step does; from the trace where its text is not understood."""
+    """Counts what a compiled step does, or its trace if there is no compiled text."""
     causes = memory_by_cause(step, compilation.executable.memory_analysis())
     memory = compilation.memory(causes)
     if compilation.text is None:
         return StepCounts(estimate_step(step).work, memory)
-    return StepCounts(count_compiled(step, CompiledProgram.read(compilation.text)), memory)
+    return StepCounts(count_compiled(step, CompiledText.read(compilation.text)), memory)
 
 
 def memory_by_cause(step: TracedStep, memory: Any) -> dict[str, int]:
@@ -225,7 +225,7 @@ def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
 
 
 def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepPlan:
-    """Plans from a trace for devices that share this machine; what fits stays unknown."""
+    """Plans from a trace for devices that share this machine, whose memory is unknown."""
     step = trace_step(run, layout, mesh)
     counts = estimate_step(step)
     timing = estimate_host_timing(host, step.sizes, counts.work.ops, counts.work.collectives)
@@ -233,7 +233,7 @@ def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepP
 
 
 def plan_compiled(run: Run, layout: Layout, sizes: dict[str, int], topology: Topology) -> StepPlan:
-    """Plans a step from its program for a slice, which may be absent.  Call it in a child."""
+    """Plans a step as compiled for a slice, which may be absent.  Call it in a child."""
     step = trace_step(run, layout, topology_mesh(topology.name, sizes, layout.order))
     return plan_step(step, topology, compile_step(step))
 

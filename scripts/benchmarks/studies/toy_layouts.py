@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.errors import UserError
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import check
@@ -92,7 +92,7 @@ def measure(layout: Layout) -> Costs:
 
     with jax.set_mesh(mesh):
         executable = step.lower(tuple(map(argument, SHAPES)), argument("x_BD")).compile()
-    read = CompiledProgram.read(executable.as_text() or "")
+    read = CompiledText.read(executable.as_text() or "")
     sums = read.collectives(mesh_sizes(layout.mesh, DEVICES))
     assert all(collective.kind == "all-reduce" for collective in sums), sums
     memory = executable.memory_analysis()

@@ -32,7 +32,7 @@ from data.vocabs import TARGET_FILE, Vocabs
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
-from scripts.commands.trained import only
+from scripts.commands.trained import single_checkpoint
 from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import decoder
@@ -49,7 +49,7 @@ from trainer.checkpoints.huggingface.folder import (
 from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
 from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, check_tensors
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import averaged_steps, chosen_steps
+from trainer.checkpoints.restore import averaged_steps
 from trainer.checkpoints.streamed import StreamedArray
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import HUGGINGFACE, ModelDir
@@ -271,7 +271,7 @@ def kept_files(model_dir: Path) -> dict[str, bytes]:
 
 def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:
     """Returns the steps whose mean is exported."""
-    step = only(chosen_steps(checkpoints, which))
+    step = single_checkpoint(checkpoints, which)
     if average is not None:
         return averaged_steps(checkpoints, step, average)
     newest_first = checkpoints.steps()[::-1]

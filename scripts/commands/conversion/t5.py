@@ -24,7 +24,7 @@ from models.api import Params
 from models.architectures import Transformer
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
-from scripts.commands.trained import only, trained_models
+from scripts.commands.trained import single_checkpoint, trained_models
 from scripts.devices import start_devices
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface import t5 as convert
@@ -38,7 +38,6 @@ from trainer.checkpoints.huggingface.folder import (
     stored_tensors,
 )
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import chosen_steps
 from trainer.checks import check_sides, check_vocabs
 from trainer.model_dir import ModelDir
 from trainer.optimizers.adafactor import Adafactor
@@ -86,7 +85,8 @@ def export_t5(flags: ExportT5Flags) -> None:
     with trained_models(flags.model) as models:
         settings = convert.settings_of(models.run.model)
         trained = models.restore(
-            only(chosen_steps(models.checkpoints, flags.model.checkpoint)), flags.model.average
+            single_checkpoint(models.checkpoints, flags.model.checkpoint),
+            flags.model.average,
         )
         spec = trained.run.model
         assert isinstance(spec, Transformer)
@@ -160,8 +160,8 @@ def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> N
 def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) -> None:
     """Saves weights and a new opt_state as the checkpoint of step 0."""
     layout = Layout(mesh="data:1", rules="")
-    mesh, program = make_mesh(layout), train_step_spec(run, layout)
-    abstract = abstract_state(program, mesh)
+    mesh, step_spec = make_mesh(layout), train_step_spec(run, layout)
+    abstract = abstract_state(step_spec, mesh)
 
     def put(x: np.ndarray | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         assert x.shape == like.shape and x.dtype == like.dtype, (x.shape, like)
@@ -169,7 +169,7 @@ def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) ->
 
     with jax.set_mesh(mesh), Checkpoints(model_dir) as checkpoints:
         weights: Params = jax.tree.map(put, params, abstract["params"])
-        opt_state = jax.jit(program.transform().init)(weights)
+        opt_state = jax.jit(step_spec.transform().init)(weights)
         opt_state = jax.tree.map(put, opt_state, abstract["opt_state"])
         step = put(np.zeros((), np.int32), abstract["step"])
         checkpoints.save(0, {"params": weights, "opt_state": opt_state, "step": step})

@@ -20,7 +20,7 @@ from models.decoding.sampling import Sampling
 from scripts.commands.common import input_lines, open_output, write_json
 from scripts.commands.decoding.flags import DecodeFlags, Format
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
-from scripts.commands.trained import batch_of, decode_program, trained_models
+from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
 from scripts.terminal import Bar, print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
@@ -82,10 +82,10 @@ def decoder_of(
     return Decoder(model, weights, trained.mesh, search, rows, *special, suffix)
 
 
-def programs_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
+def trace_fns_of(flags: SearchFlags) -> Callable[[Run], list[TraceFn]]:
     """Returns what decoding with these flags traces, given a run."""
     ranks = flags.rescore_suffix is not None
-    return lambda run: [decode_program(run, search_of(flags, run.task), with_suffix=ranks)]
+    return lambda run: [decode_trace_fn(run, search_of(flags, run.task), with_suffix=ranks)]
 
 
 def continuations(
@@ -96,7 +96,7 @@ def continuations(
 ) -> list[str]:
     """Returns the best text for each line."""
     checkpoint = CheckpointFlags(model_dir=model_dir)
-    with trained_models(checkpoint, programs_of(flags)) as models, Bar("decode") as bar:
+    with trained_models(checkpoint, trace_fns_of(flags)) as models, Bar("decode") as bar:
         run, vocabs, options = models.run, models.vocabs, options_of(flags)
         requests = make_requests(prompts, run.task, vocabs, options, run.model.max_length)
         decoder = decoder_of([models.restore(None)], flags, batch_sequences)
@@ -106,7 +106,7 @@ def continuations(
 def decode_file(flags: DecodeFlags) -> None:
     """Decodes a file; continues one that was interrupted."""
     lines = input_lines(flags.input)
-    with trained_models(flags.model, programs_of(flags.search)) as models:
+    with trained_models(flags.model, trace_fns_of(flags.search)) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         members = [models.restore(step, flags.model.average) for step in steps]
         restored = [member.step for member in members]

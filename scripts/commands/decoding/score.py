@@ -6,9 +6,8 @@ from data.task import Task
 from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import ScoreFlags
 from scripts.commands.shared_flags import CheckpointFlags
-from scripts.commands.trained import batch_of, only, trained_models
+from scripts.commands.trained import batch_of, single_checkpoint, trained_models
 from scripts.terminal import Bar, print_note
-from trainer.checkpoints.restore import chosen_steps
 from trainer.decoding.score import Score, score_lines
 from trainer.traces import trace_score_step
 
@@ -31,7 +30,7 @@ def scores_of(
     """Scores the lines for the model's task with one checkpoint; warns of those too long."""
     with trained_models(model, lambda run: [trace_score_step]) as models, Bar("score") as bar:
         trained = models.restore(
-            only(chosen_steps(models.checkpoints, model.checkpoint)), model.average
+            single_checkpoint(models.checkpoints, model.checkpoint), model.average
         )
         lines = lines_for(trained.run.task)
         scores = score_lines(

@@ -15,8 +15,8 @@ from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
-from scripts.commands.common import STREAMS, data_dir_of, open_output, short, write_json
-from scripts.commands.decoding.decode import decoder_of, options_of, programs_of
+from scripts.commands.common import STREAMS, data_dir_of, four_decimals, open_output, write_json
+from scripts.commands.decoding.decode import decoder_of, options_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.evaluation.questions import evaluate_questions
 from scripts.commands.shared_flags import SearchFlags
@@ -104,13 +104,13 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
         raise UserError(f"{', '.join(of_questions)}: only with --questions=FILE.")
     check_settings(flags.metrics.tokenize, flags.text.languages)
 
-    def programs(run: Run) -> list[TraceFn]:
+    def trace_fns(run: Run) -> list[TraceFn]:
         search = SearchFlags(**dataclasses.asdict(flags.search))
-        decoding = programs_of(search)(run) if run.task.has_source else []
+        decoding = trace_fns_of(search)(run) if run.task.has_source else []
         evaluation = functools.partial(trace_evaluate_step, criterion=criterion_of(flags))
         return [evaluation, *decoding]
 
-    with trained_models(flags.model, programs) as models:
+    with trained_models(flags.model, trace_fns) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         if flags.hypotheses is not None and len(steps) > 1:
             raise UserError(
@@ -144,7 +144,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
             lines.append(line | ({"parts": parts} if parts else {}))
     names = ["step", *evaluation.numbers()]
-    print_table(names, [[short(line[name]) for name in names] for line in lines])
+    print_table(names, [[four_decimals(line[name]) for name in names] for line in lines])
     if not task.takes_pairs:
         of_task = 'examples; a blank line is one only with TextFiles.example = "any line"'
         ends = of_task if flags.text.text_file is None else "lines, blank ones too"

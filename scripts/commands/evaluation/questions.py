@@ -8,7 +8,7 @@ from configs.errors import UserError
 from data.task import Task
 from data.vocabs import Vocabs
 from scripts.commands.common import input_lines, write_json
-from scripts.commands.decoding.decode import decoder_of, programs_of
+from scripts.commands.decoding.decode import decoder_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, QuestionFlags
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
@@ -61,10 +61,10 @@ def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
     check_flags(flags)
     test = read_test(flags.questions)
 
-    def programs(run: Run) -> list[TraceFn]:
-        return [trace_score_step] if test.has_choices else programs_of(search_flags(flags))(run)
+    def trace_fns(run: Run) -> list[TraceFn]:
+        return [trace_score_step] if test.has_choices else trace_fns_of(search_flags(flags))(run)
 
-    with trained_models(flags.model, programs) as models:
+    with trained_models(flags.model, trace_fns) as models:
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         task, vocabs = models.run.task, models.vocabs
         prompts = make_prompts(

@@ -5,11 +5,10 @@ import dataclasses
 from configs.errors import UserError
 from scripts.commands.common import write_json
 from scripts.commands.inspect.flags import InspectCheckpointFlags
-from scripts.commands.trained import only
+from scripts.commands.trained import single_checkpoint
 from scripts.devices import start_devices
 from scripts.terminal import print_table
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.restore import chosen_steps
 from trainer.resume.history import starts
 
 
@@ -20,7 +19,7 @@ def checkpoint(flags: InspectCheckpointFlags) -> None:
         steps = checkpoints.steps()
         if not steps:
             raise UserError(f"{flags.model_dir}: no checkpoint there.")
-        step = only(chosen_steps(checkpoints, flags.checkpoint)) or steps[-1]
+        step = single_checkpoint(checkpoints, flags.checkpoint) or steps[-1]
         arrays = checkpoints.describe(step)
     rows = [
         (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()

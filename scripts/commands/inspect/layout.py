@@ -13,7 +13,7 @@ from layouts.lint.statements import named_tensors
 from layouts.padding import with_axes
 from scripts.commands.common import setting_origins, settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags
-from scripts.commands.inspect.params import placed, planned_sizes
+from scripts.commands.inspect.params import planned_sizes, sharding_text
 from scripts.terminal import print_table
 from trainer.checks import find_untraceable, layout_name, record_loss, with_size_origins
 from trainer.run import Run
@@ -37,21 +37,21 @@ def layout(flags: InspectLayoutFlags) -> None:
             run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step
         )
         problems = [*filter(None, [untraceable]), *problems]
-    scoped, places = with_axes(layout, *record.declared_axes), []
+    scoped, kinds = with_axes(layout, *record.declared_axes), []
     for (axes, stored), names in tensors_by_kind(record).items():
         axis_names = [record.axes.by_letter[a.upper()].name if a != "_" else a for a in axes]
-        sharding = placed(axis_names, scoped.place(axes, stored=stored))
-        places.append((axes, "weight" if stored else "activation", sharding, names))
+        sharding = sharding_text(axis_names, scoped.place(axes, stored=stored))
+        kinds.append((axes, "weight" if stored else "activation", sharding, names))
     columns = ("axes", "kind", "place", "tensors")
-    print_table(columns, [(*kind, shortened(names)) for *kind, names in places])
+    print_table(columns, [(*kind, shortened(names)) for *kind, names in kinds])
     print()
-    print_table(["letter", "axis", "meaning"], legend(record.axes, (axes for axes, *_ in places)))
+    print_table(["letter", "axis", "meaning"], legend(record.axes, (axes for axes, *_ in kinds)))
     write_json(
         flags.json_file,
         {
             "mesh": sizes,
             "problems": [str(problem) for problem in problems],
-            "places": [dict(zip(columns, row, strict=True)) for row in places],
+            "places": [dict(zip(columns, row, strict=True)) for row in kinds],
         },
     )
     text = report(layout_name(setting_origins(config)), problems)

@@ -32,7 +32,7 @@ def params(flags: InspectParamsFlags) -> None:
     print_table(
         ["path", "axes", "shape", "place", "weights", "bytes per device"],
         [
-            (r.path, r.axes, "x".join(map(str, r.shape)), placed(r.axis_names, r.place),
+            (r.path, r.axes, "x".join(map(str, r.shape)), sharding_text(r.axis_names, r.place),
              int(np.prod(r.shape)), r.bytes_per_device)
             for r in rows
         ],
@@ -45,7 +45,7 @@ def params(flags: InspectParamsFlags) -> None:
             "bytes": sum(row.bytes for row in rows),
             "bytes_per_device": per_device,
             "weights": [
-                {**row._asdict(), "place": placed(row.axis_names, row.place)} for row in rows
+                {**row._asdict(), "place": sharding_text(row.axis_names, row.place)} for row in rows
             ],
         },
     )
@@ -70,10 +70,10 @@ def planned_sizes(layout: Layout) -> dict[str, int]:
     return mesh_sizes(layout.mesh, len(jax.devices()) if "-1" in layout.mesh else None)
 
 
-def placed(names: Iterable[str], place: jax.P) -> str:
+def sharding_text(names: Iterable[str], place: jax.P) -> str:
     """Writes how axes are split in the words of a layout file.
 
-    >>> placed(("layers", "d_model", "d_ff"), jax.P(None, "data", "model"))
+    >>> sharding_text(("layers", "d_model", "d_ff"), jax.P(None, "data", "model"))
     'd_model:data;d_ff:model'
     """
     pairs = []

@@ -75,11 +75,11 @@ class PlanInputs(NamedTuple):
             print_note(warning)
 
     @contextlib.contextmanager
-    def explained_errors(self, run: Run, program: TraceFn) -> Iterator[None]:
+    def explained_errors(self, run: Run, trace_fn: TraceFn) -> Iterator[None]:
         """Turns an error of JAX or an abort that the layout causes into one message."""
         origins = setting_origins(self.config)
         try:
-            with explained_errors(run, self.layout, self.sizes, origins, program):
+            with explained_errors(run, self.layout, self.sizes, origins, trace_fn):
                 yield
         except CompilerAborted as error:
             raise CompilerAborted(f"{describe_layout(self.layout, origins)}: {error}") from None

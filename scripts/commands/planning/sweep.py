@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click

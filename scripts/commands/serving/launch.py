@@ -24,7 +24,7 @@ from scripts.commands.serving.metrics import RequestMetrics, ServiceCollector
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.server import Server
 from scripts.commands.shared_flags import BeamFlags, SearchFlags
-from scripts.commands.trained import batch_of, decode_program, trained_models
+from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
 from scripts.terminal import print_note
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
@@ -56,7 +56,7 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
     check_address(flags.host, flags.token)
     with (
         bound_socket(flags.host, flags.port) as listener,
-        trained_models(flags.model, lambda run: programs_of(flags.search, run)) as models,
+        trained_models(flags.model, lambda run: trace_fns_of(flags.search, run)) as models,
     ):
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         check_finite = FiniteCheck()
@@ -151,9 +151,9 @@ def host_names(host: str, token: str | None) -> set[str] | None:
     return {*LOOPBACK_NAMES, host.lower()} if token is None else None
 
 
-def programs_of(flags: BeamFlags, run: Run) -> list[TraceFn]:
+def trace_fns_of(flags: BeamFlags, run: Run) -> list[TraceFn]:
     """Returns what serving traces, near enough to explain an error of the layout."""
-    return [decode_program(run, served_search(flags, run.task))]
+    return [decode_trace_fn(run, served_search(flags, run.task))]
 
 
 def served_search(flags: BeamFlags, task: Task) -> Search:

@@ -14,7 +14,7 @@ from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import check_same_settings, rows_of_group, setting_origins, warn_unused
-from scripts.commands.trained import decode_program, note_layout
+from scripts.commands.trained import decode_trace_fn, note_layout
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.progress import ProgressBar
 from scripts.commands.training.start import (
@@ -91,12 +91,12 @@ def train_locked(flags: TrainFlags) -> None:
             f"nothing is trained.  Set Run.steps above {step} to train on."
         )
     note_layout(layout, mesh, setting_origins(config))
-    programs = training_programs(run, layout, dict(mesh.shape))
-    with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *programs):
+    trace_fns = training_trace_fns(run, layout, dict(mesh.shape))
+    with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *trace_fns):
         check_memory(run, layout, mesh)
         # JAX keeps the traces for the calls that follow.
-        for program in programs:
-            program(run, layout, mesh)
+        for trace_fn in trace_fns:
+            trace_fn(run, layout, mesh)
         prepared = prepared_data(flags, run, is_continued=step is not None)
         save_start(flags, config, run, layout, prepared, step or 0, changes)
         train_run(flags, run, layout, mesh, prepared, profile)
@@ -154,11 +154,11 @@ def train_run(
         sys.exit(128 + outcome.stop_signal)  # as a shell says it
 
 
-def training_programs(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[TraceFn]:
+def training_trace_fns(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[TraceFn]:
     """Returns what a run traces: the step, its evaluation, and translations for BLEU."""
-    programs: list[TraceFn] = [trace_train_step, trace_evaluate_step]
+    trace_fns: list[TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:
         rows = batch_shards(layout, mesh_sizes) * rows_of_group(run)
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-        programs.append(decode_program(one_batch, Sampling(temperature=0)))
-    return programs
+        trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
+    return trace_fns

@@ -6,7 +6,7 @@ import pytest
 
 from layouts.cost.convolutions import valid_pairs
 from layouts.cost.dataflow import total_flops
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 
 
 def test_padding_of_a_window_multiplies_nothing() -> None:
@@ -32,5 +32,5 @@ def test_a_gradient_multiplies_twice_as_much_as_the_value(stride: int, dilation:
 
     of_value = total_flops(jax.make_jaxpr(value)(x, w).jaxpr)
     traced = jax.jit(gradients).trace(x, w)
-    compiled = CompiledProgram.read(traced.lower().compile().as_text() or "")
+    compiled = CompiledText.read(traced.lower().compile().as_text() or "")
     assert total_flops(traced.jaxpr.jaxpr) == compiled.flops == 3 * of_value

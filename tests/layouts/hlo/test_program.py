@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 from layouts.cost.collectives import Collective
-from layouts.hlo.program import CompiledProgram, KernelCall
+from layouts.hlo.program import CompiledText, KernelCall
 from tests.layouts.hlo.programs import sizes as programs
 
 SIZES = {"x": 4, "y": 2}
@@ -20,14 +20,14 @@ def mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
 
 
-def compiled(function, *places: tuple[tuple[int, ...], jax.P]) -> CompiledProgram:
+def compiled(function, *places: tuple[tuple[int, ...], jax.P]) -> CompiledText:
     """A function of float32 arrays of these shapes and placements, compiled and read."""
     with jax.set_mesh(mesh()) as _:
         arguments = [
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh(), place))
             for shape, place in places
         ]
-        return CompiledProgram.read(jax.jit(function).lower(*arguments).compile().as_text())
+        return CompiledText.read(jax.jit(function).lower(*arguments).compile().as_text())
 
 
 def loop(x, w):
@@ -107,7 +107,7 @@ def test_multiplications_with_padding_and_holes_are_not_counted(
     text = jax.jit(convolve).lower(
         jnp.ones((batch, features, size)), jnp.ones((outputs, features, kernel))
     ).compile().as_text()  # fmt: skip
-    program = CompiledProgram.read(text)
+    program = CompiledText.read(text)
     # By hand: an input of ones, in which only real numbers count.
     wide = np.zeros((size - 1) * holes + 1)
     wide[::holes] = 1
@@ -127,13 +127,13 @@ def test_a_loop_without_a_known_end_is_counted_by_the_iteration() -> None:
 
     shapes = (ROWS, INNER), (INNER, INNER)
     text = jax.jit(search).lower(*map(jnp.ones, shapes)).compile().as_text()
-    program, one = CompiledProgram.read(text, "search"), 2 * ROWS * INNER * INNER
+    program, one = CompiledText.read(text, "search"), 2 * ROWS * INNER * INNER
     assert (program.flops, program.iteration.flops) == (3 * one, one)
 
 
-def program(name: str) -> CompiledProgram:
+def program(name: str) -> CompiledText:
     """A program that the TPU compiler made, kept in `programs/`."""
-    return CompiledProgram.read((Path(__file__).parent / "programs" / f"{name}.txt").read_text())
+    return CompiledText.read((Path(__file__).parent / "programs" / f"{name}.txt").read_text())
 
 
 def test_a_counter_that_goes_up_by_two_halves_the_trip_count() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from layouts.padding import with_padding
@@ -54,7 +54,7 @@ def advance(sampling: Sampling, layout: Layout) -> tuple[jax.stages.Compiled, tu
 def test_no_device_gathers_the_vocabulary(sampling: Sampling) -> None:
     layout = Layout(mesh="data:2,model:4", rules="batch:data;vocab:model")
     step, arguments = advance(sampling, layout)
-    collectives = CompiledProgram.read(step.as_text()).collectives(make_mesh(layout).shape)
+    collectives = CompiledText.read(step.as_text()).collectives(make_mesh(layout).shape)
     assert collectives
     for collective in collectives:
         assert collective.bytes < 4 * VOCAB, collective

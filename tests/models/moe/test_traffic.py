@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from configs.load import load
-from layouts.hlo.program import CompiledProgram
+from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.initializers import Weights
@@ -53,7 +53,7 @@ def collectives(layout: Layout, dispatch: Dispatch, *, trains: bool) -> tuple[Co
             return jax.grad(squared, argnums=(0, 1))(params, x_BLD)
 
         program = jax.jit(gradient if trains else forward).lower(params, x_BLD).compile()
-    computed = CompiledProgram.read(program.as_text()).collectives(mesh.shape)
+    computed = CompiledText.read(program.as_text()).collectives(mesh.shape)
     counts = Counter(collective.kind for collective in computed for _ in range(collective.times))
     sent_bytes = sum(
         collective.bytes * collective.times

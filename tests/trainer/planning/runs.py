@@ -64,7 +64,7 @@ def traced(kind: str, name: str) -> TracedStep:
 def compilation(kind: str, name: str) -> Compilation:
     step = traced(kind, name)
     with optax_promotion():
-        return compile_for(step.program, step.mesh)
+        return compile_for(step.traced, step.mesh)
 
 
 @functools.cache
