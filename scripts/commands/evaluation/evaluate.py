@@ -25,7 +25,7 @@ from scripts.flag import given_flags
 from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import TraceFn
-from trainer.evaluate import Evaluation, evaluate
+from trainer.evaluate import evaluate
 from trainer.prepare import prepare
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step
@@ -42,30 +42,22 @@ from trainer.translation.test_sets import read_test_set
 SPLIT = "validation"
 
 
-def check_text(flags: TextFlags, task: Task) -> None:
-    """Refuses two texts, and what only a translation has, for a task that is none."""
-    others = {"--input": flags.text_file, "--test_set": flags.test_set}
-    for name, value in others.items():
-        if flags.split is not None and value is not None:
-            raise UserError(f"{name}={value} with --split={flags.split}.  Remove one of them.")
-    named = {
-        "--references": flags.references,
-        "--test_set": flags.test_set,
-        "--languages": flags.languages,
-        "--tag": flags.tag,
-    }
-    if not task.has_source and (given := [name for name, value in named.items() if value]):
+def check_text(flags: EvaluateFlags, task: Task) -> None:
+    """Refuses two texts, and flags of translations for a task that has none."""
+    text, given = flags.text, given_flags(flags.text)
+    for name, value in (("--input", text.text_file), ("--test_set", text.test_set)):
+        if text.split is not None and value is not None:
+            raise UserError(f"{name}={value} with --split={text.split}.  Remove one of them.")
+    if task.has_source:
+        return
+    if names := [name for name in given if name not in ("--split", "--input")]:
         raise UserError(
-            f"{', '.join(given)}: {task.name} is not a translation task.  "
+            f"{', '.join(names)}: {task.name} is not a translation task.  "
             "Evaluate it on --split or --input."
         )
-
-
-def check_translates(flags: EvaluateFlags, task: Task) -> None:
-    """Refuses settings of translations where there are none."""
     names = [*given_flags(flags.search), *given_flags(flags.metrics)]
     names += [name for name in ("--sentences", "--hypotheses") if getattr(flags, name[2:])]
-    if names and not task.has_source:
+    if names:
         raise UserError(
             f"{', '.join(names)}: {task.name} is not a translation task.  Remove it, or measure "
             "answers with --questions=FILE."
@@ -73,12 +65,10 @@ def check_translates(flags: EvaluateFlags, task: Task) -> None:
 
 
 def given_text(flags: TextFlags, task: Task) -> EvaluationSet | None:
-    """Returns sources and references that are not the task's own."""
+    """Returns the sources and references that the flags name; None for a split of the task."""
     if flags.test_set is not None and flags.languages is not None:
-        name, (sources, references) = (
-            f"{flags.test_set} {flags.languages}",
-            read_test_set(flags.test_set, flags.languages),
-        )
+        name = f"{flags.test_set} {flags.languages}"
+        sources, references = read_test_set(flags.test_set, flags.languages)
     elif flags.text_file is not None and flags.references:
         name, sources = flags.text_file, list(read_lines(flags.text_file))
         references = [list(read_lines(path)) for path in flags.references]
@@ -101,13 +91,17 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     if flags.questions.questions is not None:
         return evaluate_questions(flags)
     if of_questions := given_flags(flags.questions):
-        raise UserError(f"{', '.join(of_questions)}: only with --questions=FILE.")
+        raise UserError(
+            f"{', '.join(of_questions)} has no effect without --questions=FILE.  Add it."
+        )
     check_settings(flags.metrics.tokenize, flags.text.languages)
+
+    criterion = Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)
 
     def trace_fns(run: Run) -> list[TraceFn]:
         search = SearchFlags(**dataclasses.asdict(flags.search))
         decoding = trace_fns_of(search)(run) if run.task.has_source else []
-        evaluation = functools.partial(trace_evaluate_step, criterion=criterion_of(flags))
+        evaluation = functools.partial(trace_evaluate_step, criterion=criterion)
         return [evaluation, *decoding]
 
     with trained_models(flags.model, trace_fns) as models:
@@ -118,17 +112,27 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 "translations of one.  Choose one --checkpoint."
             )
         task, drops_tokens = models.run.task, models.run.model.drops_tokens
-        check_text(flags.text, task)
-        check_translates(flags, task)
+        check_text(flags, task)
         given = given_text(flags.text, task) if task.has_source else None
         data_dir = data_dir_of(flags.data_dir, flags.model.model_dir)
         rows, train_pairs = evaluation_rows(models, data_dir, flags.text, given)
-        print_left_out(rows, task)
+        if left_out := rows.counts.left_out:
+            lengths = ", ".join(f"{name} {length}" for name, length in task.row_lengths.items())
+            print_note(
+                f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row "
+                f"({lengths}): the loss leaves them out, the translations do not."
+            )
         to_translate = translation_parts(models, flags.text, given, flags.sentences)
         lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
-            evaluation, parts = evaluate_loss(trained, rows, flags)
+            with Bar("evaluate") as bar:
+                evaluation, by_part = evaluate(
+                    trained.model, trained.params, rows, trained.mesh,
+                    batch_sequences=batch_of(trained, flags.batch_sequences),
+                    criterion=criterion, progress=bar.update,
+                )  # fmt: skip
+            parts = {name: part._asdict() for name, part in by_part.items()}
             line: dict[str, Any] = {
                 "step": trained.step,
                 "averaged_steps": trained.averaged_steps,
@@ -146,36 +150,20 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     names = ["step", *evaluation.numbers()]
     print_table(names, [[four_decimals(line[name]) for name in names] for line in lines])
     if not task.takes_pairs:
-        of_task = 'examples; a blank line is one only with TextFiles.example = "any line"'
-        ends = of_task if flags.text.text_file is None else "lines, blank ones too"
+        ends = "lines, blank ones too"
+        if flags.text.text_file is None:
+            ends = 'examples; a blank line is one only with TextFiles.example = "any line"'
         counted = f"{evaluation.words:,} words and the ends of {evaluation.lines:,} {ends}"
         print_note(f"Perplexity per word counts {counted}.")
-    if drops_tokens:
-        print(dropping(flags.drop_tokens))
+    if drops_tokens and flags.drop_tokens:
+        print(
+            "Experts drop the tokens beyond their evaluation capacity, as validation during "
+            "training does; --no_drop evaluates as `decode` and `score` do."
+        )
+    elif drops_tokens:
+        print("Experts drop no tokens, as in `decode` and `score`.")
     write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
     return lines
-
-
-def criterion_of(flags: EvaluateFlags) -> Criterion:
-    """Returns the settings of the loss among the flags."""
-    return Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)
-
-
-def evaluate_loss(
-    trained: TrainedModel, rows: Rows, flags: EvaluateFlags
-) -> tuple[Evaluation, dict[str, dict[str, Any]]]:
-    """Returns the results of a checkpoint on all rows and on each part of them, by name."""
-    with Bar("evaluate") as bar:
-        evaluation, parts = evaluate(
-            trained.model,
-            trained.params,
-            rows,
-            trained.mesh,
-            batch_sequences=batch_of(trained, flags.batch_sequences),
-            criterion=criterion_of(flags),
-            progress=bar.update,
-        )
-    return evaluation, {name: part._asdict() for name, part in parts.items()}
 
 
 def translation_numbers(
@@ -191,16 +179,6 @@ def translation_numbers(
         )
     numbers = whole.metrics.as_dict()
     return {**numbers, "mean_bleu": mean_bleu(of_parts)} if of_parts else numbers
-
-
-def dropping(drop_tokens: bool) -> str:
-    """Describes what the experts of the evaluated model do beyond their capacity."""
-    if drop_tokens:
-        return (
-            "Experts drop the tokens beyond their evaluation capacity, as validation during "
-            "training does; --no_drop evaluates as `decode` and `score` do."
-        )
-    return "Experts drop no tokens, as in `decode` and `score`."
 
 
 def translations(
@@ -220,7 +198,7 @@ def translations(
 def translation_parts(
     models: ModelRestorer, text: TextFlags, given: EvaluationSet | None, sentences: int | None
 ) -> list[EvaluationSet]:
-    """Returns the sentences to translate; none of a language model's."""
+    """Returns the sentences to translate; a language model has none."""
     task = models.run.task
     if sentences == 0 or not task.has_source:
         return []
@@ -233,7 +211,7 @@ def evaluation_rows(
 ) -> tuple[Rows, dict[str, int]]:
     """Returns the rows of a split of the model's task, or of files, with the model's vocabularies.
 
-    Also returned is how many pairs each part of the task has to train on.
+    Also returns the number of training pairs of each part of the task.
     """
     task, vocabs = models.run.task, models.vocabs
     if given is not None:
@@ -257,16 +235,6 @@ def evaluation_rows(
     return splits[split], train_pairs
 
 
-def print_left_out(rows: Rows, task: Task) -> None:
-    """Tells of the pairs that are longer than a row."""
-    if left_out := rows.counts.left_out:
-        lengths = ", ".join(f"{name} {length}" for name, length in task.row_lengths.items())
-        print_note(
-            f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row ({lengths}): "
-            "the loss is of the others.  Translations are of all."
-        )
-
-
 def show(made: list[TranslatedSet], *, is_subset: bool) -> None:
     for one in made:
         subset_of = " (a subset)" if is_subset else ""
@@ -281,7 +249,7 @@ def mean_bleu(made: Sequence[TranslatedSet]) -> float:
 
 
 def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: str | None) -> None:
-    """Writes translations; beside a file also their sources, references and line numbers."""
+    """Writes translations; with a file also their sources, references and line numbers."""
     if path is None:
         return
     files = made[0].files()
@@ -294,5 +262,6 @@ def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: 
         references = [path + end for end in files if end.startswith(".reference")]
         command = ["sacrebleu", *references, "--input", path]
         command += [] if tokenize is None else ["--tokenize", tokenize]
-        print_note(f"Wrote {path}, and {', '.join(end for end in files if end)} beside it.")
+        names = ", ".join(path + end for end in files)
+        print_note(f"Wrote {names}.")
         print_note(f"The same BLEU: {shlex.join(command)}")

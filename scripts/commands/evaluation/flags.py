@@ -47,7 +47,8 @@ class QuestionFlags:
     shots: Annotated[int, Flag(metavar="K", min=0)] = 0
     """Answered questions in front of each question."""
     shots_from: Annotated[str | None, Flag(metavar="FILE")] = None
-    """Takes the shots from this file. Default: from --questions, whose others count."""
+    """Takes the shots from this file. Default: from --questions, of
+    which these are then not scored."""
     shots_seed: Annotated[int, Flag(min=0)] = 0
     """Seed of the choice of shots."""
     template: Annotated[str, Flag(metavar="TEXT")] = r"Q: {question}\nA: {answer}\n\n"
@@ -87,8 +88,8 @@ class EvaluateFlags:
     sentences: Annotated[int | None, Flag(min=0)] = None
     """Translates only N sentences, evenly spaced; 0 computes only the loss."""
     hypotheses: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
-    """Writes the translations to FILE, one per line, and beside it what they are measured against:
-    FILE.source, FILE.reference, and FILE.lines with the number of each sentence in its part."""
+    """Writes the translations to FILE, one per line; also writes FILE.source, FILE.reference, and
+    FILE.lines with the number of each sentence in its part."""
     json_file: JsonFile = None
     model: CheckpointFlags
     text: TextFlags = field(default_factory=TextFlags)

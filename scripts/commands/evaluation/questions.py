@@ -87,10 +87,10 @@ def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
 
 
 def check_flags(flags: EvaluateFlags) -> None:
-    """Refuses what only the evaluation of a text has."""
+    """Refuses flags that only the evaluation of a text has."""
     given = [name for group in (flags, flags.text, flags.metrics) for name in given_flags(group)]
-    if others := [name for name in given if name not in SHARED_FLAGS]:
-        raise UserError(f"{', '.join(others)}: not with --questions.  Remove one of them.")
+    if of_texts := [name for name in given if name not in SHARED_FLAGS]:
+        raise UserError(f"{', '.join(of_texts)}: not with --questions.  Remove one of them.")
 
 
 def read_test(flags: QuestionFlags) -> AnswerTest:
@@ -119,13 +119,9 @@ def search_flags(flags: EvaluateFlags) -> SearchFlags:
 
 
 def checked_completions(
-    test: AnswerTest,
-    prompts: Sequence[Prompt],
-    task: Task,
-    vocabs: Vocabs,
-    flags: EvaluateFlags,
+    test: AnswerTest, prompts: Sequence[Prompt], task: Task, vocabs: Vocabs, flags: EvaluateFlags
 ) -> list[list[Completion]]:
-    """Returns the completions of questions with choices; raises where something is too long."""
+    """Returns the completions of questions with choices; refuses what is too long for a row."""
     if not test.has_choices:
         check_answers_fit(test.path, prompts, task, max_new_tokens(flags))
         return []
@@ -168,7 +164,7 @@ def score_choices(
     completions: Sequence[Sequence[Completion]],
     flags: EvaluateFlags,
 ) -> Scores:
-    """Takes the likeliest choice of each question, by its sum, per token and per character."""
+    """Predicts the most likely choice of each question: in all, per token and per character."""
     with Bar("score") as bar:
         likelihoods = choice_likelihoods(
             trained.model, trained.params, trained.mesh, prompts, completions, trained.run.task,
@@ -178,16 +174,15 @@ def score_choices(
         entry_of(prompt) | choice_entry(prompt.question, of_prompt)
         for prompt, of_prompt in zip(prompts, likelihoods, strict=True)
     ]
-    names = ("", "_per_token", "_per_character")
     shares = {
         f"accuracy{name}": Share.of([entry[f"is_right{name}"] for entry in entries])
-        for name in names
+        for name in ("", "_per_token", "_per_character")
     }
     return Scores(shares, entries)
 
 
 def choice_entry(question: Question, likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
-    """Returns what a model says of the choices of a question; among equals the first counts."""
+    """Returns the likelihoods of the choices of a question; of equal ones, the first wins."""
     by_measure = {
         "": [one.log_likelihood for one in likelihoods],
         "_per_token": [one.per_token for one in likelihoods],
@@ -212,7 +207,7 @@ def entry_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def show_prompts(prompts: Sequence[Prompt]) -> None:
-    """Prints prompts with what is accepted behind them."""
+    """Prints prompts with the choices or the accepted answers."""
     for prompt in prompts:
         question = prompt.question
         answers = " | ".join(question.choices or question.answers)

@@ -76,4 +76,7 @@ def test_what_does_not_go_together_is_refused(
 
 def test_flags_of_questions_need_questions(run: Meshloom, trained: Place) -> None:
     answer = run("evaluate", trained.model_dir, "--shots=2", "--answer_field=x")
-    assert answer.code == 2 and "--shots, --answer_field: only with --questions" in answer.error
+    assert (
+        answer.code == 2
+        and "--shots, --answer_field has no effect without --questions" in answer.error
+    )
