@@ -41,7 +41,7 @@ quickstart: install
 	$(BIN)/python -m scripts.quickstart
 
 quickstart-translate: install
-	$(BIN)/python -m scripts.quickstart_translate
+	$(BIN)/python -m scripts.quickstart translate
 
 test: install lint
 	$(BIN)/python -m pytest

@@ -2,8 +2,8 @@
 
     python -m scripts.launch_local 2 -- meshloom train --model_dir=runs/two --gin_file=...
 
-What the processes other than 0 write begins with their index.  Ends with the first exit code that
-is not 0.
+The output of each process except 0 is prefixed with its index.  Exits with the first exit code
+that is not 0.
 """
 
 import os
@@ -30,7 +30,13 @@ def launch(count: int, command: Sequence[str]) -> int:
     """Runs the processes; returns the exit code of all."""
     address = f"localhost:{free_port()}"
     processes = [start(command, address, count, index) for index in range(count)]
-    forward_signals(processes)
+
+    def forward(number: int, frame: object) -> None:
+        for process in processes:
+            process.send_signal(number)
+
+    for number in STOPS:  # this process ends when the others do
+        handle(number, forward)
     echoes = [
         threading.Thread(target=echo, args=(index, stream))
         for index, process in enumerate(processes)
@@ -48,8 +54,8 @@ def launch(count: int, command: Sequence[str]) -> int:
 def start(
     command: Sequence[str], address: str, count: int, index: int
 ) -> "subprocess.Popen[bytes]":
-    """Starts one process; its place among the others is in its environment."""
-    place = {
+    """Starts one process, whose environment says which one of the run it is."""
+    variables = {
         "MESHLOOM_DISTRIBUTED": "manual",
         "MESHLOOM_COORDINATOR_ADDRESS": address,
         "MESHLOOM_PROCESS_COUNT": str(count),
@@ -59,22 +65,11 @@ def start(
     try:
         # In a group of its own, or it would get Ctrl-C twice: the second one saves nothing.
         return subprocess.Popen(
-            command, env=os.environ | place, stdout=output, stderr=output, process_group=0
+            command, env=os.environ | variables, stdout=output, stderr=output, process_group=0
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         sys.exit(2)
-
-
-def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """Passes signals to the processes: this one ends when they do."""
-
-    def forward(number: int, frame: object) -> None:
-        for process in processes:
-            process.send_signal(number)
-
-    for number in STOPS:
-        handle(number, forward)
 
 
 def echo(index: int, stream: IO[bytes]) -> None:
