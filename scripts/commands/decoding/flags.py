@@ -3,13 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from scripts.commands.shared_flags import (
-    BatchSequences,
-    CheckpointFlags,
-    JsonFile,
-    SearchFlags,
-    Tag,
-)
+from scripts.commands import shared_flags as shared
 from scripts.devices import ProcessFlags
 from scripts.flag import Flag
 
@@ -45,9 +39,9 @@ class DecodeFlags:
     a header (tsv); or JSON objects. Default: tsv with --nbest, otherwise text."""
     batch_sequences: Annotated[int | None, Flag(min=1)] = None
     """Number of lines in a batch. Default: 64."""
-    json_file: JsonFile = None
-    model: CheckpointFlags
-    search: SearchFlags = field(default_factory=SearchFlags)
+    json_file: shared.JsonFile = None
+    model: shared.CheckpointFlags
+    search: shared.SearchFlags = field(default_factory=shared.SearchFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
     @property
@@ -67,9 +61,9 @@ class ScoreFlags:
     EXAMPLES = ("meshloom score --model_dir=runs/mine --input=text.txt --output=scores.tsv",)
     input: Input
     output: Output = "-"
-    batch_sequences: BatchSequences = None
-    tag: Tag = None
-    model: CheckpointFlags
+    batch_sequences: shared.BatchSequences = None
+    tag: shared.Tag = None
+    model: shared.CheckpointFlags
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
 

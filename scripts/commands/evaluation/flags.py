@@ -3,19 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from scripts.commands.shared_flags import (
-    BatchSequences,
-    BeamFlags,
-    CheckpointFlags,
-    DataDir,
-    JsonFile,
-    Languages,
-    MetricFlags,
-    References,
-    Strings,
-    Tag,
-    TestSet,
-)
+from scripts.commands import shared_flags as shared
 from scripts.devices import ProcessFlags
 from scripts.flag import Flag
 
@@ -29,10 +17,10 @@ class TextFlags:
     """Split of the task to evaluate. Default: validation."""
     text_file: Annotated[str | None, Flag(metavar="FILE", name="input")] = None
     """Evaluates this text instead of a split."""
-    references: References = ()
-    test_set: TestSet = None
-    languages: Languages = None
-    tag: Tag = None
+    references: shared.References = ()
+    test_set: shared.TestSet = None
+    languages: shared.Languages = None
+    tag: shared.Tag = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +66,8 @@ class EvaluateFlags:
         "meshloom evaluate --model_dir=runs/mine --test_set=wmt14/full --languages=en-de",
         "meshloom evaluate --model_dir=runs/mine --questions=dev.jsonl --shots=1",
     )
-    data_dir: DataDir = None
-    batch_sequences: BatchSequences = None
+    data_dir: shared.DataDir = None
+    batch_sequences: shared.BatchSequences = None
     logit_scale: Annotated[float, Flag(above=0)] = 1.0
     """Factor of every logit."""
     drop_tokens: Annotated[bool, Flag(off="no_drop")] = True
@@ -90,17 +78,17 @@ class EvaluateFlags:
     hypotheses: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Writes the translations to FILE, one per line; also writes FILE.source, FILE.reference, and
     FILE.lines with the number of each sentence in its part."""
-    json_file: JsonFile = None
-    model: CheckpointFlags
+    json_file: shared.JsonFile = None
+    model: shared.CheckpointFlags
     text: TextFlags = field(default_factory=TextFlags)
     questions: QuestionFlags = field(default_factory=QuestionFlags)
-    search: BeamFlags = field(default_factory=BeamFlags)
-    metrics: MetricFlags = field(default_factory=MetricFlags)
+    search: shared.BeamFlags = field(default_factory=shared.BeamFlags)
+    metrics: shared.MetricFlags = field(default_factory=shared.MetricFlags)
     devices: ProcessFlags = field(default_factory=ProcessFlags)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedMetricFlags(MetricFlags):
+class ComparedMetricFlags(shared.MetricFlags):
     """Selects the metrics of translations, which may ignore case."""
 
     lowercase: bool = False
@@ -119,12 +107,12 @@ class CompareFlags:
         "meshloom compare --system=base.de --system=ours.de --test_set=wmt14/full "
         "--languages=en-de",
     )
-    system: Annotated[Strings, Flag(metavar="FILE")]
+    system: Annotated[shared.Strings, Flag(metavar="FILE")]
     """Translations, one per line. Repeat it for several; the first is the baseline."""
-    references: References = ()
-    test_set: TestSet = None
-    languages: Languages = None
-    json_file: JsonFile = None
+    references: shared.References = ()
+    test_set: shared.TestSet = None
+    languages: shared.Languages = None
+    json_file: shared.JsonFile = None
     metrics: ComparedMetricFlags = field(default_factory=ComparedMetricFlags)
 
 
@@ -135,8 +123,8 @@ class GainsFlags:
     EXAMPLES = ("meshloom gains --baseline=dense.json --evaluation=moe.json --output=gains.png",)
     baseline: Annotated[str, Flag(metavar="FILE")]
     """Result of `meshloom evaluate --json=FILE` for a model on the parts of a mixture."""
-    evaluation: Annotated[Strings, Flag(metavar="FILE")]
+    evaluation: Annotated[shared.Strings, Flag(metavar="FILE")]
     """The same for a model to compare. Repeat it for several models."""
     output: Annotated[str, Flag(metavar="FILE", names_output=True)]
     """Picture to write, such as gains.png."""
-    json_file: JsonFile = None
+    json_file: shared.JsonFile = None

@@ -3,18 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scripts.commands.shared_flags import (
-    Beam,
-    Flat,
-    JsonFile,
-    Samples,
-    SavedSettingsFlags,
-    Strings,
-    Temperature,
-    TopK,
-    Topology,
-    TopP,
-)
+from scripts.commands import shared_flags as shared
 from scripts.devices import DeviceFlags
 from scripts.flag import Flag
 
@@ -26,12 +15,12 @@ class DecodePlanFlags:
     HEADING = "Decoding, with --decode"
     batch_sequences: Annotated[int | None, Flag(min=1)] = None
     """Number of rows in a batch."""
-    beam: Beam = None
-    flat: Flat = True
-    temperature: Temperature = None
-    top_k: TopK = None
-    top_p: TopP = None
-    samples: Samples = None
+    beam: shared.Beam = None
+    flat: shared.Flat = True
+    temperature: shared.Temperature = None
+    top_k: shared.TopK = None
+    top_p: shared.TopP = None
+    samples: shared.Samples = None
     max_tokens: Annotated[int | None, Flag(min=1)] = None
     """Maximum number of new tokens."""
     source_tokens: Annotated[int | None, Flag(min=1)] = None
@@ -58,7 +47,7 @@ class PlanFlags:
         "meshloom plan --gin_file=configs/runs/quickstart.gin --topology=v3:2x2 --sweep "
         "--html=sweep.html",
     )
-    layouts: Annotated[Strings, Flag("", metavar="[LAYOUT]...", is_argument=True)] = ()
+    layouts: Annotated[shared.Strings, Flag("", metavar="[LAYOUT]...", is_argument=True)] = ()
     compare: bool = False
     """Plans the run under each of the given layout files."""
     sweep: bool = False
@@ -70,15 +59,15 @@ class PlanFlags:
     """Currency of --price_per_chip_hour."""
     tokens: Annotated[float | None, Flag(metavar="N", above=0, max=1e18)] = None
     """Tokens of the whole run, as in 1e12, in place of Run.steps."""
-    topology: Topology = None
+    topology: shared.Topology = None
     analytic: bool = False
     """Predicts from the layout alone, in seconds, and compiles nothing."""
     html: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Also writes the result to FILE as a page with charts."""
-    json_file: JsonFile = None
+    json_file: shared.JsonFile = None
     decode: bool = False
     """Plans decoding instead of training."""
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
     decoding: DecodePlanFlags = field(default_factory=DecodePlanFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)
 
@@ -95,12 +84,12 @@ class LayoutsFlags:
         "meshloom layouts --gin_file=configs/runs/quickstart.gin --simulate_devices=8 "
         "--output=best.gin",
     )
-    topology: Topology = None
+    topology: shared.Topology = None
     verify: Annotated[bool, Flag(name="search")] = False
     """Compiles the best three, the standard layouts and that of the gin files (needs libtpu);
     without --topology, runs them."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Writes the best layout to FILE as a layout file."""
-    json_file: JsonFile = None
-    settings: SavedSettingsFlags = field(default_factory=SavedSettingsFlags)
+    json_file: shared.JsonFile = None
+    settings: shared.SavedSettingsFlags = field(default_factory=shared.SavedSettingsFlags)
     devices: DeviceFlags = field(default_factory=DeviceFlags)

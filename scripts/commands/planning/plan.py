@@ -8,20 +8,13 @@ from layouts.cost.collectives import size_text
 from layouts.layout import Layout
 from scripts.command_line import given_flag
 from scripts.commands.common import warn_unused, write_json
+from scripts.commands.planning import tables
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import best_plan, read_inputs
 from scripts.commands.planning.layouts import compare
 from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.plan_decode import compare_decoding, plan_decoding
 from scripts.commands.planning.sweep import sweep_run
-from scripts.commands.planning.tables import (
-    print_collectives,
-    print_memory,
-    print_times,
-    print_unexpected,
-    print_weights,
-    summary_line,
-)
 from scripts.terminal import print_note
 from trainer.checks import check_bubble
 from trainer.planning.report import as_json
@@ -91,11 +84,11 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
     for part, choice in figures["attention"].items():
         print(f"Attention of the {part}: {choice}")
-    print_memory(figures)
-    print_weights(figures)
-    print_collectives(figures["collectives"], "step")
+    tables.print_memory(figures)
+    tables.print_weights(figures)
+    tables.print_collectives(figures["collectives"], "step")
     if plan.timing is not None:
-        print_times("step", plan.timing)
+        tables.print_times("step", plan.timing)
     if plan.schedule.stages > 1:
         idle_s, repeats = plan.idle_s, plan.schedule.repeats
         time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
@@ -104,7 +97,7 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
             f"Pipeline: {plan.schedule.stages} stages,{around} {plan.run.microbatches} "
             f"microbatches; stages idle {plan.schedule.bubble:.0%} of their time{time}"
         )
-    print_unexpected(figures)
+    tables.print_unexpected(figures)
     print(summary(figures))
 
 
@@ -129,4 +122,4 @@ def summary(figures: dict[str, Any]) -> str:
             f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
             f"{with_unit(figures['chip_hours'], 'chip-hours')}",
         ]
-    return summary_line(figures, parts)
+    return tables.summary_line(figures, parts)

@@ -11,17 +11,10 @@ from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import rounded, rows_of_group, warn_unused, write_json
 from scripts.commands.decoding.decode import BATCH, search_of
+from scripts.commands.planning import tables
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, can_compile, named_layouts, read_inputs
 from scripts.commands.planning.page import with_unit, write_page
-from scripts.commands.planning.tables import (
-    print_collectives,
-    print_memory,
-    print_times,
-    print_unexpected,
-    sort_key,
-    summary_line,
-)
 from scripts.commands.shared_flags import SearchFlags
 from scripts.terminal import print_table
 from trainer.decoding.decoder import padded
@@ -61,7 +54,7 @@ def compare_decoding(flags: PlanFlags) -> None:
     plans = {}
     for name, file in named_layouts(flags.layouts).items():
         plans[name] = decode_as_json(plan_batch(read_inputs(flags, file), flags))
-    names = sorted(plans, key=lambda name: sort_key(plans[name], "output_latency_s"))
+    names = sorted(plans, key=lambda name: tables.sort_key(plans[name], "output_latency_s"))
     print_table(["layout", *COMPARED], [[name, *row(plans[name])] for name in names])
     write_json(flags.json_file, {name: plans[name] for name in names})
 
@@ -137,14 +130,16 @@ def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:
 def print_plan(plan: DecodePlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan of decoding: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
     print(f"{batch_text(figures)}.")
-    print_memory(figures)
-    print_collectives([row for row in figures["collectives"] if row["part"] == "token"], "token")
+    tables.print_memory(figures)
+    tables.print_collectives(
+        [row for row in figures["collectives"] if row["part"] == "token"], "token"
+    )
     if plan.timings is not None:
-        print_times("start", plan.timings.prefill)
-        print_times("token", plan.timings.token)
+        tables.print_times("start", plan.timings.prefill)
+        tables.print_times("token", plan.timings.token)
         if plan.timings.suffix is not None:
-            print_times("suffix", plan.timings.suffix)
-    print_unexpected(figures)
+            tables.print_times("suffix", plan.timings.suffix)
+    tables.print_unexpected(figures)
     print(summary(figures))
 
 
@@ -180,4 +175,4 @@ def summary(figures: dict[str, Any]) -> str:
             f"{figures['start_latency_s']:.3g} s before its first token{of_suffix}",
             f"{figures['tokens_per_s']:,.1f} tokens/s, one text a row",
         ]
-    return summary_line(figures, parts)
+    return tables.summary_line(figures, parts)

@@ -15,17 +15,9 @@ from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
 from scripts.commands.common import check_same_settings, rows_of_group, setting_origins, warn_unused
 from scripts.commands.trained import decode_trace_fn, note_layout
+from scripts.commands.training import start
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.progress import ProgressBar
-from scripts.commands.training.start import (
-    changes_since,
-    continue_command,
-    note_no_export,
-    prepared_data,
-    remedy,
-    save_start,
-    settings_to_train,
-)
 from scripts.terminal import print_note
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checks import (
@@ -66,11 +58,13 @@ def train_locked(flags: TrainFlags) -> None:
     """Reads and checks what the run is, prepares its data, and trains it."""
     with Checkpoints(flags.model_dir) as checkpoints:
         step = checkpoints.latest
-    config = settings_to_train(flags, step)
+    config = start.settings_to_train(flags, step)
     check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
     warn_unused(config, Run, Layout)
-    changes = changes_since(ModelDir(flags.model_dir), run, override=flags.override, step=step)
+    changes = start.changes_since(
+        ModelDir(flags.model_dir), run, override=flags.override, step=step
+    )
     mesh = make_mesh(layout)
     check_run(run)
     check_vocab_settings(run)
@@ -84,7 +78,7 @@ def train_locked(flags: TrainFlags) -> None:
     ):
         print_note(warning)
     if step is None:
-        note_no_export(run)
+        start.note_no_export(run)
     elif run.steps < step:
         print_note(
             f"Warning: Run.steps = {run.steps} is below step {step} of the newest checkpoint, so "
@@ -97,8 +91,8 @@ def train_locked(flags: TrainFlags) -> None:
         # JAX keeps the traces for the calls that follow.
         for trace_fn in trace_fns:
             trace_fn(run, layout, mesh)
-        prepared = prepared_data(flags, run, is_continued=step is not None)
-        save_start(flags, config, run, layout, prepared, step or 0, changes)
+        prepared = start.prepared_data(flags, run, is_continued=step is not None)
+        start.save_start(flags, config, run, layout, prepared, step or 0, changes)
         train_run(flags, run, layout, mesh, prepared, profile)
 
 
@@ -141,7 +135,7 @@ def train_run(
     try:
         outcome = train_loop(TrainJob(run, layout, mesh, prepared.splits, model_dir), observers)
     except NotFinite as error:
-        raise RunError(f"{error}\n{remedy(flags, run, layout, error.step)}") from error
+        raise RunError(f"{error}\n{start.remedy(flags, run, layout, error.step)}") from error
     how = "Finished" if outcome.stop_signal is None else "Stopped"
     print_note(
         f"{how} after step {outcome.steps} of {run.steps}.  Data stalls: "
@@ -149,7 +143,7 @@ def train_run(
         in_each_process=True,
     )
     if outcome.stop_signal is not None:
-        print_note(f"Continue with: {continue_command(flags, layout)}")
+        print_note(f"Continue with: {start.continue_command(flags, layout)}")
         leave()
         sys.exit(128 + outcome.stop_signal)  # as a shell says it
 
