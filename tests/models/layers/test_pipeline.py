@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.layers import pipeline
 from models.layers.pipeline import (
     Schedule,
     exchange_of,
@@ -20,7 +21,7 @@ from models.layers.pipeline import (
     with_nested_maps,
 )
 from tests.toys import WHOLE
-from trainer.planning.child import in_child
+from trainer.planning.child import CompilerAborted, in_child
 
 Array = jax.Array
 WEIGHTS_ND = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
@@ -98,6 +99,20 @@ def test_stages_compute_in_bfloat16() -> None:
     for x, y in zip(jax.tree.leaves(staged), jax.tree.leaves(looped), strict=True):
         x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
         np.testing.assert_allclose(x, y, rtol=0, atol=2**-6 * np.abs(y).max())
+
+
+def compute_without_repeats() -> None:
+    """Computes as above, but gives what stages share to them as it is."""
+    jax.config.update("jax_num_cpu_devices", 4)  # in a child
+    pipeline.is_repeated = lambda x: False
+    computed(Layout(mesh="data:2,pipe:2", rules="batch:data;layers:pipe"), 6, jnp.bfloat16)
+
+
+@pytest.mark.faults
+def test_without_repeats_stages_abort_in_bfloat16() -> None:
+    """Where this fails, `is_repeated` may go."""
+    with pytest.raises(CompilerAborted):
+        in_child(compute_without_repeats)
 
 
 SIZES = list(itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (1, 2, 3, 4, 5, 8)))
