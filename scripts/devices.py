@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from scripts.flag import Flag
-from trainer.processes.join import Distributed, Place, join, place_of
+from trainer.processes.join import Distributed, ProcessId, find_process_id, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +43,24 @@ class ProcessFlags(DeviceFlags):
 def start_devices(flags: DeviceFlags | None = None) -> None:
     """Sets up devices and processes, before anything uses them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    place = place_of_flags(flags) if isinstance(flags, ProcessFlags) else None
+    process = process_id_of_flags(flags) if isinstance(flags, ProcessFlags) else None
     from layouts import mesh
 
     mesh.cache_compilations()
     mesh.leave_absent_tpus()
     if flags is not None and flags.simulate_devices is not None:
         mesh.simulate_devices(flags.simulate_devices)
-    if place is not None:
+    if process is not None:
         assert isinstance(flags, ProcessFlags)
         from scripts.terminal import show_log_records
 
         show_log_records("trainer")  # names the processes that are missing
-        join(place, flags.start_timeout_s)
+        join(process, flags.start_timeout_s)
 
 
-def place_of_flags(flags: ProcessFlags) -> Place | None:
-    """Returns the place of this process among those of its run."""
-    return place_of(
+def process_id_of_flags(flags: ProcessFlags) -> ProcessId | None:
+    """Returns the id of this process among those of its run."""
+    return find_process_id(
         flags.distributed,
         flags.coordinator_address,
         flags.process_count,

@@ -16,22 +16,22 @@ ALL_THREE = ("coordinator_address", "process_count", "process_index")
 EXAMPLE = "--coordinator_address=HOST:PORT --process_count=N --process_index=I"
 
 
-class Place(NamedTuple):
-    """Holds the place of this process in a run of several."""
+class ProcessId(NamedTuple):
+    """Identifies this process among those of a run."""
 
     coordinator_address: str
     process_count: int
     process_index: int
 
 
-def place_of(
+def find_process_id(
     distributed: Distributed,
     coordinator_address: str | None = None,
     process_count: int | None = None,
     process_index: int | None = None,
     timeout_s: float = 300,
-) -> Place | None:
-    """Returns the place that flags or the cluster give to this process; None where it runs alone.
+) -> ProcessId | None:
+    """Returns what flags or the cluster say of this process; None where it runs alone.
 
     Flags win over the cluster.
     """
@@ -42,16 +42,16 @@ def place_of(
     if distributed == "off":
         return None
     is_manual = distributed == "manual" or manual
-    place = manual_place(given) if is_manual else cluster_place(timeout_s)
-    return place if place is not None and place.process_count > 1 else None
+    process = process_id_by_flags(given) if is_manual else process_id_by_cluster(timeout_s)
+    return process if process is not None and process.process_count > 1 else None
 
 
 def flags(names: Mapping[str, object] | list[str]) -> str:
     return ", ".join(f"--{name}" for name in names)
 
 
-def manual_place(given: Mapping[str, str | int | None]) -> Place:
-    """Returns the place that the flags give; raises what contradicts in them."""
+def process_id_by_flags(given: Mapping[str, str | int | None]) -> ProcessId:
+    """Returns what the flags say; raises if they contradict each other."""
     missing = [name for name, value in given.items() if value is None]
     if missing:
         raise UserError(
@@ -72,10 +72,10 @@ def manual_place(given: Mapping[str, str | int | None]) -> Place:
             f"--process_index={index} of --process_count={count}.  "
             f"Legal: {', '.join(map(str, range(count))) if count < 5 else f'0 to {count - 1}'}."
         )
-    return Place(address, count, index)
+    return ProcessId(address, count, index)
 
 
-def cluster_place(timeout_s: float) -> Place | None:
+def process_id_by_cluster(timeout_s: float) -> ProcessId | None:
     """Returns what JAX knows of the cluster: TPU pods, GKE, SLURM and Open MPI."""
     from jax._src import clusters  # JAX offers this as part of `initialize` only
 
@@ -90,21 +90,21 @@ def cluster_place(timeout_s: float) -> Place | None:
         ) from None
     if address is None or count is None or index is None:
         return None
-    return Place(address, count, index)
+    return ProcessId(address, count, index)
 
 
-def join(place: Place, timeout_s: float) -> None:
+def join(process: ProcessId, timeout_s: float) -> None:
     """Connects to the other processes, and JAX to theirs; gloo does collectives of CPUs."""
     import jax
 
-    links = meet(*place, timeout_s)
-    peers.set_current(peers.Peers(place.process_index, links))
-    separate_output(place.process_index)
+    links = meet(*process, timeout_s)
+    peers.set_current(peers.Peers(process.process_index, links))
+    separate_output(process.process_index)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(*place, initialization_timeout=int(timeout_s))
+        jax.distributed.initialize(*process, initialization_timeout=int(timeout_s))
     except RuntimeError as error:
-        raise RunError(f"JAX cannot connect to {place.coordinator_address}: {error}") from error
+        raise RunError(f"JAX cannot connect to {process.coordinator_address}: {error}") from error
 
 
 def separate_output(process_index: int) -> None:

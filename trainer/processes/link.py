@@ -57,10 +57,10 @@ class Link:
         self.connection.close()
 
 
-def names(processes: Iterable[int]) -> str:
+def join_names(processes: Iterable[int]) -> str:
     """Lists processes in words.
 
-    >>> names([2]), names([3, 1, 2])
+    >>> join_names([2]), join_names([3, 1, 2])
     ('process 2', 'processes 1, 2, 3')
     """
     indices = sorted(processes)

@@ -7,7 +7,7 @@ import socket
 import time
 
 from configs.errors import RunError, UserError
-from trainer.processes.link import Link, names
+from trainer.processes.link import Link, join_names
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,8 @@ class Hub:
                 if now - start > self._timeout_s:
                     raise RunError(self._send_all("end", self._who_is_missing()))
                 if now - logged > LOG_EVERY_S:
-                    line = (
-                        f"Waiting for {names(self._missing)} of {self._count} at {self._address}."
-                    )
+                    missing = join_names(self._missing)
+                    line = f"Waiting for {missing} of {self._count} at {self._address}."
                     logger.info(self._send_all("waiting", line))
                     logged = now
         for link in self._links.values():
@@ -106,9 +105,9 @@ class Hub:
             ["0 (this host)", *(f"{i} ({self._links[i].host})" for i in sorted(self._links))]
         )
         return (
-            f"{names(self._missing)} of {self._count} did not connect to {self._address} within "
-            f"{self._timeout_s:g} s.  Connected: {there}.  Read the logs of the missing ones; "
-            "--start_timeout_s waits longer."
+            f"{join_names(self._missing)} of {self._count} did not connect to {self._address} "
+            f"within {self._timeout_s:g} s.  Connected: {there}.  Read the logs of the missing "
+            "ones; --start_timeout_s waits longer."
         )
 
 

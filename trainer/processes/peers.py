@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.processes.ending import FAILED, RESTART, STALLED, dump_stacks, end_process
-from trainer.processes.link import Link, Message, names
+from trainer.processes.link import Link, Message, join_names
 
 POLL_S = 0.2
 GRACE_S = 10.0
@@ -223,11 +223,11 @@ def behind(steps: Mapping[int, int], count: int) -> str:
     silent, newest = set(range(count)) - set(steps), max(steps.values())
     late = {index for index, step in steps.items() if step < newest}
     if silent:
-        return f"{head} {names(silent)} did not answer; the others are at step {newest}."
+        return f"{head} {join_names(silent)} did not answer; the others are at step {newest}."
     if not late:
         return f"{head} all processes are at step {newest}."
     oldest = min(steps.values())
-    return f"{head} {names(late)} is behind, at step {oldest}; the others are at {newest}."
+    return f"{head} {join_names(late)} is behind, at step {oldest}; the others are at {newest}."
 
 
 _current: Peers | None = None

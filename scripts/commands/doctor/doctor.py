@@ -23,7 +23,7 @@ from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer import multihost
 from trainer.model_dir import ModelDir
 from trainer.processes import peers
-from trainer.processes.link import names
+from trainer.processes.link import join_names
 
 
 def doctor(flags: DoctorFlags) -> None:
@@ -95,6 +95,6 @@ def line(finding: Finding, *, names_processes: bool) -> str:
     """Writes a finding in a line, and its fix in a second one."""
     text = f"{finding.status:8} {finding.check}: {finding.text}"
     if names_processes and finding.status != "ok" and finding.processes:
-        text += f" ({names(finding.processes)})"
+        text += f" ({join_names(finding.processes)})"
     is_shown = finding.mend is not None and finding.status != "ok"
     return text + (f"\n{'':9}mend: {finding.mend}" if is_shown else "")

@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import UserError
 from tests.toys import ROOT
-from trainer.processes.join import Place, place_of
+from trainer.processes.join import ProcessId, find_process_id
 
 SLURM = {
     "SLURM_JOB_ID": "10",
@@ -35,33 +35,33 @@ OPEN_MPI = {
     ("variables", "place"),
     [
         ({}, None),
-        (SLURM, Place("node3:61450", 4, 2)),
+        (SLURM, ProcessId("node3:61450", 4, 2)),
         (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
-        (OPEN_MPI, Place("10.96.0.1:62880", 3, 1)),
+        (OPEN_MPI, ProcessId("10.96.0.1:62880", 3, 1)),
     ],
 )
 def test_the_cluster_tells_the_place(
-    variables: dict[str, str], place: Place | None, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], place: ProcessId | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert place_of("auto") == place
-    assert place_of("off") is None
+    assert find_process_id("auto") == place
+    assert find_process_id("off") is None
 
 
 def test_flags_win_over_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    place = Place("[::1]:8476", 2, 0)
-    assert place_of("auto", *place) == place_of("manual", *place) == place
-    assert place_of("manual", "host:8476", 1, 0) is None
+    place = ProcessId("[::1]:8476", 2, 0)
+    assert find_process_id("auto", *place) == find_process_id("manual", *place) == place
+    assert find_process_id("manual", "host:8476", 1, 0) is None
 
 
 def test_a_cluster_that_does_not_say_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (SLURM | {"SLURM_NTASKS": "many"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"--distributed=auto: .*'many'.*--distributed=off"):
-        place_of("auto")
+        find_process_id("auto")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_cluster_that_does_not_say_enough(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_flags_that_contradict_are_refused(flags: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UserError) as error:
-        place_of(*flags)
+        find_process_id(*flags)
     assert str(error.value).startswith(message)
 
 
