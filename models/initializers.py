@@ -1,11 +1,9 @@
 """Draws weights by their letters: size, placement and path all follow from the name."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,6 @@ from flax import nnx
 
 from layouts.axes import Axis, alphabet
 from layouts.layout import Layout
-from layouts.mesh import abstract_mesh
 from layouts.padding import with_axes
 from models.api import WeightInfo
 from models.spec import FloatType
@@ -68,30 +65,8 @@ class Weights:
         return nnx.Param(stored, info=WeightInfo(shape, names, read))
 
 
-class Buildable(Protocol):
-    """Describes a model whose network `Weights` can make."""
-
-    @property
-    def layout(self) -> Layout: ...
-
-    def with_layout(self, layout: Layout) -> "Buildable": ...
-
-    def build(self, key: jax.Array) -> nnx.Module: ...
-
-
-def mesh_or_one_device() -> AbstractContextManager[Any]:
-    """Sets an abstract mesh of one device where no mesh is set."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return jax.sharding.use_abstract_mesh(abstract_mesh({"one": 1}))
-    return nullcontext()
-
-
-@functools.cache
-def weights_of(model: Buildable) -> Mapping[str, WeightInfo]:
-    """Describes the weights of a model, by path; allocates nothing."""
-    whole = model.with_layout(model.layout.replicated())
-    with mesh_or_one_device():
-        network = jax.eval_shape(lambda: whole.build(jax.random.key(0)))
+def infos_of(network: nnx.Module) -> Mapping[str, WeightInfo]:
+    """Returns the description of each weight of a network that `Weights` made, by path."""
     weights = jax.tree.leaves_with_path(
         nnx.split(network)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
     )

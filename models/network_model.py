@@ -10,9 +10,10 @@ import jax
 from flax import nnx
 
 from layouts.layout import Layout
+from layouts.mesh import abstract_mesh
 from layouts.padding import with_padding
 from models.api import Batch, Params, WeightInfo
-from models.initializers import Weights, weights_of
+from models.initializers import Weights, infos_of
 from models.loss import counted_targets, token_losses
 
 NetworkT = TypeVar("NetworkT", bound=nnx.Module)
@@ -57,7 +58,11 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         return nnx.to_pure_dict(nnx.split(self.build(key))[1])
 
     def weights(self) -> Mapping[str, WeightInfo]:
-        return weights_of(self)
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            mesh = abstract_mesh({"one": 1})
+        with jax.sharding.use_abstract_mesh(mesh):
+            return infos_of(self.with_layout(self.layout.replicated()).abstract())
 
     def abstract(self) -> NetworkT:
         """Returns the network with shapes in place of weights; `jit` caches its trace."""

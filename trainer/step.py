@@ -26,7 +26,7 @@ Total = tuple[Params, LossSums]
 
 @dataclasses.dataclass(frozen=True)
 class TrainStepSpec:
-    """Holds all that a compiled step depends on but its arguments.  Hashable: the jit key."""
+    """Holds what a compiled step depends on except its arguments.  Hashable: the jit key."""
 
     model: Model
     optimizer: OptimizerSpec

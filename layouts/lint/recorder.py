@@ -120,9 +120,9 @@ def record(trace: Callable[[Layout], Any], declared: Iterable[Axis] = ()) -> Rec
     ]
     weights = []
     for path, out in zip(paths, jaxpr.jaxpr.outvars, strict=True):
-        letters = axes_of_path(path)  # of axes that JAX cannot split in this model
-        known = zip(letters_of_type(out.aval, axes), letters, strict=True)
-        letters = "".join(letter if known == "_" else known for known, letter in known)
+        # A type lacks the axes that JAX cannot split in this model; the path has them.
+        pairs = zip(letters_of_type(out.aval, axes), axes_of_path(path), strict=True)
+        letters = "".join(path_letter if of == "_" else of for of, path_letter in pairs)
         weights.append(Weight(path, letters, out.aval.shape, out.aval.dtype, axes))
     stored = [Tensor(w.path, w.axes, w.shape, True) for w in weights]
     tensors, products = read_trace(jaxpr.jaxpr, axes)
