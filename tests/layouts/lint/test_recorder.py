@@ -153,3 +153,13 @@ def test_slices_of_queries_are_no_tensors_of_the_layout() -> None:
         if "L" in tensor.axes and not tensor.stored
     }
     assert sizes == {8}
+
+
+def test_a_weight_has_the_letters_of_its_path_where_jax_cannot_split_an_axis() -> None:
+    def trace(layout: Layout) -> dict[str, jax.Array]:
+        w_DF = layout.random(jax.random.normal, jax.random.key(0), "DF", (6, 4), stored=True)
+        jnp.cumsum(w_DF, axis=0)
+        return {"mlp": {"w_DF": w_DF}}
+
+    [weight] = record(trace).weights
+    assert (weight.path, weight.axes) == ("mlp/w_DF", "DF")
