@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks.studies import source_share
+from scripts.command_line import command_of
 from scripts.commands.common import settings, task_of
 from tests.scripts.conftest import Meshloom, Place, call
 from tests.toys import optax_promotion
@@ -125,7 +126,7 @@ def test_what_the_source_tells_is_measured_against_strangers(
     pairs = tmp_path / "pairs.tsv"
     names = [str(folder), f"{folder}@2"]
     with optax_promotion():
-        source_share.main(
+        command_of(None, source_share.Flags, source_share.study).main(
             [*(f"--model_dir={name}" for name in names), "--split=test", f"--json={json_file}"],
             standalone_mode=False,
         )

@@ -88,7 +88,7 @@ def test_a_task_in_a_scope_reads_its_settings_and_what_a_file_had_for_another_is
         (PrepareFlags(runner="DirectRunner"), r"--runner: .*Add --beam"),
         (PrepareFlags(runner_flags=("--direct_num_workers=2",)), r"--direct_num_workers=2: .*Add"),
         (PrepareFlags(beam=True, workers=2), r"--workers: with --beam"),
-        (PrepareFlags(beam=True), r"--beam needs apache-beam, .*'.\[beam\]'"),
+        (PrepareFlags(beam=True), r"--beam needs apache_beam, .*'.\[beam\]'"),
     ],
 )
 def test_flags_of_a_pipeline_are_checked(
