@@ -70,8 +70,8 @@ class Maker:
                 continue
             default = _default(field) if base is None else getattr(base, field.name)
             if default is not dataclasses.MISSING:
-                shown = Reference(f"@{type(default).__name__}()") if is_spec(default) else default
-                self._note("/".join((*scopes, f"{cls.__name__}.{field.name}")), shown, "default")
+                name = "/".join((*scopes, f"{cls.__name__}.{field.name}"))
+                self._note(name, _shown(default), "default")
                 values[field.name] = self._default(default, scopes, chain)
         failed = {name for name, value in values.items() if value is _FAILED}
         try:
@@ -153,6 +153,13 @@ def _renamed(text: str, setting: str) -> str:
     """
     bare = setting.rpartition("/")[2]
     return setting + text.removeprefix(bare) if text.startswith(bare) else text
+
+
+def _shown(value: Any) -> Any:
+    """Returns a default as a gin file has it, specs as references."""
+    if isinstance(value, tuple):
+        return tuple(map(_shown, value))
+    return Reference(f"@{type(value).__name__}()") if is_spec(value) else value
 
 
 def _default(field: Any) -> Any:

@@ -7,7 +7,7 @@ two configs can live side by side and every mistake is found and reported with i
 import io
 import re
 import tokenize
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,8 @@ class Parser(config_parser.ConfigParser):
 class Reader:
     """Collects bindings and problems from files and flags."""
 
-    def __init__(self) -> None:
+    def __init__(self, edits: Mapping[str, Callable[[str], str]]) -> None:
+        self.edits = edits
         self.files = 0
         self.characters = 0
         self.bound: dict[str, Binding] = {}
@@ -131,6 +132,8 @@ class Reader:
             except OSError as error:
                 self.problems.append(f"{origin}{name}: cannot be read: {error.strerror}.")
             else:
+                if name in self.edits and len(text) <= MAX_CHARACTERS:
+                    text = self.edits[name](text)
                 self._parse(text, name, (*outer, path))
 
     def param(self, text: str) -> None:

@@ -150,7 +150,12 @@ def names(cls: type[Any]) -> list[str]:
 
 
 def no_such_parameter(cls: type[Any], name: str) -> str:
-    """Describes that a spec lacks this parameter, and which it has."""
+    """Describes that a spec lacks this parameter, and which it has.
+
+    A class may list parameters of former versions in `renamed`, with what each is now.
+    """
+    if now := getattr(cls, "renamed", {}).get(name):
+        return f"{cls.__name__}.{name}: no such parameter.  It is {now} now."
     near = did_you_mean(name, names(cls))
     return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {', '.join(names(cls))}."
 

@@ -1,7 +1,9 @@
 """Writes specs as gin text, and finds what two of them differ in."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.spec import is_spec, names
 
@@ -48,6 +50,17 @@ def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     return [pair for i, pair in enumerate(pairs) if pair not in pairs[:i]]
 
 
+def shown(value: Any) -> str:
+    """Writes a value as a gin file has it; of a spec only its kind.
+
+    >>> shown(("silu", 1)), shown((None,))
+    ("('silu', 1)", '(None,)')
+    """
+    if isinstance(value, tuple):
+        return _tuple(map(shown, value))
+    return f"@{type(value).__name__}()" if is_spec(value) else repr(value)
+
+
 def _fields(made: Any) -> list[tuple[str, Any]]:
     return [(name, getattr(made, name)) for name in names(type(made))]
 
@@ -55,34 +68,58 @@ def _fields(made: Any) -> list[tuple[str, Any]]:
 def _labels(specs: Iterable[Any]) -> dict[Any, str]:
     """Names each distinct spec: its bare class name, or a scope of its own where that is taken.
 
-    No scope is used twice, so nothing leaks from one spec into another that is nested in it.
+    No scope is used twice, so nothing leaks from one spec into another that is nested in it.  A run
+    that continues reads the gin files of its start over this text, where settings with a bare name
+    reach every spec of the class.  So of several specs in tuples, which such files distinguish by
+    scopes, only one whose settings are all defaults has the bare name.
     """
     labels: dict[Any, str] = {}
     tops = list(dict.fromkeys(specs))
-    pairs = [("", made) for made in tops] + [pair for made in tops for pair in _nested(made)]
-    for field, made in pairs:
+    nested = [found for made in tops for found in _nested(made, in_tuple=False)]
+    kinds = Counter(type(made) for made in {*tops, *(found.made for found in nested)})
+    for field, made, in_tuple in [*(_Nested("", made, False) for made in tops), *nested]:
         if made not in labels:
             name = type(made).__name__
             free = name not in labels.values()
             assert free or field, f"two top-level specs of the class {name}"
-            labels[made] = name if free else f"{field}_{len(labels)}/{name}"
+            bare = free and not (in_tuple and kinds[type(made)] > 1 and not _is_default(made))
+            labels[made] = name if bare else f"{field}_{len(labels)}/{name}"
     return labels
 
 
-def _nested(made: Any) -> Iterator[tuple[str, Any]]:
-    """Walks all specs below one, with the field that holds each."""
+class _Nested(NamedTuple):
+    """Holds a spec, the field that holds it, and whether that or an outer one is a tuple."""
+
+    field: str
+    made: Any
+    in_tuple: bool
+
+
+def _nested(made: Any, *, in_tuple: bool) -> Iterator[_Nested]:
+    """Walks all specs below one."""
     for name, value in _fields(made):
-        for item in value if isinstance(value, tuple) else (value,):
+        is_tuple = isinstance(value, tuple)
+        for item in value if is_tuple else (value,):
             if is_spec(item):
-                yield name, item
-                yield from _nested(item)
+                yield _Nested(name, item, in_tuple or is_tuple)
+                yield from _nested(item, in_tuple=in_tuple or is_tuple)
+
+
+def _is_default(made: Any) -> bool:
+    return all(
+        field.default == getattr(made, field.name) for field in dataclasses.fields(type(made))
+    )
 
 
 def _spelt(value: Any, labels: Mapping[Any, str]) -> str:
     if isinstance(value, tuple):
-        items = [_spelt(item, labels) for item in value]
-        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        return _tuple(_spelt(item, labels) for item in value)
     return f"@{labels[value]}()" if is_spec(value) else repr(value)
+
+
+def _tuple(items: Iterable[str]) -> str:
+    texts = [*items]
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 def _differences(name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:

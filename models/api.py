@@ -10,8 +10,8 @@ from configs.errors import UserError
 from configs.spec import Count, abstract_spec
 from layouts.axes import Axis
 from layouts.layout import Layout
+from models.feed_forward.moe.routing import Router
 from models.loss import Criterion, LossSums
-from models.moe.routing import Router
 
 Array = jax.Array
 STACKS = ("layers", "experts")
@@ -171,6 +171,9 @@ class Model(Decodable, Protocol):
         self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
     ) -> LossSums:
         """Sums the loss over the targets of a batch.  With a key, dropout is on."""
+
+    def update_routers(self, params: Params, loads: Any) -> Params:
+        """Returns the weights after a step's change of what routers keep beside gradients."""
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
         """Returns the negative log-likelihood of each target, 0 where there is none.

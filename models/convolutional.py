@@ -20,8 +20,8 @@ from models.api import Batch, ModelSpec, Params
 from models.initializers import Weights
 from models.loss import Criterion, LossSums, counted_targets, softmax_loss
 from models.network_model import NetworkModel
-from models.norms import normed
-from models.spec import Precision
+from models.norms.rms import normed
+from models.precision import Precision
 
 Array = jax.Array
 
@@ -88,7 +88,7 @@ class ConvBlock(nnx.Module):
 
     def __call__(self, layout: Layout, x_BYXD: Array, stride: int) -> tuple[Layout, Array]:
         """Returns the output, and the layout that knows its size."""
-        y_BYXD = normed(self.spec, layout, x_BYXD, self.scale_D[...], "BYXD")
+        y_BYXD = normed(layout, x_BYXD, self.scale_D[...], "BYXD", self.spec.norm_epsilon)
         h_BYXF = layout.convolve(
             "BYXD,OPDF->BYXF", y_BYXD, self.wi_OPDF[...], strides=(stride, stride)
         )
@@ -118,7 +118,7 @@ class ConvNetwork(nnx.Module):
             block = nnx.merge(graph, weights)
             stride = 1 if index % self.spec.stride_every else 2
             layout, x_BYXD = block(layout, x_BYXD, stride)
-        x_BYXD = normed(self.spec, layout, x_BYXD, self.scale_D[...], "BYXD")
+        x_BYXD = normed(layout, x_BYXD, self.scale_D[...], "BYXD", self.spec.norm_epsilon)
         for axis in "YX":
             x_BYXD = layout.mask_padding(x_BYXD, "BYXD", axis, 0)
         _, height, width, _ = layout.unpadded_shape("BYXD", x_BYXD.shape)

@@ -13,7 +13,7 @@ from layouts.axes import Axis, alphabet
 from layouts.layout import Layout
 from layouts.padding import with_axes
 from models.api import WeightInfo
-from models.spec import FloatType
+from models.precision import FloatType
 
 
 @dataclasses.dataclass(frozen=True)

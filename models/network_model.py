@@ -72,6 +72,9 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
         """Returns the network with these weights."""
         return nnx.merge(nnx.split(self.abstract())[0], params)
 
+    def update_routers(self, params: Params, loads: Any) -> Params:
+        return params
+
     def token_losses(self, params: Params, batch: Batch) -> jax.Array:
         rows = len(batch["targets_BL"])
         layout, batch, x_BLD, weights_VD = self.hidden(params, batch)

@@ -9,22 +9,29 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs.spec import spec
 from layouts.einsum import platform
 from layouts.layout import Layout
 from layouts.padding import pad_batch
 from layouts.shards import num_shards
 from models.api import Batch, Cache, Params, step_layout
-from models.attention.context import cached_context, cross_context, packed_context
-from models.attention.flash import Call, Kernel, choose
+from models.attention.context import (
+    AttentionContext,
+    cached_context,
+    cross_context,
+    packed_context,
+)
+from models.attention.flash import Kernel
 from models.dropout import dropout
+from models.feed_forward.moe.routing import Load
 from models.initializers import Weights
+from models.layers.blocks import Contexts
 from models.layers.pipeline import inside_stages, stage_axes, with_nested_maps
 from models.layers.stack import Loads, Stack
 from models.loss import Criterion, LossSums, counted_targets, divergence, softmax_loss
-from models.moe.routing import Load, Router
 from models.network_model import NetworkModel
-from models.positions import sinusoids
-from models.spec import TransformerSpec
+from models.parts import BlockParts
+from models.spec import TransformerSpec, kernel_choice
 
 T = TypeVar("T")
 Array = jax.Array
@@ -42,54 +49,88 @@ class Network(nnx.Module):
         self.embed_VD = weights.normal("VD", fan_in="D")
         if not spec.tied:
             self.softmax_VD = weights.normal("VD", fan_in="D")
-        if spec.positions == "learned":
-            self.positions_LD = weights.normal("LD", fan_in="D")
+        table_LD = spec.positions.build_table(weights)
+        if table_LD is not None:
+            self.positions_LD = table_LD
         if spec.source_vocab is not None:
             self.source_embed_VD = weights.with_sizes(V=spec.source_vocab).normal("VD", fan_in="D")
         if spec.has_encoder:
             self.encoder = Stack(
-                spec, layout, weights, spec.encoder_layers, spec.pattern_of_encoder, causal=False
+                spec, layout, weights, spec.encoder_layers, spec.encoder_blocks, causal=False
             )
         self.decoder = Stack(
-            spec, layout, weights, spec.layers, spec.pattern, cross_attention=spec.has_encoder
+            spec, layout, weights, spec.layers, spec.blocks, cross_attention=spec.has_encoder
         )
 
     def __call__(
         self, batch: Batch, key: Array | None = None, *, drop_tokens: bool = True
     ) -> tuple[Array, dict[str, Loads]]:
         """Returns the last layer's normed output for every target, and the loads of each stack."""
-        segments_BL, source, loads = batch["segments_BL"], None, dict[str, Loads]()
-        length, training = segments_BL.shape[1], key is not None
+        segments_BL, memory_BMD = batch["segments_BL"], None
+        loads, training = dict[str, Loads](), key is not None
         if self.spec.has_encoder:
             key, source_key = split_key(key)
             memory_BMD, loads["encoder"] = self.encode(batch, source_key, drop_tokens=drop_tokens)
-            source = cross_context(
-                self.layout,
+
+        def contexts(block: BlockParts) -> Contexts:
+            row = self.row_context(
+                block,
+                batch["positions_BL"],
                 segments_BL,
-                batch["segments_BM"],
-                memory_BMD,
-                kernel=self.kernel(length, memory_BMD.shape[1], is_cross=True, training=training),
+                drop_tokens=drop_tokens,
+                training=training,
             )
-        context = packed_context(
-            self.layout,
-            batch["positions_BL"],
-            segments_BL,
-            window=self.spec.sliding_window,
-            drop_tokens=drop_tokens,
-            kernel=self.kernel(length, length, training=training),
-        )
+            if memory_BMD is None:
+                return Contexts(row)
+            lengths = (segments_BL.shape[1], memory_BMD.shape[1])
+            kernel = self.kernel(block, lengths, is_cross=True, training=training)
+            source = cross_context(
+                self.layout, segments_BL, batch["segments_BM"], memory_BMD, kernel=kernel
+            )
+            return Contexts(row, source)
+
         x_BLD = self.embed(self.embed_VD[...], batch["inputs_BL"], batch["positions_BL"])
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        x_BLD, loads["decoder"] = self.decoder(x_BLD, context, source, key)
+        x_BLD, loads["decoder"] = self.decoder(x_BLD, contexts, key)
         return x_BLD, loads
 
+    def row_context(
+        self,
+        block: BlockParts,
+        positions_BL: Array,
+        segments_BL: Array,
+        *,
+        causal: bool = True,
+        drop_tokens: bool,
+        training: bool,
+    ) -> AttentionContext:
+        """Returns what the tokens of packed rows see in a block."""
+        length = segments_BL.shape[1]
+        return packed_context(
+            self.layout,
+            positions_BL,
+            segments_BL,
+            causal=causal,
+            window=block.attention.window if causal else None,
+            drop_tokens=drop_tokens,
+            kernel=self.kernel(block, (length, length), training=training),
+        )
+
     def kernel(
-        self, length: int, memory: int, *, is_cross: bool = False, training: bool
+        self,
+        block: BlockParts,
+        lengths: tuple[int, int],
+        *,
+        is_cross: bool = False,
+        training: bool,
     ) -> Kernel | None:
         """Returns the kernel that computes attention; None where plain attention does."""
         layout = inside_stages(self.layout)
-        return choose(Call(self.spec, layout, (length, memory), is_cross, training)).kernel
+        choice = kernel_choice(
+            block, self.spec, layout, lengths, is_cross=is_cross, training=training
+        )
+        return choice.kernel
 
     @jax.named_scope("encoder")
     def encode(
@@ -106,16 +147,20 @@ class Network(nnx.Module):
         x_BLD = self.embed(table[...], tokens_BL, positions_BL)
         key, input_key = split_key(key)
         x_BLD = dropout(self.layout, input_key, self.spec.dropout, x_BLD, "BLD")
-        length = segments_BL.shape[1]
-        context = packed_context(
-            self.layout,
-            positions_BL,
-            segments_BL,
-            causal=False,
-            drop_tokens=drop_tokens,
-            kernel=self.kernel(length, length, training=key is not None),
-        )
-        x_BLD, loads = self.encoder(x_BLD, context, key=key)
+        training = key is not None
+
+        def contexts(block: BlockParts) -> Contexts:
+            row = self.row_context(
+                block,
+                positions_BL,
+                segments_BL,
+                causal=False,
+                drop_tokens=drop_tokens,
+                training=training,
+            )
+            return Contexts(row)
+
+        x_BLD, loads = self.encoder(x_BLD, contexts, key)
         return self.layout.reshard(x_BLD, "BMD"), loads
 
     @jax.named_scope("embed")
@@ -126,11 +171,9 @@ class Network(nnx.Module):
         types = table_VD.dtype, jnp.dtype(spec.precision.compute)
         dtype = max(types, key=lambda each: each.itemsize)
         x_BLD = take(table_VD, tokens_BL, "BLD").astype(dtype)
-        if spec.positions == "learned":
-            x_BLD += take(self.positions_LD[...], positions_BL, "BLD").astype(dtype)
-        x_BLD *= spec.scales[0]
-        if spec.positions == "sinusoidal":
-            x_BLD += sinusoids(self.layout, positions_BL, spec.d_model)
+        table_LD = self.positions_LD[...] if hasattr(self, "positions_LD") else None
+        scale = spec.embed_scale or spec.d_model**0.5
+        x_BLD = spec.positions.embed(self.layout, x_BLD, positions_BL, table_LD, scale)
         return x_BLD.astype(spec.precision.compute)
 
     def output_weights(self) -> Array:
@@ -138,13 +181,46 @@ class Network(nnx.Module):
         return weights_VD[...].astype(self.spec.precision.compute)
 
 
-def router_loss(router: Router, loads: Loads) -> Array:
+def router_loss(blocks: Sequence[BlockParts], loads: Loads) -> Array:
     """Sums, over the tokens, what the routers of a stack's layers add to the loss."""
-    terms = [
-        jnp.sum(router.aux_loss * load.aux + router.z_loss * load.z)
-        for load in jax.tree.leaves(loads, is_leaf=lambda x: isinstance(x, Load))
-    ]
-    return sum(terms, jnp.zeros(()))
+    total = jnp.zeros(())
+    for index, block in enumerate(blocks):
+        router = block.feed_forward.router
+        load = loads if len(blocks) == 1 else loads[f"block{index}"]
+        if router is not None:
+            total += jnp.sum(router.aux_loss * load.aux + router.z_loss * load.z)
+    return total
+
+
+def is_biased(block: BlockParts) -> bool:
+    router = block.feed_forward.router
+    return router is not None and router.has_bias
+
+
+def with_updated_biases(
+    layout: Layout, blocks: Sequence[BlockParts], stack: Params, loads: Loads
+) -> Params:
+    """Updates the biases of a stack's routers by the choices that its experts had in a step."""
+
+    def updated(block: BlockParts, layer: Params, load: Load) -> Params:
+        router = block.feed_forward.router
+        if router is None or not router.has_bias:
+            return layer
+        bias_NE = layer["mlp"]["bias_E"]
+        whole_Ne = layout.reshard(bias_NE, "Ne", stored=True)[:, : load.kept_e.shape[-1]]
+        new_Ne = router.updated_bias(whole_Ne, layout.reshard(load.kept_e, "Ne", stored=True))
+        new_NE = layout.reshard(new_Ne.astype(bias_NE.dtype), "NE", stored=True)
+        return {**layer, "mlp": {**layer["mlp"], "bias_E": new_NE}}
+
+    layers = stack["layers_N"]
+    if len(blocks) == 1:
+        return {**stack, "layers_N": updated(blocks[0], layers, loads)}
+    names = [f"block{index}" for index in range(len(blocks))]
+    parts = {
+        name: updated(block, layers[name], loads[name])
+        for name, block in zip(names, blocks, strict=True)
+    }
+    return {**stack, "layers_N": parts}
 
 
 def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
@@ -249,14 +325,25 @@ class TransformerModel(NetworkModel[Network]):
                 layout, criterion, chunks, first_BLD, second_BLD, weights_VD, counted_BL
             )
             sums = sums._replace(objective=sums.objective + criterion.r_drop / 2 * kl_sum)
-        if self.spec.moe is None:
+        if self.spec.router is None:
             return sums
-        router = self.spec.moe.router
+        decoder_loss = router_loss(self.spec.blocks, loads["decoder"])
+        encoder_loss = None
+        if self.spec.has_encoder:
+            encoder_loss = router_loss(self.spec.encoder_blocks, loads["encoder"])
         return sums._replace(
-            objective=sums.objective + router_loss(router, loads["decoder"]),
-            source_objective=router_loss(router, loads["encoder"]) if "encoder" in loads else None,
-            loads=loads,
+            objective=sums.objective + decoder_loss, source_objective=encoder_loss, loads=loads
         )
+
+    def update_routers(self, params: Params, loads: dict[str, Loads]) -> Params:
+        return params | {
+            stack: with_updated_biases(self.layout, blocks, params[stack], loads[stack])
+            for stack, blocks in (
+                ("decoder", self.spec.blocks),
+                ("encoder", self.spec.encoder_blocks),
+            )
+            if any(is_biased(block) for block in blocks)
+        }
 
     def hidden(self, params: Params, batch: Batch) -> tuple[Layout, Batch, Array, Array]:
         network, batch = self.pad_rows(params, batch)
@@ -312,28 +399,36 @@ class TransformerModel(NetworkModel[Network]):
         cache_index: Array,
     ) -> tuple[Cache, Array]:
         network = self.decoding_network(prepared)
-        layout, source_context = network.layout, None
+        layout = network.layout
         tokens_BL, positions_BL = (layout.reshard(x, "BL") for x in (tokens_BL, positions_BL))
         positions_BM = jax.lax.dynamic_update_slice_in_dim(
             cache["positions_BM"], positions_BL, cache_index, axis=1
         )
-        context = cached_context(
-            layout,
-            positions_BL,
-            positions_BM,
-            mask_BLM,
-            cache_index,
-            window=self.spec.sliding_window,
-        )
-        if "source_segments_BM" in cache:
+
+        def contexts(block: BlockParts) -> Contexts:
+            window = block.attention.window
+            row = cached_context(
+                layout, positions_BL, positions_BM, mask_BLM, cache_index, window=window
+            )
+            if "source_segments_BM" not in cache:
+                return Contexts(row)
             one_BL = jnp.ones_like(tokens_BL)
-            source_context = cross_context(layout, one_BL, cache["source_segments_BM"])
+            return Contexts(row, cross_context(layout, one_BL, cache["source_segments_BM"]))
+
         x_BLD = network.embed(network.embed_VD[...], tokens_BL, positions_BL)
         x_BLD, layers = network.decoder.step(
-            prepared["decoder"]["layers_N"], x_BLD, cache["layers"], context, source_context
+            prepared["decoder"]["layers_N"], x_BLD, cache["layers"], contexts
         )
         logits_BLV = layout.einsum(
             "BLD,VD->BLV", x_BLD * self.spec.logit_scale, prepared[OUTPUT], dtype=float
         )
         logits_BLV = layout.mask_padding(logits_BLV, "BLV", "V", -jnp.inf)
         return {**cache, "positions_BM": positions_BM, "layers": layers}, logits_BLV
+
+
+@spec
+class Transformer(TransformerSpec):
+    """Makes a decoder, or encoder and decoder.  Vaswani et al. 2017; norms before each part."""
+
+    def model(self, layout: Layout) -> TransformerModel:
+        return TransformerModel(self, layout)

@@ -19,6 +19,7 @@ from configs.paths import local_path, path_of
 from data.storage.files import check_output
 from scripts import devices
 from scripts.flag import Flag, flag_fields
+from trainer.processes.keyboard import interrupted_after_import
 
 LARGEST = 2**31 - 1
 """The largest integer that JAX takes as an int32."""
@@ -269,7 +270,8 @@ def run_command(flags: type, function: Callable[[Any], object]) -> NoReturn:
 def imported(path: str) -> Any:
     """Imports what a path "module:name" below the folder scripts/ names."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(f"scripts.{module}"), name)
+    with interrupted_after_import():
+        return getattr(importlib.import_module(f"scripts.{module}"), name)
 
 
 def given_flag(field: str) -> str | None:

@@ -58,28 +58,28 @@ ADAFACTOR = (
     "Adafactor.factored_from = 8", "Adafactor.clip_global_norm = 0.5",
 )  # fmt: skip
 DENSE = (
-    *ADAMW, "Transformer.activation = 'gelu'", "Transformer.positions = 'rotary'",
-    "Transformer.combined_qkv = True", "Transformer.attention_chunks = 2",
-    "Transformer.attention_dropout = 0.1", "Run.batch_sequences = 16", "Run.microbatches = 2",
+    *ADAMW, "Mlp.activation = 'gelu'", "Transformer.positions = @Rotary()",
+    "MultiHead.combined_qkv = True", "MultiHead.chunks = 2", "MultiHead.dropout = 0.1",
+    "Run.batch_sequences = 16", "Run.microbatches = 2",
     "Run.label_smoothing = 0.1", "Run.z_loss = 0.001",
 )  # fmt: skip
 MOE = (
-    "Transformer.moe = @Moe()", "Moe.experts = 8", "Moe.router = @Top2()", "Top2.jitter = 0.1",
+    "Moe.experts = 8", "Moe.router = @Top2()", "Top2.jitter = 0.1",
     "Top2.z_loss = 0.001", "Top2.capacity_factor = 0.75", "Top2.least_capacity = 1",
 )  # fmt: skip
 EXPERTS = (
-    *ADAFACTOR, *MOE, "Transformer.layers = 1", "Transformer.pattern = ('moe',)",
-    "Transformer.positions = 'relative'", "Transformer.scan = False",
+    *ADAFACTOR, *MOE, "Transformer.layers = 1", "Transformer.feed_forward = @Moe()",
+    "Transformer.positions = @Relative()", "Transformer.scan = False",
 )  # fmt: skip
 ENCODER_DECODER = (
     *ADAFACTOR, "Transformer.layers = 1", "Transformer.encoder_layers = 1",
-    "Transformer.positions = 'sinusoidal'", "Transformer.gated = True",
-    "Transformer.activation = 'silu'", "Transformer.tied = False", "Transformer.loss_chunks = 2",
-    "Transformer.remat = 'full'",
+    "Transformer.positions = @Sinusoidal()", "Mlp.gated = True", "Mlp.activation = 'silu'",
+    "Transformer.tied = False", "Transformer.loss_chunks = 2", "Transformer.remat = 'full'",
 )  # fmt: skip
 # Nothing divides: batch and its microbatches, heads, vocabulary, experts.
 PADDED = (
-    *ADAMW, *MOE, "Transformer.pattern = ('dense', 'moe')", "Moe.experts = 6",
+    *ADAMW, *MOE, "Transformer.pattern = (@Block(), @experts/Block())",
+    "experts/Block.feed_forward = @Moe()", "Moe.experts = 6",
     "Transformer.heads = 6", "Transformer.kv_heads = 3", "Transformer.vocab = 291",
     "Run.batch_sequences = 10", "Run.microbatches = 2",
 )  # fmt: skip

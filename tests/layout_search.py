@@ -30,12 +30,25 @@ from layouts.lint.errors import Problem
 from layouts.lint.report import lint
 from layouts.mesh import abstract_mesh, batch_shards, make_mesh, mesh_sizes
 from models.api import Decodable
-from models.architectures import Transformer
+from models.attention.multi_head import MultiHead
 from models.decoding.sampling import Sampling
+from models.feed_forward.moe.layer import Moe
 from models.loss import LossSums
+from models.parts import Part
+from models.positions.learned import Learned
+from models.positions.relative import Relative
 from tests.data.test_vocab import Digits
 from tests.random_layouts import Case, chosen_case
-from tests.toys import FLOAT64, ROOT, ROUND_OFF, WHOLE, optax_promotion, packed_rows, pair_rows
+from tests.toys import (
+    FLOAT64,
+    ROOT,
+    ROUND_OFF,
+    WHOLE,
+    optax_promotion,
+    packed_rows,
+    pair_rows,
+    with_parts,
+)
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.unpadded import StatePadding
 from trainer.checks import record_loss
@@ -229,40 +242,42 @@ def sizes_of(case: Case, axis: str) -> set[int]:
     sides = {lengths["targets_BL"], *([lengths["inputs_BM"]] if spec.has_encoder else [])}
     sizes = {letter: {size} for letter, size in spec.sizes.items() if letter not in "LN"} | {
         "B": {rows}, "L": {*sides}, "M": {*sides}, "H": {spec.heads},
-        "N": {spec.layers // len(spec.pattern)}, "R": {spec.buckets},
+        "N": {spec.layers // len(spec.blocks)},
     }  # fmt: skip
-    if spec.positions == "learned":
+    if isinstance(spec.positions, Learned):
         sizes["L"].add(spec.length)
+    positions = [block.positions for block in (*spec.blocks, *spec.encoder_blocks)]
+    sizes["R"] = {each.buckets for each in positions if isinstance(each, Relative)}
     if spec.source_vocab is not None:
         sizes["V"].add(spec.source_vocab)
     if spec.has_encoder:
-        sizes["N"].add(spec.encoder_layers // len(spec.pattern_of_encoder))
-    if spec.moe is not None:
-        sizes["F"].add(spec.moe.d_ff or spec.d_ff)
+        sizes["N"].add(spec.encoder_layers // len(spec.encoder_blocks))
+    for moe in spec.moes:
+        sizes["E"] = {moe.experts}
+        sizes["F"].add(moe.d_ff or spec.d_ff)
         tokens = [rows * length for length in sides]
-        grouped = [spec.moe.group_tokens] * len(sides) if spec.moe.group_tokens else sides
+        grouped = [moe.group_tokens] * len(sides) if moe.group_tokens else sides
         sizes["G"] = {a // b for a, b in zip(tokens, grouped, strict=True)}
         sizes["S"] = set(grouped)
-        sizes["I"] = {spec.moe.router.choices}
-    return set().union(*(sizes.get(letter, set()) for letter in letters(axis)))
+        sizes["I"] = {moe.router.choices}
+    return set().union(*(sizes.get(letter, set()) for letter in letters(case, axis)))
 
 
 def meet(case: Case, first: tuple[str, str], second: tuple[str, str]) -> bool:
     """Tells whether two firm rules want one mesh axis in one tensor, and none may give way."""
-    by_letter = alphabet(Transformer.axes).by_letter
+    by_letter = alphabet(case.spec.declared_axes).by_letter
     return first[1] == second[1] and any(
         a != b and a in tensor and b in tensor and b not in by_letter[a].meets
-        for a, b in itertools.product(letters(first[0]), letters(second[0]))
+        for a, b in itertools.product(letters(case, first[0]), letters(case, second[0]))
         for tensor in tensors(case.run)
     )
 
 
-def letters(axis: str) -> str:
+def letters(case: Case, axis: str) -> str:
     """Returns what an axis of a rule may stand for."""
     name = SYNONYMS.get(axis, axis)
-    return alphabet(Transformer.axes).by_name[name].letter + {"heads": "J", "batch": "G"}.get(
-        name, ""
-    )
+    letter = alphabet(case.spec.declared_axes).by_name[name].letter
+    return letter + {"heads": "J", "batch": "G"}.get(name, "")
 
 
 @functools.lru_cache
@@ -295,16 +310,23 @@ def plain(case: Case) -> Case:
     any, these two stay.
     """
     spec, run = case.spec, case.run
-    is_random = spec.dropout or spec.attention_dropout
-    if spec.moe is not None:
-        router, moe = spec.moe.router, spec.moe
-        is_random = is_random or router.jitter or getattr(router, "random_second", False)
-        drops_none = router.capacity_factor * router.choices >= moe.experts
-        if moe.dispatch == "einsum" or (drops_none and not is_random):
-            spec = dataclasses.replace(spec, moe=dataclasses.replace(moe, dispatch="gather"))
-    spec = dataclasses.replace(
-        spec, scan=True, remat="none", attention_chunks=1, loss_chunks=1, combined_qkv=False
+    routers = [moe.router for moe in spec.moes]
+    is_random = spec.has_dropout or any(
+        router.jitter or getattr(router, "random_second", False) for router in routers
     )
+
+    def plain_part(part: Part) -> Part:
+        if isinstance(part, MultiHead):
+            return dataclasses.replace(part, chunks=1, combined_qkv=False)
+        if isinstance(part, Moe):
+            router = part.router
+            drops_none = router.capacity_factor * router.choices >= part.experts
+            if part.dispatch == "einsum" or (drops_none and not is_random):
+                return dataclasses.replace(part, dispatch="gather")
+        return part
+
+    spec = with_parts(spec, plain_part)
+    spec = dataclasses.replace(spec, scan=True, remat="none", loss_chunks=1)
     microbatches = run.microbatches if is_random else 1
     run = dataclasses.replace(run, model=spec, microbatches=microbatches)
     return dataclasses.replace(case, run=run, layout=WHOLE)

@@ -20,13 +20,22 @@ from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from layouts.axes import AXES, SYNONYMS
 from layouts.layout import Layout, pairs
-from models.architectures import Transformer
+from models.attention.multi_head import MultiHead
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
-from models.moe.routing import ExpertChoice, Router, Top2, TopK
-from models.spec import Moe, Precision
-from tests.toys import FLOAT64
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import ExpertChoice, Router, Top2, TopK
+from models.parts import Block, Part
+from models.positions.learned import Learned
+from models.positions.none import NoPositions
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
+from models.precision import Precision
+from models.transformer import Transformer
+from tests.toys import FLOAT64, with_parts
 from trainer.checks import check_run
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
@@ -95,9 +104,8 @@ class Case:
     @property
     def kind(self) -> str:
         """Names the kind of model."""
-        return ("pairs" if self.spec.has_encoder else "text") + (
-            "" if self.spec.moe is None else f", experts by {self.spec.moe.dispatch}"
-        )
+        dispatches = [f", experts by {moe.dispatch}" for moe in self.spec.moes]
+        return "".join(("pairs" if self.spec.has_encoder else "text", *dispatches))
 
     def gin(self) -> str:
         """Writes the case as a gin file, without what has its default."""
@@ -115,7 +123,8 @@ def _defaults(specs: list[Any]) -> set[str]:
         for field in dataclasses.fields(made):
             value, name = getattr(made, field.name), f"{type(made).__name__}.{field.name}"
             every[name] = every.get(name, True) and value == field.default
-            pending += [value] if is_spec(value) else []
+            items = value if isinstance(value, tuple) else (value,)
+            pending += [item for item in items if is_spec(item)]
     return {name for name, is_default in every.items() if is_default}
 
 
@@ -142,7 +151,7 @@ def a_router(choose: Choose, experts: int, *, causal: bool) -> Router:
     return Top2(random_second=choose((False, True)), **shared)
 
 
-def some_experts(choose: Choose, length: int, *, causal: bool) -> Moe:
+def some_experts(choose: Choose, length: int, *, causal: bool, expert: Mlp) -> Moe:
     experts = choose((8, 16, 4, 6, 8, 1))
     return Moe(
         experts=experts,
@@ -150,7 +159,11 @@ def some_experts(choose: Choose, length: int, *, causal: bool) -> Moe:
         router=a_router(choose, experts, causal=causal),
         dispatch=choose(("gather", "einsum", "dropless")),
         group_tokens=choose((None, length, length // 2, 2 * length, 8 * length)),
+        expert=expert,
     )
+
+
+POSITIONS = {"learned": Learned(), "rotary": Rotary(), "sinusoidal": Sinusoidal()}
 
 
 def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
@@ -165,42 +178,54 @@ def a_model(choose: Choose, length: int, *, has_encoder: bool) -> Transformer:
     causal = "moe" in pattern
     has_experts = causal or "moe" in (encoder_pattern or ())
     queries, kv_heads = choose(((1, 4), (1, 8), (2, 4), (2, 8), (4, 1), (2, 3), (1, 5)))
-    positions = choose(("learned", "rotary", "relative", "sinusoidal"))
+    position_kind = choose(("learned", "rotary", "relative", "sinusoidal"))
     window = choose((None, None, 5, 7))
     repeats = (1, 1, 2, 4)  # four: two stages, each with two groups of layers
     # Chosen where they have no effect as well: an option then moves none of those that follow.
     encoder_repeats, source_vocab = choose(repeats) * has_encoder, choose((None, 72))
     given_kv_heads, length_limit = choose((None, kv_heads)), choose((32, 36))
-    buckets, shares_bias = choose((8, 6)), choose((False, True))
+    relative = Relative(buckets=choose((8, 6)), max_distance=16, shared=choose((False, True)))
+    vocab, layers = choose((64, 48, 64, 62)), choose(repeats) * len(pattern)
+    d_model, d_ff, d_kv = choose((16, 24, 16, 18)), choose((40, 32, 40, 30)), choose((8, 6))
+    mlp, tied = Mlp(gated=choose((False, True))), choose((True, False))
+    combined_qkv, dropout = choose((False, True)), choose((0.0, 0.1))
+    attention_dropout, scan = choose((0.0, 0.0, 0.2)), choose((True, False))
+    remat, chunks, loss_chunks = (
+        choose(("none", "dots", "full")), choose((1, 2, 3)), choose((1, 2, 3))
+    )  # fmt: skip
+    blocks, feed_forward = {"dense": Block()}, mlp
+    if has_experts:
+        moe = some_experts(choose, length, causal=causal, expert=mlp)
+        blocks["moe"] = Block(feed_forward=moe)
+        if pattern == ("moe",) and encoder_pattern is None:
+            blocks["moe"], feed_forward = Block(), moe
     return Transformer(
-        vocab=choose((64, 48, 64, 62)),
-        layers=choose(repeats) * len(pattern),
+        vocab=vocab,
+        layers=layers,
         encoder_layers=encoder_repeats * len(encoder_pattern or pattern),
         source_vocab=source_vocab if has_encoder else None,
-        d_model=choose((16, 24, 16, 18)),
-        d_ff=choose((40, 32, 40, 30)),
+        d_model=d_model,
+        d_ff=d_ff,
         heads=queries * kv_heads,
         kv_heads=given_kv_heads if queries == 1 else kv_heads,
-        d_kv=choose((8, 6)),
-        gated=choose((False, True)),
-        positions=positions,
+        d_kv=d_kv,
+        attention=MultiHead(
+            combined_qkv=combined_qkv,
+            dropout=attention_dropout,
+            window=None if has_encoder else window,
+            chunks=chunks,
+        ),
+        positions=POSITIONS.get(position_kind, relative),
+        feed_forward=feed_forward,
         # Decoding takes 16 places for the prompt and 16 for the text.
-        length=length_limit if positions == "learned" else 256,
-        buckets=buckets if positions == "relative" else 32,
-        max_distance=16 if positions == "relative" else 128,
-        shares_bias=shares_bias and positions == "relative",
-        tied=choose((True, False)),
-        combined_qkv=choose((False, True)),
-        dropout=choose((0.0, 0.1)),
-        attention_dropout=choose((0.0, 0.0, 0.2)),
-        scan=choose((True, False)),
-        sliding_window=None if has_encoder else window,
-        remat=choose(("none", "dots", "full")),
-        attention_chunks=choose((1, 2, 3)),
-        loss_chunks=choose((1, 2, 3)),
-        pattern=pattern,
-        encoder_pattern=encoder_pattern,
-        moe=some_experts(choose, length, causal=causal) if has_experts else None,
+        length=length_limit if position_kind == "learned" else 256,
+        tied=tied,
+        dropout=dropout,
+        scan=scan,
+        remat=remat,
+        loss_chunks=loss_chunks,
+        pattern=tuple(blocks[kind] for kind in pattern),
+        encoder_pattern=encoder_pattern and tuple(blocks[kind] for kind in encoder_pattern),
         precision=choose((FLOAT64, FLOAT64, FLOAT64, FLOAT64, BFLOAT16)),
     )
 
@@ -231,13 +256,37 @@ def a_run(choose: Choose) -> Run:
         z_loss=choose((0.0, 1e-3)),
         r_drop=r_drop,
     )
+    model = with_turns(choose, model)
+    run = dataclasses.replace(run, model=model)
     try:
         check_run(run)
     except UserError:
-        assert model.moe is not None
-        moe = dataclasses.replace(model.moe, group_tokens=None)
-        run = dataclasses.replace(run, model=dataclasses.replace(model, moe=moe))
+        assert model.moes
+        run = dataclasses.replace(run, model=with_parts(model, in_rows))
     return run
+
+
+def with_turns(choose: Choose, model: Transformer) -> Transformer:
+    """Gives the first block of some decoders another window, or other positions."""
+    change = choose(("none", "none", "none", "none", "window", "positions"))
+    positions = choose((NoPositions(), Rotary(theta=100.0), Relative(buckets=8, max_distance=16)))
+    if change == "none" or (change == "window" and model.has_encoder):
+        return model
+    changes: dict[str, Any] = {"positions": positions}
+    if change == "window":
+        changes = {"attention": dataclasses.replace(model.attention, window=3)}
+    first, second = model.pattern[0], model.pattern[-1]
+    return dataclasses.replace(
+        model,
+        layers=max(model.layers, 2),
+        pattern=(dataclasses.replace(first, **changes), second),
+        encoder_pattern=model.encoder_pattern or model.pattern if model.has_encoder else None,
+    )
+
+
+def in_rows(part: Part) -> Part:
+    """Returns the part; experts route the tokens of each row together."""
+    return dataclasses.replace(part, group_tokens=None) if isinstance(part, Moe) else part
 
 
 def a_rule(choose: Choose, axes: Sequence[str], mesh: Sequence[str]) -> str:
@@ -273,7 +322,7 @@ def a_layout(choose: Choose, run: Run) -> Layout:
     assert isinstance(run.model, Transformer)
     sizes = choose(MESHES)
     mesh = MESH_AXES[: len(sizes)]
-    axes = DENSE_AXES if run.model.moe is None else (*DENSE_AXES, *EXPERT_AXES * 3)
+    axes = (*DENSE_AXES, *EXPERT_AXES * 3) if run.model.moes else DENSE_AXES
     torus = ";".join(f"{name}:{axis}" for name, axis in zip(mesh, "xyz", strict=False))
     return Layout(
         mesh=",".join(f"{name}:{size}" for name, size in zip(mesh, sizes, strict=True)),

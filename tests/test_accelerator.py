@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from models.architectures import Transformer
+from models.attention.multi_head import MultiHead
 from models.decoding.beam import Beam
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
+from models.feed_forward.moe.layer import Moe
 from models.loss import Criterion
-from models.spec import Moe
+from models.parts import Block
+from models.positions.relative import Relative
+from models.transformer import Transformer
 from tests.toys import WHOLE, packed_rows
 
 ROWS, LENGTH, VOCAB = 4, 128, 96
@@ -28,13 +31,17 @@ MODEL = Transformer(
 )
 EXPERTS = Moe(experts=4, dispatch="gather")
 MODELS = {
-    "plain": dataclasses.replace(MODEL, attention="plain"),
+    "plain": dataclasses.replace(MODEL, attention=MultiHead(implementation="plain")),
     "flash": MODEL,
-    "relative": dataclasses.replace(MODEL, positions="relative"),
+    "relative": dataclasses.replace(MODEL, positions=Relative()),
     "dropout": dataclasses.replace(MODEL, dropout=0.2),
-    "gather": dataclasses.replace(MODEL, pattern=("dense", "moe"), moe=EXPERTS),
+    "gather": dataclasses.replace(MODEL, pattern=(Block(), Block(feed_forward=EXPERTS))),
     "dropless": dataclasses.replace(
-        MODEL, pattern=("dense", "moe"), moe=dataclasses.replace(EXPERTS, dispatch="dropless")
+        MODEL,
+        pattern=(
+            Block(),
+            Block(feed_forward=dataclasses.replace(EXPERTS, dispatch="dropless")),
+        ),
     ),
 }
 SEARCHES = {"beam": Beam(3), "greedy": Sampling(temperature=0.0)}

@@ -133,10 +133,13 @@ TESTED_ELSEWHERE = {
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols
-    "models/architectures.py": "models/test_sizes.py",  # a name for gin files
+    "models/attention/bias.py": "models/positions/test_relative.py",
     "models/attention/*": "models/attention/test_flash.py",  # kernels
-    "models/moe/grouped_matmul.py": "models/moe/test_layer.py",
+    "models/feed_forward/moe/grouped_matmul.py": "models/feed_forward/moe/test_layer.py",
     "models/network_model.py": "models/test_convolutional.py",
+    "models/parts.py": "models/layers/test_blocks.py",  # protocols and defaults
+    "models/precision.py": "trainer/test_run.py",
+    "models/positions/none.py": "models/test_transformer.py",
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",

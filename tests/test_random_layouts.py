@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, note, settings
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
-from models.spec import Moe
+from models.feed_forward.moe.layer import Moe
 from tests import layout_search
 from tests.layout_search import Failure, Result, Verdict, judge, simplest
 from tests.random_layouts import LAYOUTS_A_RUN, Case, cases, chosen_case, numbered_case
@@ -42,8 +42,8 @@ def test_a_run_under_a_random_layout_is_that_of_one_device(number: int) -> None:
 
 
 # Settings that the search once failed with.
-GATHER = {"pattern": ("moe",), "moe": Moe(experts=8), "dropout": 0.1}
-DROPLESS = {**GATHER, "moe": Moe(experts=8, dispatch="dropless")}
+GATHER = {"feed_forward": Moe(experts=8), "dropout": 0.1}
+DROPLESS = {**GATHER, "feed_forward": Moe(experts=8, dispatch="dropless")}
 FOUND = {
     "layers split under scan": ("x:2", "layers:x", {"layers": 2, "scan": True}),
     "groups give way to d_ff": ("x:2", "groups:x?;d_ff:x", DROPLESS),
@@ -70,9 +70,14 @@ def test_the_search_has_all_kinds_of_models_and_layouts() -> None:
     counts = Counter(
         (name, getattr(case.spec, name))
         for case in some
-        for name in ("positions", "remat", "scan", "attention_chunks", "loss_chunks", "tied")
+        for name in ("remat", "scan", "loss_chunks", "tied")
     )
+    counts.update(("positions", type(case.spec.positions)) for case in some)
+    counts.update(("chunks", case.spec.attention.chunks) for case in some)
     assert len(counts) == 17 and min(counts.values()) > 50
+    patterns = [case.spec.blocks for case in some if len(case.spec.blocks) > 1]
+    assert sum(first.attention != second.attention for first, second in patterns) > 50
+    assert sum(first.positions != second.positions for first, second in patterns) > 50
     rules = Counter(
         rule.partition(":")[0] for case in some for rule in case.layout.rules.split(";")
     )

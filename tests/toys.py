@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,8 +14,10 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch
-from models.architectures import Transformer
-from models.spec import Precision
+from models.attention.multi_head import MultiHead
+from models.parts import Block, Part
+from models.precision import Precision
+from models.transformer import Transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -38,12 +40,29 @@ TOY = Transformer(
 # which run in stages under one of them alone.
 SPLITTABLE = Transformer(
     vocab=64, layers=3, d_model=16, d_ff=40, heads=8, d_kv=6, length=24, dropout=0.1,
-    attention_dropout=0.2, scan=False,
+    attention=MultiHead(dropout=0.2), scan=False,
 )  # fmt: skip
 
 
 def toy(**changes: Any) -> Transformer:
     return dataclasses.replace(TOY, **changes)
+
+
+def with_parts(spec: Transformer, change: Callable[[Part], Part]) -> Transformer:
+    """Changes the parts of a model, and those that its blocks have of their own."""
+
+    def changed(spec: Any) -> Any:
+        values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+        for name, value in values.items():
+            if isinstance(value, Part):
+                values[name] = change(value)
+            elif isinstance(value, tuple):
+                values[name] = tuple(
+                    changed(item) if isinstance(item, Block) else item for item in value
+                )
+        return dataclasses.replace(spec, **values)
+
+    return changed(spec)
 
 
 def packed_rows(segment_lengths: list[list[int]], length: int, vocab: int, seed: int = 0) -> Batch:

@@ -23,7 +23,7 @@ from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
 from layouts.shards import num_shards
 from models.layers.pipeline import Schedule, stage_axes
-from models.spec import Precision
+from models.precision import Precision
 from trainer.run import ROWS_MULTIPLE, Run
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def check_run(run: Run) -> None:
 def check_arrays(run: Run) -> None:
     """Refuses a task whose batches the model cannot read."""
     task, model = (type(spec).__name__ for spec in (run.task, run.model))
-    given, by_letter = run.task.array_shapes, alphabet(run.model.declared_axes).by_letter
+    given, by_letter = run.task.array_shapes, alphabet(run.model.axes).by_letter
     for name, shape in run.model.array_shapes.items():
         if name not in given:
             raise UserError(

@@ -33,6 +33,7 @@ from data.task import Task
 from data.vocabs import SOURCE_FILE, Vocabs, load_vocab
 from layouts.layout import Layout
 from trainer.resume.history import Change, Start, record_of, record_start
+from trainer.resume.old_settings import upgraded
 from trainer.run import Run
 
 HUGGINGFACE = "huggingface"
@@ -56,20 +57,26 @@ class ModelDir:
                 f"{self.model_dir}: no trained model there (config.gin is missing).  "
                 "Name the --model_dir of a run that `meshloom train` made."
             )
-        written = load([str(self.config_file)]).make(Run)
+        written = self.settings().make(Run)
         if changes := [str(Change(*row)) for row in diff(self.recorded_run(), written)]:
             raise UserError(
                 f"{self.config_file}: not the settings of the run: {'; '.join(changes)}.  "
                 "Change them back.  `meshloom train --override` takes those that may change."
             )
-        return load([str(self.config_file), *gin_files], gin_params)
+        return self.settings(gin_files, gin_params)
+
+    def settings(self, gin_files: Sequence[str] = (), gin_params: Sequence[str] = ()) -> Config:
+        """Loads the given settings over those of config.gin, whichever version wrote it."""
+        saved = str(self.config_file)
+        return load([saved, *gin_files], gin_params, edits={saved: upgraded})
 
     def recorded_run(self) -> Run:
         """Returns the settings in the record of the run; before it had any, those of config.gin."""
         record = self.record
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / self.config_file.name
-            file.write_text((record and record.settings) or self.config_file.read_text())
+            text = (record and record.settings) or self.config_file.read_text()
+            file.write_text(upgraded(text))
             return load([str(file)]).make(Run)
 
     def save(self, config: Config, run: Run, vocabs: Vocabs, step: int = 0, **record: Any) -> None:

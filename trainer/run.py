@@ -19,11 +19,12 @@ from models.loss import Criterion
 from trainer.metrics.trackers import TensorBoard, TrackerSpec
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.muon import Muon
 from trainer.optimizers.optimizer import OptimizerSpec
 
 ROWS_MULTIPLE = 128
 """Of the rows of an embedding: they split over many devices."""
-OPTIMIZERS = (Adafactor, AdamW)  # gin files name these without an import
+OPTIMIZERS = (Adafactor, AdamW, Muon)  # gin files name these without an import
 
 
 @spec

@@ -56,10 +56,12 @@ class TrainStepSpec:
         }
 
     @jax.named_scope("optimizer")
-    def update(self, state: State, gradients: Params) -> State:
-        """Returns the state after one update by these gradients."""
+    def update(self, state: State, gradients: Params, loads: Any = ()) -> State:
+        """Returns the state after one update by these gradients, and by the loads of experts."""
         updates, opt_state = self.transform().update(gradients, state["opt_state"], state["params"])
         params = optax.apply_updates(state["params"], updates)
+        if loads:
+            params = self.model.update_routers(params, loads)
         return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
 
 
@@ -137,7 +139,7 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     }
     if sums.loads:
         metrics["loads"] = sums.loads
-    return step_spec.update(state, gradients), metrics
+    return step_spec.update(state, gradients, sums.loads), metrics
 
 
 def add_microbatches(

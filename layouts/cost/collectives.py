@@ -20,8 +20,8 @@ def checkout_file(path: str) -> str:
 
     A program from the compilation cache may name another checkout.
 
-    >>> checkout_file("/elsewhere/models/moe/layer.py"), checkout_file("/elsewhere/jax/moe.py")
-    ('models/moe/layer.py', '')
+    >>> checkout_file("/elsewhere/models/feed_forward/mlp.py"), checkout_file("/elsewhere/mlp.py")
+    ('models/feed_forward/mlp.py', '')
     """
     parts = path.strip("/").split("/")
     if "site-packages" in parts:

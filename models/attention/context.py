@@ -1,12 +1,13 @@
-"""Describes what the tokens of a row see: masks, segments and positions that all layers share."""
+"""Describes what the tokens of a row see: masks, segments and positions that layers share."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from layouts.layout import Layout
+from models.attention.bias import Bias
 from models.attention.flash import Kernel
-from models.positions import Bias, Rotation
 
 Array = jax.Array
 STATIC = {"static": True}  # marks what is no array
@@ -15,15 +16,15 @@ STATIC = {"static": True}  # marks what is no array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """Holds masks and positions, which all layers of a stack share."""
+    """Holds masks and positions, which all layers of a kind share."""
 
     mask_BLM: Array | None
     """Which keys a query sees; None where a kernel sees it from segments and causality."""
     causal: bool = dataclasses.field(metadata=STATIC)
     positions_BL: Array | None = None
     """Of the queries; in self-attention also of the keys."""
-    rotation: Rotation | None = None
-    """Of queries and keys by their positions, where positions are rotary."""
+    prepared: Any = None
+    """What `Positions.prepare` returned: the angles of rotary positions."""
     relative_positions: Array | None = None
     """Query position - key position, with axes "LM" or, with a cache, "BLM"."""
     bias: Bias | None = None

@@ -13,9 +13,9 @@ from layouts.einsum import mesh_device
 from layouts.layout import Layout
 from models.attention.splash import splash_attention
 from models.attention.triton import missing_kernels, triton_attention
-from models.spec import TransformerSpec
 
 Array = jax.Array
+Implementation = Literal["auto", "plain", "flash"]
 KernelName = Literal["splash", "triton"]
 BOTH: tuple[KernelName, ...] = ("splash", "triton")
 OLD_TPUS = ("TPU v2", "TPU v3")  # their compiler has no products in kernels
@@ -34,14 +34,20 @@ class Kernel(NamedTuple):
 class Call(NamedTuple):
     """Holds what decides whether a kernel can compute an attention."""
 
-    spec: TransformerSpec
+    implementation: Implementation
+    """What the settings say."""
     layout: Layout
     lengths: tuple[int, int]
     """Of the queries and of the keys."""
+    d_kv: int
     is_cross: bool = False
     """Whether keys are those of a source."""
-    training: bool = False
-    """Whether there is dropout."""
+    window: int | None = None
+    """Tokens that a token sees, itself and those right before it; None is all before it."""
+    has_dropout: bool = False
+    """Whether probabilities are dropped."""
+    changes_logits: bool = False
+    """Whether a bias is added to the logits, or a cap bounds them."""
 
     @property
     def splits_heads_alone(self) -> bool:
@@ -61,16 +67,16 @@ class Limit(NamedTuple):
 
 LIMITS = (
     Limit(
-        "`positions = 'relative'`",
-        "a bias is added to the logits, and its gradient needs all of them",
+        "`@Relative()` positions or `MultiHead.logit_cap`",
+        "a bias is added to the logits, or a cap bounds them, which the kernels do not",
         BOTH,
-        lambda call: call.spec.positions == "relative",
+        lambda call: call.changes_logits,
     ),
     Limit(
-        "`attention_dropout` in training",
+        "`MultiHead.dropout` in training",
         "the kernels drop no probabilities",
         BOTH,
-        lambda call: call.training and call.spec.attention_dropout > 0,
+        lambda call: call.has_dropout,
     ),
     Limit(
         "a layout that splits `length`, `memory` or `d_kv` of queries or keys",
@@ -79,12 +85,10 @@ LIMITS = (
         lambda call: not call.splits_heads_alone,
     ),
     Limit(
-        "`sliding_window` shorter than a row",
+        "`MultiHead.window` shorter than a row",
         "the kernels skip no blocks before a window",
         BOTH,
-        lambda call: (
-            call.spec.sliding_window is not None and call.spec.sliding_window < call.lengths[1]
-        ),
+        lambda call: call.window is not None and call.window < call.lengths[1],
     ),
     Limit(
         f"rows whose length is not a multiple of {BLOCK}",
@@ -102,7 +106,7 @@ LIMITS = (
         f"`d_kv` below {MIN_WIDTH} or above {MAX_WIDTH}",
         "the kernel multiplies blocks of whole heads",
         ("triton",),
-        lambda call: not MIN_WIDTH <= call.spec.d_kv <= MAX_WIDTH,
+        lambda call: not MIN_WIDTH <= call.d_kv <= MAX_WIDTH,
     ),
 )
 
@@ -119,9 +123,9 @@ class Choice(NamedTuple):
 
 def choose(call: Call) -> Choice:
     """Chooses the kernel for the devices of the mesh that is set."""
-    if call.spec.attention == "plain":
-        return Choice(None, "Transformer.attention = 'plain'")
-    kernel = kernel_of_mesh(interpreted=call.spec.attention == "flash")
+    if call.implementation == "plain":
+        return Choice(None, "MultiHead.implementation = 'plain'")
+    kernel = kernel_of_mesh(interpreted=call.implementation == "flash")
     if kernel is None:
         return Choice(None, "there is no kernel for these devices")
     if kernel.name == "triton" and (reason := missing_kernels()):

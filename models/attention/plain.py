@@ -1,14 +1,15 @@
 """Computes attention by products and a softmax: the reference, which can do everything."""
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
+from models.attention.bias import Bias, add_bias, bias_gradient
 from models.dropout import dropout
-from models.positions import Bias, add_bias, bias_gradient
 
 Array = jax.Array
 
@@ -21,13 +22,17 @@ def attend_in_chunks(
     v_BJMK: Array,
     bias: Bias | None,
     mask_B11LM: Array,
+    logit_cap: float | None = None,
 ) -> Array:
     """Attends with slices of queries, each over the keys up to its end.
 
     The causally masked keys beyond are not computed: with n slices, (n - 1) / 2n of the work.
     """
+    attend: Callable[..., Array] = dot_product_attention
+    if logit_cap is not None:  # its gradient would need the logits, too
+        attend = functools.partial(capped_attention, logit_cap)
     if chunks == 1:
-        return dot_product_attention(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+        return attend(layout, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
     replicated, length, parts = layout.without("length", "memory"), q_BJQLK.shape[3], []
     q_BJQLK = replicated.reshard(q_BJQLK, "BJQLK")
     k_BJMK, v_BJMK = (replicated.reshard(x_BJMK, "BJMK") for x_BJMK in (k_BJMK, v_BJMK))
@@ -35,7 +40,7 @@ def attend_in_chunks(
     for start in range(0, length, step):
         queries, keys = slice(start, start + step), slice(0, start + step)
         parts.append(
-            dot_product_attention(
+            attend(
                 replicated,
                 q_BJQLK[:, :, :, queries],
                 k_BJMK[:, :, keys],
@@ -56,9 +61,10 @@ def attend_with_dropout(
     v_BJMK: Array,
     bias: Bias | None,
     mask_B11LM: Array,
+    logit_cap: float | None = None,
 ) -> Array:
     """Attends with dropout of the probabilities."""
-    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM)
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM, logit_cap)
     sum_BJQL1 = layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
     weights_BJQLM = (probs_BJQLM / sum_BJQL1).astype(v_BJMK.dtype)
     weights_BJQLM = dropout(layout, key, rate, weights_BJQLM, "BJQLM")
@@ -66,15 +72,46 @@ def attend_with_dropout(
 
 
 def unnormalized_probs(
-    layout: Layout, q_BJQLK: Array, k_BJMK: Array, bias: Bias | None, mask_B11LM: Array
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+    logit_cap: float | None = None,
 ) -> tuple[Array, Array]:
     """Returns exp(logits - max) and its sum over the keys, both in JAX's float type."""
     logits_BJQLM = layout.einsum("BJQLK,BJMK->BJQLM", q_BJQLK, k_BJMK, dtype=float)
+    logits_BJQLM = capped(logits_BJQLM, logit_cap)
     if bias is not None:
         logits_BJQLM = add_bias(layout, logits_BJQLM, bias)
+    return masked_probs(logits_BJQLM, mask_B11LM)
+
+
+def capped(logits_BJQLM: Array, logit_cap: float | None) -> Array:
+    """Bounds logits softly."""
+    return logits_BJQLM if logit_cap is None else logit_cap * jnp.tanh(logits_BJQLM / logit_cap)
+
+
+def masked_probs(logits_BJQLM: Array, mask_B11LM: Array) -> tuple[Array, Array]:
+    """Returns exp(logits - max) where the mask says so, and its sum over the keys."""
     logits_BJQLM = jnp.where(mask_B11LM, logits_BJQLM, -1e9)
     probs_BJQLM = jnp.exp(logits_BJQLM - jnp.max(logits_BJQLM, axis=-1, keepdims=True))
     return probs_BJQLM, jnp.sum(probs_BJQLM, axis=-1)
+
+
+def capped_attention(
+    logit_cap: float,
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    mask_B11LM: Array,
+) -> Array:
+    """Attends with logits that tanh bounds.  Gemma Team 2024 (Gemma 2), section 2."""
+    probs_BJQLM, sum_BJQL = unnormalized_probs(layout, q_BJQLK, k_BJMK, bias, mask_B11LM, logit_cap)
+    y_BJQLK = layout.einsum("BJQLM,BJMK->BJQLK", probs_BJQLM.astype(v_BJMK.dtype), v_BJMK)
+    return y_BJQLK / layout.broadcast_like(sum_BJQL, "BJQL", "BJQLK").astype(v_BJMK.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,7 +1,7 @@
 """Stacks equal blocks: stores their weights stacked and runs them by a scan or a loop."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,13 +10,11 @@ from flax import nnx
 
 from layouts.layout import Layout
 from models.api import Cache
-from models.attention.context import AttentionContext
 from models.initializers import Weights
-from models.layers.blocks import Block, Blocks
+from models.layers.blocks import BlockLayer, BlockSequence, Contexts
 from models.layers.pipeline import has_repeats, in_stages, inside_stages
-from models.norms import Norm
-from models.positions import RelativeBias, rotation_of
-from models.spec import BlockKind, TransformerSpec
+from models.parts import BlockParts
+from models.spec import TransformerSpec
 
 Array = jax.Array
 # A Load with a leading axis for the repeats, or several by block; None where there are no experts.
@@ -25,7 +23,10 @@ Loads = Any
 Stacked = Any
 # Caches with a leading axis for the repeats, or a list of them.
 Caches = Any
-Inputs = tuple[AttentionContext, AttentionContext | None, Array | None]  # the last is a key
+Inputs = tuple[tuple[Contexts, ...], Array | None]  # the last is a key
+
+# Returns what a block with these parts sees.
+MakeContexts = Callable[[BlockParts], Contexts]
 
 
 class Stack(nnx.Module):
@@ -40,45 +41,69 @@ class Stack(nnx.Module):
         layout: Layout,
         weights: Weights,
         layers: int,
-        pattern: tuple[BlockKind, ...],
+        pattern: Sequence[BlockParts],
         *,
         causal: bool = True,
         cross_attention: bool = False,
     ):
         self.spec = spec
         self.layout = layout
-        self.repeats = layers // len(pattern)
         self.causal = causal
-        stacked, inside = weights.with_sizes(N=self.repeats).stacked("N"), inside_stages(layout)
-        self.layers_N: Block | Blocks
+        keys = [kind_of(parts) for parts in pattern]
+        firsts = list(dict.fromkeys(keys))
+        self.kinds = tuple(pattern[keys.index(key)] for key in firsts)
+        inside = inside_stages(layout)
+        weights_N = weights.with_sizes(N=layers // len(pattern)).stacked("N")
+        self.layers_N: BlockLayer | BlockSequence
         if len(pattern) == 1:
-            kind = pattern[0]
-            self.layers_N = Block(spec, inside, stacked, kind=kind, cross_attention=cross_attention)
+            self.layers_N = BlockLayer(
+                pattern[0], spec, inside, weights_N, cross_attention=cross_attention
+            )
         else:
-            self.layers_N = Blocks(spec, inside, stacked, pattern, cross_attention=cross_attention)
-        shares_bias = spec.positions == "relative" and spec.shares_bias
-        self.bias = RelativeBias(spec, layout, weights) if shares_bias else None
-        self.norm = Norm(spec, layout, weights)
+            self.layers_N = BlockSequence(
+                pattern,
+                [firsts.index(key) for key in keys],
+                spec,
+                inside,
+                weights_N,
+                cross_attention=cross_attention,
+            )
+        positions = spec.positions
+        self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None
+        self.norm = spec.norm.build(layout, weights)
 
     def __call__(
-        self,
-        x_BLD: Array,
-        context: AttentionContext,
-        source_context: AttentionContext | None = None,
-        key: Array | None = None,
+        self, x_BLD: Array, make_contexts: MakeContexts, key: Array | None = None
     ) -> tuple[Array, Loads]:
         """Runs whole rows through all layers and the norm; also returns the experts' loads."""
-        context = self.with_shared_positions(context)
+        contexts = self.contexts(make_contexts)
         _, weights = nnx.split(self.layers_N)
         run = in_stages(self.layout, self.run_layers, self.remat)
-        x_BLD, loads = run(weights, x_BLD, (context, source_context, key))
+        x_BLD, loads = run(weights, x_BLD, (contexts, key))
         return self.norm(x_BLD), loads
+
+    def contexts(self, make_contexts: MakeContexts) -> tuple[Contexts, ...]:
+        """Returns the contexts of each kind of block, with what all its layers share."""
+        return tuple(self.with_shared_positions(kind, make_contexts(kind)) for kind in self.kinds)
+
+    def with_shared_positions(self, kind: BlockParts, contexts: Contexts) -> Contexts:
+        """Adds the angles of rotary positions, or a shared relative bias."""
+        context = contexts.row
+        if context.positions_BL is not None:
+            width = kind.attention.position_width(self.spec)
+            prepared = kind.positions.prepare(context.positions_BL, width)
+            context = dataclasses.replace(context, prepared=prepared)
+        if self.bias is not None and kind.positions == self.spec.positions:
+            assert context.relative_positions is not None
+            bias = self.bias(context.relative_positions, self.causal)
+            context = dataclasses.replace(context, bias=bias)
+        return contexts._replace(row=context)
 
     def run_layers(
         self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0
     ) -> tuple[Array, Loads]:
         """Runs whole rows through the layers with these weights; `first` is the first index."""
-        context, source_context, key = inputs
+        contexts, key = inputs
         graph, _ = nnx.split(self.layers_N)
 
         @jax.named_scope("layers")  # the lint counts by it what stages split
@@ -86,7 +111,7 @@ class Stack(nnx.Module):
             weights, index = numbered
             block = nnx.merge(graph, self.spec.precision.to_compute(weights))
             layer_key = None if key is None else jax.random.fold_in(key, index)
-            x_BLD, _, load = block(x_BLD, context, source_context, key=layer_key)
+            x_BLD, _, load = block(x_BLD, contexts, key=layer_key)
             return x_BLD, load
 
         if not has_repeats(self.layout):
@@ -107,17 +132,6 @@ class Stack(nnx.Module):
             return run
         return jax.checkpoint(run, policy=remat_policy(self.spec))
 
-    def with_shared_positions(self, context: AttentionContext) -> AttentionContext:
-        """Adds what all layers share about positions: rotary angles, a shared relative bias."""
-        if self.spec.positions == "rotary":
-            assert context.positions_BL is not None
-            rotation = rotation_of(context.positions_BL, self.spec)
-            context = dataclasses.replace(context, rotation=rotation)
-        if self.bias is None:
-            return context
-        assert context.relative_positions is not None
-        return dataclasses.replace(context, bias=self.bias(context.relative_positions, self.causal))
-
     def init_cache(
         self,
         weights: Stacked | list[Stacked],
@@ -126,10 +140,9 @@ class Stack(nnx.Module):
         memory_BMD: Array | None,
     ) -> Caches:
         """Makes the caches of all layers, stacked or in a list as their weights are."""
-        sizes = {"B": batch_sequences, "M": cache_length, **self.spec.sizes}
 
         def of_layer(weights: Stacked) -> Cache:
-            return self.layer(weights).init_cache(sizes, memory_BMD)
+            return self.layer(weights).init_cache(batch_sequences, cache_length, memory_BMD)
 
         if isinstance(weights, list):
             return list(map(of_layer, weights))
@@ -140,15 +153,14 @@ class Stack(nnx.Module):
         weights: Stacked | list[Stacked],
         x_BLD: Array,
         caches: Caches,
-        context: AttentionContext,
-        source_context: AttentionContext | None,
+        make_contexts: MakeContexts,
     ) -> tuple[Array, Caches]:
         """Runs new tokens through all layers and the norm; returns the caches with them."""
-        context = self.with_shared_positions(context)
+        contexts = self.contexts(make_contexts)
 
         def run(x_BLD: Array, stored: tuple[Stacked, Cache]) -> tuple[Array, Cache | None]:
             weights, cache = stored
-            return self.layer(weights)(x_BLD, context, source_context, cache)[:2]
+            return self.layer(weights)(x_BLD, contexts, cache)[:2]
 
         if isinstance(weights, list):
             updated = []
@@ -160,9 +172,14 @@ class Stack(nnx.Module):
             x_BLD, caches = jax.lax.scan(run, x_BLD, (weights, caches))
         return self.norm(x_BLD), caches
 
-    def layer(self, weights: Stacked) -> Block | Blocks:
+    def layer(self, weights: Stacked) -> BlockLayer | BlockSequence:
         """Returns one repeat of the blocks with these weights."""
         return nnx.merge(nnx.split(self.layers_N)[0], weights)
+
+
+def kind_of(parts: BlockParts) -> object:
+    """Returns what the contexts of a block depend on: blocks of one kind share them."""
+    return parts.attention, parts.source_attention, parts.positions
 
 
 def remat_policy(spec: TransformerSpec) -> Callable[..., bool]:

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from models.architectures import Transformer
+    from models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,19 @@ def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
     """Returns Meshloom's model, with the settings that are fastest on the device at hand."""
     import jax
 
-    from models.architectures import Transformer
-    from models.moe.routing import Top2
-    from models.spec import Moe, Precision
+    from models.attention.multi_head import MultiHead
+    from models.feed_forward.moe.layer import Moe
+    from models.feed_forward.moe.routing import Top2
+    from models.parts import Block
+    from models.positions.learned import Learned
+    from models.precision import Precision
+    from models.transformer import Transformer
 
     on_cpu = jax.devices()[0].platform == "cpu"
-    moe = None
+    pattern = [Block()]
     if shape.experts:
         moe = Moe(experts=shape.experts, router=Top2(), d_ff=shape.d_ff // 2)
+        pattern.append(Block(feed_forward=moe))
     return Transformer(
         vocab=shape.vocab,
         layers=shape.layers,
@@ -87,14 +92,12 @@ def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
         d_ff=shape.d_ff,
         heads=shape.heads,
         d_kv=shape.d_model // shape.heads,
-        positions="learned",
+        attention=MultiHead(combined_qkv=True, chunks=shape.cpu_slices[1] if on_cpu else 1),
+        positions=Learned(),
         length=shape.length,
         scan=not on_cpu,
-        combined_qkv=True,
         loss_chunks=shape.loss_chunks,
-        attention_chunks=shape.cpu_slices[1] if on_cpu else 1,
-        pattern=("dense", "moe") if moe else ("dense",),
-        moe=moe,
+        pattern=tuple(pattern),
         precision=Precision(
             store="bfloat16" if store == "bfloat16" else "float32",
             compute="float32" if on_cpu else "bfloat16",

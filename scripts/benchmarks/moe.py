@@ -34,19 +34,18 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
 
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
-    from models.architectures import Transformer
-    from models.feed_forward import Mlp
+    from models.feed_forward.mlp import Mlp
+    from models.feed_forward.moe.layer import Dispatch, Moe
+    from models.feed_forward.moe.routing import Top2
     from models.initializers import Weights
-    from models.moe.layer import MoeLayer
-    from models.moe.routing import Top2
-    from models.spec import Dispatch, Moe
+    from models.transformer import Transformer
 
     layout = Layout(mesh="data:1", rules="")
     mesh = make_mesh(layout)
     dispatch: dict[str, Dispatch] = {"gather": "gather", "einsum": "einsum", "dropless": "dropless"}
-    moe = None
+    part: Mlp | Moe = Mlp()
     if kind != "dense":
-        moe = Moe(experts=EXPERTS, router=Top2(), dispatch=dispatch[kind], d_ff=D_FF)
+        part = Moe(experts=EXPERTS, router=Top2(), dispatch=dispatch[kind], d_ff=D_FF)
     spec = Transformer(
         vocab=1,
         layers=1,
@@ -54,12 +53,11 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
         d_ff=2 * D_FF,
         heads=1,
         d_kv=D_MODEL,
-        pattern=("moe",) if moe else ("dense",),
-        moe=moe,
+        feed_forward=part,
     )
     with jax.set_mesh(mesh):
         weights = Weights(layout, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-        graph, params = nnx.split((MoeLayer if moe else Mlp)(spec, layout, weights))
+        graph, params = nnx.split(part.build(spec, layout, weights))
         keys = jax.random.split(jax.random.key(1))
         x_BLD, dy_BLD = (jax.random.normal(key, (ROWS, LENGTH, D_MODEL)) for key in keys)
         segments_BL = jnp.ones((ROWS, LENGTH), jnp.int32)

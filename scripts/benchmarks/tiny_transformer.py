@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from models.architectures import Transformer
+    from models.transformer import Transformer
 
 LAYERS, D_MODEL, D_FF, HEADS, VOCAB = 4, 128, 256, 4, 10_000
 PAD, END, FIRST_WORD = 0, 1, 2
@@ -34,7 +34,8 @@ def sentence(words: int, rng: np.random.Generator) -> np.ndarray:
 
 def transformer(**settings: Any) -> "Transformer":
     """Returns Meshloom's model."""
-    from models.architectures import Transformer
+    from models.positions.sinusoidal import Sinusoidal
+    from models.transformer import Transformer
 
     return Transformer(
         vocab=VOCAB,
@@ -44,7 +45,7 @@ def transformer(**settings: Any) -> "Transformer":
         d_ff=D_FF,
         heads=HEADS,
         d_kv=D_MODEL // HEADS,
-        positions="sinusoidal",
+        positions=Sinusoidal(),
         scan=False,
         **settings,
     )

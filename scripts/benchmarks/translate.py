@@ -61,6 +61,7 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from data.packing.rows import NO_ROW, Counts
     from layouts.layout import Layout
     from layouts.mesh import make_mesh
+    from models.attention.multi_head import MultiHead
     from models.loss import Criterion
     from trainer.feed import BatchSharding
     from trainer.optimizers.adamw import AdamW
@@ -70,7 +71,9 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     layout = Layout(mesh="data:1", rules="batch:data")
     mesh = make_mesh(layout)
     step_spec = TrainStepSpec(
-        model=tiny.transformer(dropout=DROPOUT, combined_qkv=True, loss_chunks=2).model(layout),
+        model=tiny.transformer(
+            dropout=DROPOUT, attention=MultiHead(combined_qkv=True), loss_chunks=2
+        ).model(layout),
         optimizer=AdamW(
             schedule=Constant(peak=LEARNING_RATE),
             beta1=BETAS[0],

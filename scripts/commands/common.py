@@ -19,7 +19,7 @@ from data.storage.errors import write_errors
 from data.storage.files import atomic_open
 from data.task import Task
 from layouts.layout import Layout
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.shared_flags import SavedSettingsFlags
 from scripts.commands.shared_flags import Strings as Strings
 from scripts.terminal import print_note

@@ -46,6 +46,12 @@ class GinRun:
             raise UserError("GinRun.name = 'bad': legal: a good name.")
 
 
+@spec
+class GinStack:
+    models: tuple[GinModel, ...] = ()
+    norms: tuple[GinNorm, ...] = ()
+
+
 MODEL = "GinModel.layers = 2\n"
 
 

@@ -1,11 +1,14 @@
 """Specs as gin text, and how two of them differ."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import Config, load
-from configs.write import diff, values
-from tests.configs.gin_specs import GinAdam, GinModel, GinNorm, GinRun, GinSgd
+from configs.write import diff, dump, values
+from tests.configs.gin_specs import GinAdam, GinModel, GinNorm, GinRun, GinSgd, GinStack
 
 
 def test_diff():
@@ -57,6 +60,22 @@ def test_dump_spells_everything_out():
         "others_4/GinModel.norm = @GinNorm()",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GinStack.norms = (@fine/GinNorm(), @GinNorm())\nfine/GinNorm.epsilon = 0.5\n",
+        "GinStack.models = (@wide/GinModel(), @deep/GinModel())\nwide/GinModel.width = 16\n"
+        "wide/GinModel.layers = 1\ndeep/GinModel.layers = 2\n",
+    ],
+)
+def test_a_file_is_read_over_the_dump_of_its_specs(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.gin").write_text(text)
+    stack = load([str(tmp_path / "run.gin")]).make(GinStack)
+    (tmp_path / "dump.gin").write_text(dump([stack]))
+    both = load([str(tmp_path / name) for name in ("dump.gin", "run.gin")])
+    assert both.make(GinStack) == stack
 
 
 norms = st.builds(GinNorm, epsilon=st.floats(allow_nan=False, allow_infinity=False))

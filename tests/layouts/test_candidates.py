@@ -18,14 +18,17 @@ from layouts.candidates import (
 from layouts.layout import Layout
 from layouts.lint.report import lint
 from layouts.mesh import mesh_sizes
-from models.spec import Moe
+from models.feed_forward.moe.layer import Moe
+from models.parts import Block
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE
 
 DENSE = recorded(SPLITTABLE, 16, 24)
 EXPERTS = recorded(
     dataclasses.replace(
-        SPLITTABLE, layers=2, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
+        SPLITTABLE,
+        layers=2,
+        pattern=(Block(), Block(feed_forward=Moe(experts=16, dispatch="einsum"))),
     ),
     16,
     24,

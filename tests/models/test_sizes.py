@@ -7,7 +7,7 @@ import pytest
 
 from configs.load import load
 from layouts.lint.recorder import record
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.inspect.params import model_of
 from tests.toys import ROOT
 from trainer.run import Run
@@ -64,14 +64,14 @@ GSHARD = {"12.5b": 12.5, "37b": 37, "50b": 50, "150b": 150, "200b": 200, "600b":
 @pytest.mark.parametrize("name", GSHARD)
 def test_gshards_models_have_about_their_published_sizes(name: str) -> None:
     spec, count = counted(f"gshard_{name}")
-    assert spec.vocab == 32_000 and spec.source_vocab == 64_000 and spec.moe is not None
+    assert spec.vocab == 32_000 and spec.source_vocab == 64_000 and spec.moes
     # The seven numbers fit a billion of 1000 x 2^20, rounded.
     assert count / (1000 * 2**20) == pytest.approx(GSHARD[name], rel=0.02)
 
 
 def test_gshards_dense_baseline_has_its_published_size() -> None:
     spec, count = counted("gshard_dense_2.3b")
-    assert spec.layers + spec.encoder_layers == 96 and spec.moe is None
+    assert spec.layers + spec.encoder_layers == 96 and not spec.moes
     assert f"{count / 1e9:.1f}" == "2.3"
 
 

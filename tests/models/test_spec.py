@@ -5,52 +5,43 @@ from typing import Any
 import pytest
 
 from configs.errors import UserError
-from models.moe.routing import ExpertChoice, Top2, TopK
-from models.rope import LinearScaling
-from models.spec import Moe
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import ExpertChoice, Top2, TopK
+from models.parts import Block
+from models.positions.learned import Learned
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
 from tests.toys import toy
 
-EXPERTS = {"pattern": ("dense", "moe"), "moe": Moe(experts=5)}
+EXPERTS = {"pattern": (Block(), Block(feed_forward=Moe(experts=5)))}
 ILLEGAL: dict[str, tuple[dict[str, Any], str]] = {
     "heads": (
         {"heads": 8, "kv_heads": 3},
         "Transformer.heads = 8 is not a multiple of kv_heads = 3",
     ),
     "source vocabulary": ({"source_vocab": 30}, "the model has no encoder"),
-    "rotary": ({"positions": "rotary", "d_kv": 5}, "rotary positions need an even width"),
-    "sinusoids": ({"positions": "sinusoidal", "d_model": 9}, "sinusoids need an even width"),
-    "scaled": (
-        {"rope_scaling": LinearScaling(factor=2.0)},
-        "rope_scaling = @LinearScaling(): found positions = 'learned'.  Legal: positions = ",
-    ),
-    "wavelengths": (
-        {"positions": "rotary", "rope_theta": 1.0, "rope_scaling": LinearScaling(factor=2.0)},
-        "rope_theta = 1.0: found @LinearScaling() as rope_scaling.  Legal: above 1.",
-    ),
+    "rotary": ({"positions": Rotary(), "d_kv": 5}, "rotary positions need an even width"),
+    "sinusoids": ({"positions": Sinusoidal(), "d_model": 9}, "sinusoids need an even width"),
     "one bucket": (
-        {"positions": "relative", "buckets": 1},
-        "buckets = 1: relative positions need at least 2 in a decoder",
+        {"positions": Relative(buckets=1)},
+        "Relative.buckets = 1: relative positions need at least 2 in a decoder",
     ),
     "one bucket for each direction": (
-        {"positions": "relative", "buckets": 3, "encoder_layers": 2},
-        "buckets = 3: relative positions need at least 4 with an encoder",
-    ),
-    "no distance beyond the exact ones": (
-        {"positions": "relative", "buckets": 32, "max_distance": 16},
-        "max_distance = 16: 32 buckets hold the distances below 16 exactly.  Legal: max_distance "
-        "of at least 17, or fewer buckets",
+        {"positions": Relative(buckets=3), "encoder_layers": 2},
+        "Relative.buckets = 3: relative positions need at least 4 with an encoder",
     ),
     "window": (
-        {"sliding_window": 4, "encoder_layers": 2},
-        "sliding_window = 4: found encoder_layers = 2.  Legal: windows in models without",
+        {"attention": MultiHead(window=4), "encoder_layers": 2},
+        "MultiHead.window = 4: found encoder_layers = 2.  Legal: windows in models without",
     ),
     "pattern": ({**EXPERTS, "layers": 5}, "Legal: layers 4 or 6, or another pattern"),
     "one layer": ({**EXPERTS, "layers": 1}, "Legal: layers 2, or another pattern"),
     "encoder's": ({**EXPERTS, "encoder_layers": 3}, "Legal: encoder_layers 2 or 4"),
-    "no experts": ({"pattern": ("moe",)}, "set Transformer.moe = @Moe() and Moe.experts"),
-    "no expert layer": ({"moe": Moe(experts=5)}, "no layer has experts"),
     "not causal": (
-        {**EXPERTS, "moe": Moe(experts=5, router=ExpertChoice())},
+        {"feed_forward": Moe(experts=5, router=ExpertChoice())},
         "it reads later tokens, which a decoder must not",
     ),
 }
@@ -72,16 +63,18 @@ def test_a_router_needs_as_many_experts_as_it_chooses() -> None:
 
 def test_an_encoder_may_have_experts_that_read_later_tokens() -> None:
     moe = Moe(experts=5, router=ExpertChoice(), group_tokens=4)
-    spec = toy(encoder_layers=2, encoder_pattern=("dense", "moe"), moe=moe)
-    assert spec.pattern == ("dense",) and spec.pattern_of_encoder == ("dense", "moe")
+    spec = toy(encoder_layers=2, encoder_pattern=(Block(), Block(feed_forward=moe)))
+    assert [block.feed_forward for block in spec.blocks] == [Mlp()]
+    assert [block.feed_forward for block in spec.encoder_blocks] == [Mlp(), moe]
     assert spec.groups == {"inputs_BM": 4}
 
 
-def test_sizes_are_by_letter_and_scales_follow_from_them() -> None:
+def test_sizes_are_by_letter() -> None:
     spec = toy(heads=6, kv_heads=2, d_model=16, d_kv=4)
     assert {letter: spec.sizes[letter] for letter in "DJQKN"} == {
         "D": 16, "J": 2, "Q": 3, "K": 4, "N": 2,
     }  # fmt: skip
-    assert spec.scales == (4.0, 0.5)
-    assert toy(embed_scale=1.0, query_scale=2.0).scales == (1.0, 2.0)
-    assert toy(positions="learned").max_length == 8 and toy(positions="rotary").max_length is None
+
+
+def test_positions_bound_the_length() -> None:
+    assert toy(positions=Learned()).max_length == 8 and toy(positions=Rotary()).max_length is None

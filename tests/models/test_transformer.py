@@ -9,44 +9,74 @@ import numpy as np
 import pytest
 
 from models.api import Batch, Params
-from models.architectures import Transformer
 from models.attention.context import cross_context, packed_context
+from models.attention.latent import Latent
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2
+from models.layers.blocks import Contexts
 from models.loss import Criterion, LossSums
-from models.moe.routing import Top2
-from models.rope import YarnScaling
-from models.spec import Moe, Precision
-from models.transformer import TransformerModel
+from models.norms.rms import RmsNorm
+from models.parts import Block
+from models.positions.none import NoPositions
+from models.positions.relative import Relative
+from models.positions.rope_scaling import YarnScaling
+from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
+from models.precision import Precision
+from models.transformer import Transformer, TransformerModel
 from tests.toys import WHOLE, on_mesh, packed_rows, pair_rows, toy
 
 Array = jax.Array | np.ndarray
 KINDS = {
     "learned": toy(),
-    "rotary, gated": toy(positions="rotary", gated=True, activation="silu"),
-    "relative, untied": toy(positions="relative", tied=False, activation="gelu", kv_heads=1),
-    "sinusoidal": toy(positions="sinusoidal", kv_heads=None),
+    "rotary, gated": toy(positions=Rotary(), feed_forward=Mlp(gated=True, activation="silu")),
+    "relative, untied": toy(
+        positions=Relative(), tied=False, feed_forward=Mlp(activation="gelu"), kv_heads=1
+    ),
+    "sinusoidal": toy(positions=Sinusoidal(), kv_heads=None),
+    "none": toy(positions=NoPositions()),
 }
 PAIR_KINDS = {
-    "pair, sinusoidal": toy(positions="sinusoidal", encoder_layers=3, combined_qkv=True),
+    "pair, sinusoidal": toy(
+        positions=Sinusoidal(), encoder_layers=3, attention=MultiHead(combined_qkv=True)
+    ),
     "pair, relative for a stack, two vocabularies": toy(
-        positions="relative", encoder_layers=1, source_vocab=26, shares_bias=True, tied=False
+        positions=Relative(shared=True), encoder_layers=1, source_vocab=26, tied=False
     ),
     "pair, rotary, scaled": toy(
-        positions="rotary", encoder_layers=2, query_scale=1.0, embed_scale=1.5, logit_scale=0.25
+        positions=Rotary(),
+        encoder_layers=2,
+        attention=MultiHead(query_scale=1.0),
+        embed_scale=1.5,
+        logit_scale=0.25,
     ),
 }
 # With room for every token, as decoding has it.
 EXPERTS = Moe(experts=5, router=Top2(evaluation_capacity_factor=9.0))
 EXPERT_KINDS = {
-    "experts": toy(positions="rotary", pattern=("dense", "moe"), moe=EXPERTS),
-    "pair, experts": toy(positions="sinusoidal", encoder_layers=1, pattern=("moe",), moe=EXPERTS),
+    "experts": toy(positions=Rotary(), pattern=(Block(), Block(feed_forward=EXPERTS))),
+    "pair, experts": toy(positions=Sinusoidal(), encoder_layers=1, feed_forward=EXPERTS),
 }
 # What decoders of Hugging Face have beside.
 WINDOW = 3
 IMPORTED_KINDS = {
     "window, norms, biases": toy(
-        positions="rotary", rope_theta=100.0,
-        rope_scaling=YarnScaling(factor=2.0, original_length=8),
-        sliding_window=WINDOW, qk_norm=True, norm_offset=True, attention_biases="all",
+        positions=Rotary(theta=100.0, scaling=YarnScaling(factor=2.0, original_length=8)),
+        attention=MultiHead(window=WINDOW, qk_norm=True, biases="all"),
+        norm=RmsNorm(offset=True),
+    ),
+    "a window and no positions in turn, bounded logits": toy(
+        positions=Rotary(), attention=MultiHead(logit_cap=1.5),
+        pattern=(Block(attention=MultiHead(window=WINDOW)), Block(positions=NoPositions())),
+    ),
+    "latent, with and without latent queries": toy(
+        positions=Rotary(), attention=Latent(latent=5, rotated=2),
+        pattern=(
+            Block(),
+            Block(attention=Latent(latent=7, rotated=6, query_latent=9, window=3, logit_cap=1.5)),
+        ),
     ),
 }  # fmt: skip
 PLAIN = Criterion()
@@ -94,6 +124,18 @@ def assert_close(computed, expected, tolerance: float = 2e-5) -> None:
     )
 
 
+@pytest.mark.parametrize(("embed_scale", "factor"), [(None, 4.0), (1.0, 1.0)])
+def test_embeddings_have_their_scale(embed_scale: float | None, factor: float) -> None:
+    spec = toy(d_model=16, embed_scale=embed_scale, positions=NoPositions())
+    model = TransformerModel(spec, WHOLE)
+    mesh, batch = on_mesh(WHOLE, ROWS)
+    with jax.set_mesh(mesh):
+        network = model.network(jax.tree.map(jnp.asarray, randomised(model)))
+        table_VD = network.embed_VD[...]
+        x_BLD = network.embed(table_VD, batch["inputs_BL"], batch["positions_BL"])
+    np.testing.assert_allclose(x_BLD, factor * np.asarray(table_VD)[ROWS["inputs_BL"]])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> None:
     """Causality by gradient: of three criteria, past of the segment yes, future no, others no."""
@@ -104,7 +146,7 @@ def test_a_token_sees_its_segment_up_to_itself_and_nothing_else(kind: str) -> No
 
         def output(x_BLD: jax.Array, params: dict, place: jax.Array) -> jax.Array:
             view = packed_context(WHOLE, batch["positions_BL"], batch["segments_BL"])
-            y_BLD = model.network(params).decoder(x_BLD, view)[0]
+            y_BLD = model.network(params).decoder(x_BLD, lambda _: Contexts(view))[0]
             return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
 
         gradient = jax.jit(jax.grad(output))
@@ -129,9 +171,9 @@ def test_a_token_sees_a_window_of_each_layer_and_any_scale_of_its_query() -> Non
         def outputs(x_BLD: jax.Array, params: Params) -> tuple[jax.Array, jax.Array]:
             network = model.network(params)
             view = packed_context(
-                WHOLE, batch["positions_BL"], batch["segments_BL"], window=spec.sliding_window
+                WHOLE, batch["positions_BL"], batch["segments_BL"], window=spec.attention.window
             )
-            y_BLD = network.decoder(x_BLD, view)[0]
+            y_BLD = network.decoder(x_BLD, lambda _: Contexts(view))[0]
             return jnp.sum(y_BLD[0, 7] ** 2), y_BLD
 
         gradient = jax.jit(jax.grad(outputs, has_aux=True))
@@ -189,7 +231,7 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
             source = cross_context(WHOLE, batch["segments_BL"], batch["segments_BM"], memory_BMD)
             view = packed_context(WHOLE, batch["positions_BL"], batch["segments_BL"])
             x_BLD = jax.random.normal(jax.random.key(1), (1, 8, 10))
-            y_BLD = network.decoder(x_BLD, view, source)
+            y_BLD = network.decoder(x_BLD, lambda _: Contexts(view, source))
             return jnp.sum(jnp.where(jnp.arange(8)[:, None] == place, y_BLD[0] ** 2, 0))
 
         memory_BMD = jax.random.normal(jax.random.key(2), (1, 6, 10))
@@ -205,13 +247,17 @@ def test_a_target_sees_the_whole_source_of_its_segment_and_no_other(kind: str) -
         {"scan": True, "remat": "dots"},
         {"remat": "full", "remat_saves": ("query_proj", "value_proj", "out_proj", "mlpwi")},
         {"loss_chunks": 4},
-        {"combined_qkv": True},
+        {"attention": MultiHead(dropout=0.3, combined_qkv=True)},
     ],
     ids=str,
 )
 def test_ways_to_compute_give_the_same_loss_and_gradients(change: dict) -> None:
     plain = toy(
-        dropout=0.2, attention_dropout=0.3, positions="relative", tied=False, encoder_layers=2
+        dropout=0.2,
+        attention=MultiHead(dropout=0.3),
+        positions=Relative(),
+        tied=False,
+        encoder_layers=2,
     )
     criterion = Criterion(label_smoothing=0.1, z_loss=1e-2)
     expected = sums_and_gradients(plain, PAIR_ROWS, criterion)
@@ -221,7 +267,7 @@ def test_ways_to_compute_give_the_same_loss_and_gradients(change: dict) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaving_out_what_causality_masks_changes_nothing(kind: str) -> None:
-    changed = dataclasses.replace(KINDS[kind], attention_chunks=3)
+    changed = dataclasses.replace(KINDS[kind], attention=MultiHead(chunks=3))
     assert_close(sums_and_gradients(changed, ROWS), sums_and_gradients(KINDS[kind], ROWS))
 
 

@@ -51,8 +51,7 @@ def files(folder: Path) -> set[str]:
         (["Task.length = 48"], "whole", ["Task.length = 48", "Transformer.length"]),
         (
             [
-                "Transformer.pattern = ('moe',)",
-                "Transformer.moe = @Moe()",
+                "Transformer.feed_forward = @Moe()",
                 "Moe.experts = 4",
                 "Moe.group_tokens = 36",
             ],

@@ -166,7 +166,7 @@ def test_help_imports_no_library_of_the_work(arguments: list[str]) -> None:
 
 def test_inspect_config_imports_what_settings_need() -> None:
     used = imported_by("inspect", "config", "--gin_file=configs/runs/quickstart.gin")
-    heavy = {"flax", "optax", "orbax", "sacrebleu", "matplotlib", "tensorflow_datasets"}
+    heavy = {"orbax", "sacrebleu", "matplotlib", "tensorflow_datasets"}
     assert not used & heavy
 
 

@@ -13,8 +13,8 @@ from trainer.metrics.jsonl import read_lines
 
 EXPERTS = [
     "Transformer.layers = 2",
-    'Transformer.pattern = ("dense", "moe")',
-    "Transformer.moe = @Moe()",
+    "Transformer.pattern = (@Block(), @experts/Block())",
+    "experts/Block.feed_forward = @Moe()",
     "Moe.experts = 4",
     "Moe.router = @Top2()",
     "Top2.capacity_factor = 0.25",

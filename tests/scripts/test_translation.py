@@ -35,7 +35,7 @@ def params(folder: Path) -> list[str]:
     return [
         "Run.model = @Transformer()", "Transformer.vocab = 320", "Transformer.layers = 1",
         "Transformer.encoder_layers = 1", "Transformer.d_model = 20", "Transformer.d_ff = 28",
-        "Transformer.heads = 2", "Transformer.d_kv = 6", "Transformer.positions = 'sinusoidal'",
+        "Transformer.heads = 2", "Transformer.d_kv = 6", "Transformer.positions = @Sinusoidal()",
         "Run.task = @Translation()", "Translation.name = 'toy'",
         "Translation.source = @ParallelFiles()", "Translation.vocab = @SentencePiece()",
         "SentencePiece.size = 300", "Translation.length = 32", "Translation.source_length = 24",
@@ -347,7 +347,7 @@ def test_bad_flags_say_what_is_legal(
         (["Transformer.encoder_layers = 0"], "Set Transformer.encoder_layers"),
         (["Transformer.vocab = 200"], "Transformer.vocab = 200"),
         (["Translation.source_vocab = @SentencePiece()"], "Set Transformer.source_vocab"),
-        (["Transformer.positions = 'learned'", "Transformer.length = 24"], "Translation.length"),
+        (["Transformer.positions = @Learned()", "Transformer.length = 24"], "Translation.length"),
         (["Run.bleu_sentences = 0"], "Run.bleu_sentences"),
     ],
 )

@@ -16,11 +16,16 @@ from configs.load import load
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
-from models.architectures import Transformer
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion, LossSums
-from models.moe.routing import Top2
-from models.spec import Precision
-from models.transformer import TransformerModel
+from models.parts import Block
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
+from models.precision import Precision
+from models.transformer import Transformer, TransformerModel
 from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, pair_rows
 from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
@@ -33,7 +38,7 @@ from trainer.step import State, TrainStepSpec, abstract_state, train_step
 STEPS, ROWS = 20, 8
 SPEC = dataclasses.replace(SPLITTABLE, scan=True, precision=FLOAT64)
 STAGED = dataclasses.replace(SPEC, layers=2)  # which divide over two stages
-NO_DROPOUT = dataclasses.replace(SPEC, dropout=0.0, attention_dropout=0.0)
+NO_DROPOUT = dataclasses.replace(SPEC, dropout=0.0, attention=MultiHead())
 CRITERION = Criterion(label_smoothing=0.1, z_loss=1e-3)
 RATE = Constant(peak=3e-3, warmup_steps=4)
 # AdamW divides each gradient by its size: without a floor, one that is nothing but round-off would
@@ -263,9 +268,19 @@ def test_microbatches_and_an_axis_over_several_mesh_axes() -> None:
 def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
     """What the shipped small models use: one product for q, k and v, rotation, slices."""
     spec = dataclasses.replace(
-        SPEC, positions="rotary", gated=True, combined_qkv=True, attention_chunks=2, loss_chunks=3,
-        attention_dropout=0.0, scan=False, layers=1,
+        SPEC, attention=MultiHead(combined_qkv=True, chunks=2), positions=Rotary(),
+        feed_forward=Mlp(gated=True), loss_chunks=3, scan=False, layers=1,
     )  # fmt: skip
+    computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
+
+
+@pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional", "pipeline"])
+def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
+    """Every second layer has a sliding window, and rotation besides the learned positions."""
+    attention = dataclasses.replace(SPEC.attention, window=3)
+    pattern = (Block(attention=attention, positions=Rotary(theta=100.0)), Block())
+    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
 
@@ -274,7 +289,7 @@ def test_faster_ways_to_compute_are_equal_too(name: str) -> None:
 def test_translation_models_are_equal_too(name: str) -> None:
     """An encoder, attention over the source, two embeddings of different sizes."""
     spec = dataclasses.replace(
-        SPEC, positions="relative", encoder_layers=2, source_vocab=72, tied=False, shares_bias=True
+        SPEC, positions=Relative(shared=True), encoder_layers=2, source_vocab=72, tied=False
     )
     computed, expected = trained(ADAFACTOR, LAYOUTS[name], spec), trained(ADAFACTOR, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
@@ -285,21 +300,30 @@ def small(model: Transformer) -> Transformer:
 
     Top-2 has a random second expert, jitter and both losses, and drops choices.
     """
-    assert model.moe is not None
-    pattern = ("moe",) if model.encoder_layers else model.pattern
+    [moe] = model.moes
     router = dataclasses.replace(
-        model.moe.router, jitter=0.1, z_loss=1e-3, capacity_factor=0.75,
+        moe.router, jitter=0.1, z_loss=1e-3, capacity_factor=0.75,
         evaluation_capacity_factor=Top2().evaluation_capacity_factor,
     )  # fmt: skip
-    group_tokens = model.moe.group_tokens and SPEC.length // 3
+    group_tokens = moe.group_tokens and SPEC.length // 3
     moe = dataclasses.replace(
-        model.moe, experts=16, d_ff=model.moe.d_ff and 24, router=router, group_tokens=group_tokens
-    )
+        moe, experts=16, d_ff=moe.d_ff and 24, router=router, group_tokens=group_tokens,
+        expert=Mlp(),
+    )  # fmt: skip
+    pattern = (Block(feed_forward=moe),) if model.encoder_layers else with_experts(model, moe)
     return dataclasses.replace(
-        SPEC, moe=moe, pattern=pattern, layers=len(pattern), scan=False, attention_dropout=0.0,
-        encoder_layers=model.encoder_layers and len(pattern), positions=model.positions,
+        SPEC, pattern=pattern, layers=len(pattern), scan=False, attention=MultiHead(),
+        encoder_layers=model.encoder_layers and len(pattern), positions=type(model.positions)(),
         source_vocab=model.source_vocab and 72,
     )  # fmt: skip
+
+
+def with_experts(model: Transformer, moe: Moe) -> tuple[Block, ...]:
+    """The pattern of a model with these experts in the layers that have some."""
+    return tuple(
+        Block(feed_forward=moe) if isinstance(parts.feed_forward, Moe) else Block()
+        for parts in model.blocks
+    )
 
 
 def models_with_experts() -> dict[str, Transformer]:
@@ -335,26 +359,27 @@ def test_experts_are_equal_too(name: str, model: str) -> None:
 
 def test_dispatch_without_drops_is_equal_too() -> None:
     spec = MODELS["tiny_moe"]
-    assert spec.moe is not None
-    moe = dataclasses.replace(spec.moe, dispatch="dropless")
-    spec = dataclasses.replace(spec, moe=moe)
+    [moe] = spec.moes
+    moe = dataclasses.replace(moe, dispatch="dropless")
+    spec = dataclasses.replace(spec, pattern=with_experts(spec, moe))
     assert spec.dropout
     assert_experts_are_equal("expert_and_model_parallel", spec)
 
 
 def in_a_circular_pipeline(name: str) -> Transformer:
     """A model with two groups of layers, each a repeat of the pattern, in each of two stages."""
+    tiny = MODELS["tiny_moe"]
+    [moe] = tiny.moes
+    experts = Block(feed_forward=moe)
     if name == "mixed":
-        return dataclasses.replace(
-            MODELS["tiny_moe"], pattern=("dense", "moe"), layers=8, scan=True
-        )
+        return dataclasses.replace(tiny, pattern=(Block(), experts), layers=8, scan=True)
     if name == "experts in both":
         return dataclasses.replace(
-            MODELS["tiny_moe"], pattern=("moe",), layers=4, encoder_layers=4, source_vocab=72,
-            scan=True, remat="full",
+            tiny, pattern=(experts,), layers=4, encoder_layers=4, source_vocab=72, scan=True,
+            remat="full",
         )  # fmt: skip
     return dataclasses.replace(
-        SPEC, positions="relative", shares_bias=True, layers=4, encoder_layers=4, source_vocab=72,
+        SPEC, positions=Relative(shared=True), layers=4, encoder_layers=4, source_vocab=72,
         tied=False, remat="full",
     )  # fmt: skip
 

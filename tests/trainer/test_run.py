@@ -11,8 +11,9 @@ from data.sources.pair_kinds import Tsv
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
-from models.moe.routing import TopK
-from models.spec import Moe, Precision
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import TopK
+from models.precision import Precision
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
 from trainer.checks import check_precision
@@ -72,7 +73,7 @@ def test_what_happens_at_intervals_happens_after_the_last_step_too() -> None:
 @pytest.mark.parametrize(("group_tokens", "rows"), [(None, 1), (12, 1), (48, 2), (36, 3)])
 def test_the_rows_of_a_group_stay_together(group_tokens: int | None, rows: int) -> None:
     moe = Moe(experts=4, router=TopK(), group_tokens=group_tokens)
-    model = dataclasses.replace(TOY, pattern=("moe",), moe=moe)
+    model = dataclasses.replace(TOY, feed_forward=moe)
     assert dataclasses.replace(RUN, model=model).rows_together == rows
 
 

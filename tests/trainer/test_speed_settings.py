@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 
 from layouts.mesh import make_mesh
-from models.architectures import Transformer
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2, TopK
 from models.loss import Criterion
-from models.moe.routing import Top2, TopK
-from models.spec import Moe
+from models.parts import Block, Positions
+from models.positions.learned import Learned
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
+from models.positions.sinusoidal import Sinusoidal
+from models.transformer import Transformer
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from trainer.feed import BatchSharding
 from trainer.optimizers.adamw import AdamW
@@ -24,29 +31,45 @@ from trainer.step import TrainStepSpec, add_microbatches
 BATCH = pair_rows([[3, 5], [8], [2, 2, 2], [1]], [[4, 2], [6], [1, 3, 1], [5]], 8, 22)
 pytestmark = pytest.mark.usefixtures("float64")
 MODELS, CASES = 3, 5
+POSITIONS: tuple[type[Positions], ...] = (Learned, Sinusoidal, Relative, Rotary)
 
 
 def random_model(rng: np.random.Generator) -> Transformer:
     """A model with the plainest settings, in which no expert drops a token."""
+    kind = POSITIONS[rng.integers(len(POSITIONS))]
     settings: dict[str, Any] = {
-        "positions": str(rng.choice(["learned", "sinusoidal", "relative", "rotary"])),
         "kv_heads": int(rng.choice([1, 3, 6])),
-        "gated": bool(rng.integers(2)),
+        "feed_forward": (mlp := Mlp(gated=bool(rng.integers(2)))),
         "tied": bool(rng.integers(2)),
-        "shares_bias": bool(rng.integers(2)),
+    }
+    relative = Relative(shared=bool(rng.integers(2)))
+    settings |= {
+        "positions": relative if kind is Relative else kind(),
         "encoder_layers": int(rng.integers(2)),
         "dropout": float(rng.choice([0.0, 0.2])),
         "precision": FLOAT64,
     }
     if settings["dropout"]:
-        settings["attention_dropout"] = float(rng.choice([0.0, 0.3]))
+        settings["attention"] = MultiHead(dropout=float(rng.choice([0.0, 0.3])))
     if rng.integers(2):
         is_random = settings["dropout"] > 0
         routers = Top2(capacity_factor=5.0, random_second=is_random), TopK(k=3, capacity_factor=5.0)
-        settings["moe"] = Moe(experts=5, d_ff=9, router=routers[rng.integers(2)], dispatch="einsum")
-        settings["pattern"] = ("dense", "moe") if rng.integers(2) else ("moe",)
-        settings["encoder_pattern"] = ("moe",) if rng.integers(2) else ("dense",)
+        router = routers[rng.integers(2)]
+        moe = Moe(experts=5, d_ff=9, router=router, dispatch="einsum", expert=mlp)
+        dense, experts = Block(), Block(feed_forward=moe)
+        settings["pattern"] = (dense, experts) if rng.integers(2) else (experts,)
+        settings["encoder_pattern"] = (experts,) if rng.integers(2) else (dense,)
     return toy(**settings)
+
+
+def with_dispatch(pattern: tuple[Block, ...], dispatch: str) -> tuple[Block, ...]:
+    """The same layers, whose experts get their tokens in another way."""
+    return tuple(
+        Block(feed_forward=dataclasses.replace(block.feed_forward, dispatch=dispatch))
+        if isinstance(block.feed_forward, Moe)
+        else block
+        for block in pattern
+    )
 
 
 def random_settings(rng: np.random.Generator, model: Transformer) -> tuple[Transformer, int]:
@@ -54,13 +77,16 @@ def random_settings(rng: np.random.Generator, model: Transformer) -> tuple[Trans
     faster: dict[str, Any] = {
         "scan": bool(rng.integers(2)),
         "remat": str(rng.choice(["none", "dots", "full"])),
-        "attention_chunks": int(rng.integers(1, 5)),
-        "loss_chunks": int(rng.integers(1, 5)),
-        "combined_qkv": bool(rng.integers(2)),
     }
-    if model.moe is not None:
-        dispatch = rng.choice(["einsum", "gather", "dropless"])
-        faster["moe"] = dataclasses.replace(model.moe, dispatch=str(dispatch))
+    chunks = int(rng.integers(1, 5))
+    faster["loss_chunks"] = int(rng.integers(1, 5))
+    faster["attention"] = dataclasses.replace(
+        model.attention, chunks=chunks, combined_qkv=bool(rng.integers(2))
+    )
+    if model.moes:
+        dispatch = str(rng.choice(["einsum", "gather", "dropless"]))
+        for name in ("pattern", "encoder_pattern"):
+            faster[name] = with_dispatch(getattr(model, name), dispatch)
     # Each microbatch draws random bits of its own.
     microbatches = 1 if model.dropout else int(rng.choice([1, 2, 4]))
     return dataclasses.replace(model, **faster), microbatches

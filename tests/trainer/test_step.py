@@ -9,9 +9,10 @@ import pytest
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion, LossSums
-from models.moe.routing import Top2
-from models.spec import Moe
+from models.positions.rotary import Rotary
 from tests.toys import FLOAT64, ROUND_OFF, pair_rows, toy
 from tests.trainer.bigram import Bigram, logits, text_rows, weights
 from trainer.feed import BatchSharding
@@ -193,8 +194,8 @@ def test_another_seed_gives_other_weights() -> None:
 # Groups of two rows of sources and of four of targets, experts short of places.
 ROUTER = Top2(random_second=False, capacity_factor=0.75, least_capacity=1, aux_loss=0.5, z_loss=0.1)
 EXPERTS = toy(
-    layers=1, encoder_layers=1, pattern=("moe",), positions="rotary", precision=FLOAT64,
-    moe=Moe(experts=5, d_ff=6, router=ROUTER, group_tokens=12),
+    layers=1, encoder_layers=1, positions=Rotary(), precision=FLOAT64,
+    feed_forward=Moe(experts=5, d_ff=6, router=ROUTER, group_tokens=12),
 )  # fmt: skip
 
 

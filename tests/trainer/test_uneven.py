@@ -15,11 +15,12 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
+from models.attention.multi_head import MultiHead
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion
-from models.moe.routing import Top2
-from models.spec import Moe
 from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from tests.trainer.test_layout_sweep import by_path
@@ -51,8 +52,9 @@ class Case(NamedTuple):
 EXPERTS = Case(
     TrainStepSpec(
         TransformerModel(
-            toy(layers=1, pattern=("moe",), vocab=23, dropout=0.1, attention_dropout=0.2,
-                precision=FLOAT64, moe=Moe(experts=6, d_ff=12, router=ROUTER, group_tokens=24)),
+            toy(layers=1, vocab=23, dropout=0.1, attention=MultiHead(dropout=0.2),
+                precision=FLOAT64,
+                feed_forward=Moe(experts=6, d_ff=12, router=ROUTER, group_tokens=24)),
             WHOLE,
         ),
         Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=3),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from models.moe.routing import Load
+from models.feed_forward.moe.routing import Load
 
 Layer = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from models.moe.routing import Router
+from models.feed_forward.moe.routing import Router
 from trainer.metrics.expert_load import Layer, stats_by_layer
 from trainer.observers import Observer, StepResult
 from trainer.run import Run
@@ -48,7 +48,7 @@ def warnings(layers: dict[str, Layer], router: Router | None) -> list[str]:
 def remedy(router: Router | None, setting: str) -> str:
     """Names a setting of the router with its value.
 
-    >>> from models.moe.routing import Top2
+    >>> from models.feed_forward.moe.routing import Top2
     >>> remedy(Top2(aux_loss=0.02), "aux_loss")
     'Top2.aux_loss (now 0.02)'
     """

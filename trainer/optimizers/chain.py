@@ -1,8 +1,9 @@
 """Provides what optimizers share: clipping, weight decay of matrices, and weights by path."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
 import optax
 from flax import traverse_util
 
@@ -41,3 +42,43 @@ def by_path(transform: optax.GradientTransformation) -> optax.GradientTransforma
         return traverse_util.unflatten_dict(changed, sep="/"), state
 
     return optax.GradientTransformation(lambda params: transform.init(flat(params)), update)
+
+
+def split(
+    paths: Collection[str],
+    first: optax.GradientTransformation,
+    second: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Updates the weights with these paths by the first transform, and all others by the second."""
+
+    def parts(flat: Tree) -> tuple[Tree, Tree]:
+        chosen = {path: x for path, x in flat.items() if path in paths}
+        return chosen, {path: x for path, x in flat.items() if path not in paths}
+
+    def init(params: Tree) -> Tree:
+        chosen, others = parts(params)
+        return first.init(chosen), second.init(others)
+
+    def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+        pairs = zip((first, second), parts(updates), state, parts(params), strict=True)
+        (chosen, state), (others, other_state) = (
+            transform.update(changed, kept, read) for transform, changed, kept, read in pairs
+        )
+        return chosen | others, (state, other_state)
+
+    return by_path(optax.GradientTransformation(init, update))
+
+
+def placed_by_compiler(
+    transform: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Lets XLA place what a transform computes; its updates and state are placed as they were.
+
+    So a transform runs under every layout that JAX's explicit sharding has no rules for.
+    """
+
+    def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+        out = jax.tree.map(lambda x: jax.typeof(x).sharding, (updates, state))
+        return jax.sharding.auto_axes(transform.update, out_sharding=out)(updates, state, params)
+
+    return optax.GradientTransformation(transform.init, update)

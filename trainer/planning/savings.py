@@ -9,8 +9,8 @@ from layouts.candidates import candidates
 from layouts.cost.slice_shapes import offered_slices
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
-from models.architectures import Transformer
-from models.spec import Precision
+from models.precision import Precision
+from models.transformer import Transformer
 from trainer.checks import record_loss
 from trainer.planning.search import legal_layouts
 from trainer.planning.training import StepPlan, plan_from_trace

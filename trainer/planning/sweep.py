@@ -10,8 +10,8 @@ from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
 from models.api import ModelSpec
-from models.architectures import Transformer
 from models.spec import Remat
+from models.transformer import Transformer
 from trainer.checks import check_run
 from trainer.planning.report import HOUR_S
 from trainer.planning.search import plan_if_traceable

@@ -5,11 +5,13 @@ code or a compilation, Ctrl-C waits.  The signal also wakes a thread here, which
 when the main thread has not done so in time.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 from trainer.processes.ending import INTERRUPTED, end_process, show_cursor
@@ -18,6 +20,7 @@ from trainer.processes.signals import handle
 DEADLINE_S = 1.5
 
 _is_interrupted = False
+_is_importing = False
 
 
 def is_interrupted() -> bool:
@@ -37,7 +40,24 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     for descriptor in {2, sys.stderr.fileno()}:
         os.dup2(silent, descriptor)
-    raise KeyboardInterrupt
+    if not _is_importing:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupted_after_import() -> Iterator[None]:
+    """Raises KeyboardInterrupt of a Ctrl-C in this context only at its end.
+
+    Native code that is being imported may abort where Python code that it calls is interrupted.
+    """
+    global _is_importing
+    _is_importing = True
+    try:
+        yield
+    finally:
+        _is_importing = False
+    if _is_interrupted:
+        raise KeyboardInterrupt
 
 
 def end_on_interrupt() -> None:

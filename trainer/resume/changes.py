@@ -16,12 +16,10 @@ from trainer.resume.history import Change
 from trainer.run import Run
 from trainer.step import train_step_spec
 
-# Settings that may change at any time: how long, how often, how fast.
-FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every",
-        "Run.stall_minutes", "Run.compiler_options", "Run.microbatches", "Run.trackers",
-        "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.attention",
-        "Transformer.attention_chunks", "Transformer.loss_chunks",
-        "Transformer.combined_qkv", "Moe.dispatch")  # fmt: skip
+# Settings that may change at any time: how long, how often, how fast.  Models and their parts list
+# theirs in `free_on_resume`.
+FREE = ("Run.steps", "Run.checkpoint_every", "Run.log_every", "Run.stall_minutes",
+        "Run.compiler_options", "Run.microbatches", "Run.trackers")  # fmt: skip
 FREE_PREFIXES = ("Run.keep_", "Run.evaluate_")
 # Settings that change how the weights develop, and neither what they are nor the order of the data.
 OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.r_drop",
@@ -63,8 +61,10 @@ def opt_state_shapes(run: Run) -> dict[str, tuple[int, ...]]:
 
 
 def _may_change(change: Change) -> bool:
+    spec, name = _spec_of(change), change.name.rpartition(".")[2]
     is_free = change.name in FREE or change.name.startswith(FREE_PREFIXES)
-    return is_free or issubclass(_spec_of(change), TrackerSpec) or _needs_override(change)
+    is_free = is_free or name in getattr(spec, "free_on_resume", ())
+    return is_free or issubclass(spec, TrackerSpec) or _needs_override(change)
 
 
 def _needs_override(change: Change) -> bool:

@@ -32,7 +32,7 @@ from trainer.planning.report import as_json, decode_as_json
 
 POD, V5E = "v3:32x32", "v5e:16x16"
 # Bits for dropout came from the hardware then; ours are computed.  No row pays for them.
-NO_DROPOUT = ("Transformer.dropout=0.0", "Transformer.attention_dropout=0.0")
+NO_DROPOUT = ("Transformer.dropout=0.0", "MultiHead.dropout=0.0")
 # In what the rows of GShard and Mesh-TensorFlow were predicted; their files now say bfloat16.
 FLOAT32 = "Precision.compute='float32'"
 # Rows of 256 source and 256 target tokens.  With a million of each, GShard's 37B would do 1.0e16

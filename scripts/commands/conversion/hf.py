@@ -29,7 +29,7 @@ from data.tokenizers.tokenizer_json import (
 )
 from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import TARGET_FILE, Vocabs
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
 from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
 from scripts.commands.trained import single_checkpoint

@@ -21,7 +21,7 @@ from data.vocabs import TARGET_FILE, Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
 from scripts.commands.trained import single_checkpoint, trained_models

@@ -14,7 +14,7 @@ from layouts.lint.recorder import record
 from layouts.lint.report import table
 from layouts.mesh import mesh_sizes
 from models.api import ModelSpec
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.common import settings_of, write_json
 from scripts.commands.inspect.flags import InspectParamsFlags
 from scripts.terminal import print_table

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import UserError, did_you_mean
 from configs.spec import SPECS, is_spec, legal
+from configs.write import shown
 from scripts.commands.common import write_json
 from scripts.commands.inspect.flags import InspectSettingsFlags
 from scripts.flag import field_docstrings
@@ -121,7 +122,8 @@ def _written(value: object) -> str:
         getattr(value, field.name) == field.default for field in dataclasses.fields(SPECS[name])
     ):
         return f"@{name}()"
-    return repr(value)
+    has_specs = isinstance(value, tuple) and any(map(is_spec, value))
+    return shown(value) if has_specs else repr(value)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from configs.load import Config, load
 from configs.paths import absolute
 from data.cache import Prepared
 from layouts.layout import Layout
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.prepare import mixture_lines
@@ -41,7 +41,7 @@ def settings_to_train(flags: TrainFlags, step: int | None) -> Config:
             return config
     directory = ModelDir(flags.model_dir)
     if directory.has_run():  # what differs from its record is a change like those that are given
-        return load([str(directory.config_file), *flags.settings.gin_file], given[1])
+        return directory.settings(*given)
     return settings(None if flags.settings.gin_file else flags.model_dir, *given)
 
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from layouts.layout import Layout
 from layouts.lint.recorder import Record, record
 from models.api import Batch, Params
-from models.architectures import Transformer
 from models.loss import Criterion
-from models.transformer import TransformerModel
+from models.transformer import Transformer, TransformerModel
 
 NAMES = ("inputs_BL", "targets_BL", "segments_BL", "positions_BL")
 SOURCE_NAMES = ("inputs_BM", "segments_BM", "positions_BM")

@@ -11,15 +11,23 @@ import pytest
 
 from layouts.layout import Layout
 from layouts.lint.recorder import record
-from models.spec import Precision
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
+from models.precision import Precision
 from models.transformer import TransformerModel
 from tests.layouts.lint.recorded import recorded
 from tests.toys import SPLITTABLE, WHOLE, toy
 
 KINDS = {
     "plain": toy(),
-    "combined, rotary": toy(combined_qkv=True, positions="rotary", gated=True),
-    "relative, chunks": toy(positions="relative", loss_chunks=3, tied=False),
+    "combined, rotary": toy(
+        attention=MultiHead(combined_qkv=True),
+        positions=Rotary(),
+        feed_forward=Mlp(gated=True),
+    ),
+    "relative, chunks": toy(positions=Relative(), loss_chunks=3, tied=False),
 }
 
 
@@ -85,7 +93,7 @@ def test_of_branches_the_one_that_computes_the_most_counts() -> None:
 def test_each_tensor_has_its_letters_sizes_and_source_line() -> None:
     result = recorded(SPLITTABLE, 8, 24)
     named = {tensor.name.partition(".py:")[0]: tensor for tensor in result.tensors}
-    hidden = named["BLD,DF->BLF at models/feed_forward"]
+    hidden = named["BLD,DF->BLF at models/feed_forward/mlp"]
     assert (hidden.axes, hidden.shape, hidden.stored) == ("BLF", (8, 24, 40), False)
     weight = named["decoder/layers_N/mlp/wi_DF"]
     assert (weight.axes, weight.shape, weight.stored) == ("NDF", (3, 16, 40), True)
@@ -149,7 +157,7 @@ def test_slices_of_queries_are_no_tensors_of_the_layout() -> None:
     """Devices that share the length attend at once: the size of a slice need not divide."""
     sizes = {
         tensor.shape[tensor.axes.index("L")]
-        for tensor in recorded(toy(attention_chunks=3), 4, 8).tensors
+        for tensor in recorded(toy(attention=MultiHead(chunks=3)), 4, 8).tensors
         if "L" in tensor.axes and not tensor.stored
     }
     assert sizes == {8}

@@ -15,15 +15,17 @@ from layouts.lint.errors import Problem
 from layouts.lint.recorder import Record
 from layouts.lint.report import check, lint, report, table
 from layouts.mesh import make_mesh, mesh_sizes
+from models.feed_forward.moe.layer import Moe
 from models.loss import Criterion
-from models.spec import Moe
+from models.parts import Block
+from models.positions.rotary import Rotary
 from models.transformer import TransformerModel
 from tests.layouts.lint.recorded import recorded, zeros
 from tests.toys import ROOT, SPLITTABLE, toy
 
 FITTING = recorded(SPLITTABLE, 8, 24)
 EXPERTS_SPEC = dataclasses.replace(
-    SPLITTABLE, layers=4, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
+    SPLITTABLE, layers=4, pattern=(Block(), Block(feed_forward=Moe(experts=16, dispatch="einsum")))
 )
 EXPERTS = recorded(EXPERTS_SPEC, 8, 24)
 TOY = recorded(toy(), 6, 8)
@@ -165,9 +167,12 @@ def test_layers_of_a_pattern_are_counted_as_the_settings_do() -> None:
 
 def test_stacks_of_as_many_repeats_of_other_patterns_are_told_apart() -> None:
     spec = dataclasses.replace(
-        SPLITTABLE, layers=6, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum"),
-        encoder_layers=3, encoder_pattern=("dense",),
-    )  # fmt: skip
+        SPLITTABLE,
+        layers=6,
+        pattern=EXPERTS_SPEC.pattern,
+        encoder_layers=3,
+        encoder_pattern=(Block(),),
+    )
     found = problems("layers:pipe", "pipe:2", record=recorded(spec, 8, 24))
     messages = {p.subject.partition("/")[0]: p.message for p in found if p.code == "indivisible"}
     assert messages == {
@@ -259,7 +264,7 @@ def test_two_firm_axes_of_one_tensor_clash_over_a_mesh_axis() -> None:
     """The illegal layout of Shazeer et al. 2018, section 8.5."""
     error, _ = problems("batch:all;d_ff:all", "all:8", "d_model:all?;d_kv:all")
     assert (error.code, rules_of([error])) == ("conflict", ["batch:all and d_ff:all"])
-    assert error.subject.startswith("BLD,DF->BLF at models/feed_forward.py:")
+    assert error.subject.startswith("BLD,DF->BLF at models/feed_forward/mlp.py:")
     assert error.legal == {"rules": ("d_ff:all?",)}
     error, _ = problems("batch:data;d_ff:model", param_rules="d_model:model")
     assert error.code == "conflict"
@@ -278,7 +283,7 @@ def test_a_rule_that_pads_gives_way_without_padding() -> None:
 
 
 def test_pairs_of_the_axis_table_may_meet() -> None:
-    rotary = recorded(dataclasses.replace(SPLITTABLE, positions="rotary"), 8, 24)
+    rotary = recorded(dataclasses.replace(SPLITTABLE, positions=Rotary()), 8, 24)
     assert problems("length:all;memory:all", "all:8", "d_model:all", rotary) == []
 
 

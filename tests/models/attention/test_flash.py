@@ -15,21 +15,23 @@ from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, make_mesh, topology_mesh, uncached
 from layouts.padding import with_padding
 from models.api import Batch
-from models.architectures import Transformer
 from models.attention import triton
 from models.attention.context import AttentionContext, cross_context, packed_context
 from models.attention.flash import (
     LIMITS,
-    Call,
     Choice,
+    Implementation,
     Kernel,
-    choose,
     flash_attention,
     table,
 )
-from models.attention.layer import Attention, CrossAttention
+from models.attention.multi_head import MultiHead, MultiHeadAttention, SourceAttention
 from models.initializers import Weights
 from models.loss import Criterion
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
+from models.spec import kernel_choice
+from models.transformer import Transformer
 from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, pair_rows, toy
 
 LENGTH, MEMORY, ROWS = 256, 128, 2
@@ -77,11 +79,11 @@ def outputs(kind: str, layout: Layout, kernel: Kernel | None) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     x, dy = rng.normal(size=(2, ROWS, LENGTH, SPEC.d_model)).astype(np.float32)
     layout = with_padding(layout, **SPEC.sizes)
-    layer_type = CrossAttention if kind == "cross" else Attention
+    layer_type = SourceAttention if kind == "cross" else MultiHeadAttention
 
-    def made() -> Attention:
-        rngs = nnx.Rngs(params=jax.random.key(0))
-        return layer_type(SPEC, layout, Weights(layout, SPEC.sizes, rngs, "float32"))
+    def made() -> MultiHeadAttention:
+        weights = Weights(layout, SPEC.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+        return layer_type(SPEC.attention, SPEC.blocks[0], SPEC, layout, weights)
 
     @jax.jit
     def computed() -> dict[str, Any]:
@@ -134,8 +136,10 @@ def gradient_of(spec: Transformer, layout: Layout) -> tuple[bool, Any]:
 def test_flash_trains_as_plain_does() -> None:
     """Encoder, decoder and cross-attention of a whole model, in a scan and rematerialized."""
     layout = Layout(mesh="data:2,model:3", rules="batch:data;heads:model")
-    changes = {"encoder_layers": 1, "positions": "rotary", "scan": True, "remat": "full"}
-    has_kernel, computed = gradient_of(toy(attention="flash", **changes), layout)
+    changes = {"encoder_layers": 1, "positions": Rotary(), "scan": True, "remat": "full"}
+    has_kernel, computed = gradient_of(
+        toy(attention=MultiHead(implementation="flash"), **changes), layout
+    )
     plain_has_kernel, expected = gradient_of(toy(**changes), layout)
     assert has_kernel and not plain_has_kernel
     jax.tree.map(
@@ -161,15 +165,25 @@ def mesh_of(kind: str, platform: str, **sizes: int) -> AbstractMesh:
     )
 
 
+def choice_of(
+    spec: Transformer,
+    layout: Layout = WHOLE,
+    lengths: tuple[int, int] = (256, 256),
+    **changes: bool,
+) -> Choice:
+    """Returns the choice of a model's attention; of training if the changes say so."""
+    return kernel_choice(spec.blocks[0], spec, layout, lengths, **{"training": False, **changes})
+
+
 def chosen(kind: str, platform: str, **changes: Any) -> Choice:
     """Returns the choice of an attention on devices of a kind."""
     spec = toy(**{"d_kv": 64, **changes.pop("spec", {})})
     with jax.sharding.use_abstract_mesh(mesh_of(kind, platform, x=2)):
-        return choose(Call(**{"spec": spec, "layout": WHOLE, "lengths": (256, 256), **changes}))
+        return choice_of(spec, **changes)
 
 
 @pytest.mark.parametrize(
-    ("kind", "platform", "attention", "kernel"),
+    ("kind", "platform", "implementation", "kernel"),
     [
         ("TPU v4", "tpu", "auto", Kernel("splash")),
         ("TPU v5 lite", "tpu", "flash", Kernel("splash")),
@@ -182,8 +196,9 @@ def chosen(kind: str, platform: str, **changes: Any) -> Choice:
     ],
 )
 def test_the_devices_of_the_mesh_choose_the_kernel(
-    kind: str, platform: str, attention: str, kernel: Kernel | None
+    kind: str, platform: str, implementation: Implementation, kernel: Kernel | None
 ) -> None:
+    attention = MultiHead(implementation=implementation)
     choice = chosen(kind, platform, spec={"attention": attention})
     assert choice.kernel == kernel
     assert bool(choice.reason) == (kernel is None)
@@ -200,7 +215,7 @@ def test_without_kernels_of_jax_attention_on_gpus_is_plain(
 
 
 def test_without_devices_attention_is_plain() -> None:
-    assert choose(Call(toy(), WHOLE, (256, 256))).kernel is None
+    assert choice_of(toy()).kernel is None
 
 
 def by_rules(rules: str) -> dict[str, Any]:
@@ -208,22 +223,23 @@ def by_rules(rules: str) -> dict[str, Any]:
 
 
 LIMITED: list[tuple[str, dict[str, Any]]] = [
-    ("relative", {"spec": {"positions": "relative"}}),
-    ("attention_dropout", {"spec": {"attention_dropout": 0.1}, "training": True}),
+    ("Relative", {"spec": {"positions": Relative()}}),
+    ("logit_cap", {"spec": {"attention": MultiHead(logit_cap=30.0)}}),
+    ("MultiHead.dropout", {"spec": {"attention": MultiHead(dropout=0.1)}, "training": True}),
     ("splits", by_rules("length:x")),
     ("splits", by_rules("memory:x")),
     ("splits", by_rules("d_kv:x")),
-    ("sliding_window", {"spec": {"sliding_window": 255}}),
+    ("MultiHead.window", {"spec": {"attention": MultiHead(window=255)}}),
     ("multiple of 128", {"lengths": (256, 200)}),
     ("a source", {"is_cross": True}),
     ("`d_kv` below", {"spec": {"d_kv": 8}}),
 ]
 UNLIMITED: list[dict[str, Any]] = [
-    {"spec": {"attention_dropout": 0.1}},
-    {"spec": {"sliding_window": 256}},
+    {"spec": {"attention": MultiHead(dropout=0.1)}},
+    {"spec": {"attention": MultiHead(window=256)}},
     by_rules("batch:x"),
     by_rules("heads:x;length:x?"),
-    {"spec": {"positions": "rotary", "attention_chunks": 2}, "training": True},
+    {"spec": {"positions": Rotary(), "attention": MultiHead(chunks=2)}, "training": True},
 ]
 
 
@@ -284,7 +300,8 @@ def temporary_bytes(slice: str, kernel: Kernel | None) -> int:
 
     def objective(q_BJQLK: jax.Array, k_BJMK: jax.Array, segments_BL: jax.Array) -> jax.Array:
         context = packed_context(layout, segments_BL, segments_BL, kernel=kernel)
-        layer = Attention(spec, layout, Weights(layout, spec.sizes, nnx.Rngs(0), "bfloat16"))
+        weights = Weights(layout, spec.sizes, nnx.Rngs(0), "bfloat16")
+        layer = MultiHeadAttention(spec.attention, spec.blocks[0], spec, layout, weights)
         y_BJQLK = layer.attend(q_BJQLK, k_BJMK, k_BJMK, context, None)
         return jnp.sum(y_BJQLK.astype(jnp.float32) ** 2)
 

@@ -1,5 +1,6 @@
 """Plain attention against a numpy oracle, with its gradient."""
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from layouts.mesh import make_mesh
-from models.attention.plain import dot_product_attention
-from models.positions import Bias
+from models.attention.bias import Bias
+from models.attention.plain import attend_in_chunks, dot_product_attention
 from tests.toys import WHOLE
 
 SHAPES = {"q_BJQLK": (4, 2, 3, 6, 5), "k_BJMK": (4, 2, 6, 5), "v_BJMK": (4, 2, 6, 5)}
@@ -36,31 +37,57 @@ def mask_BLM() -> np.ndarray:
 
 
 def reference(
-    q_BJQLK: np.ndarray, k_BJMK: np.ndarray, v_BJMK: np.ndarray, table_RJQ: np.ndarray
+    q_BJQLK: np.ndarray,
+    k_BJMK: np.ndarray,
+    v_BJMK: np.ndarray,
+    table_RJQ: np.ndarray,
+    logit_cap: float | None = None,
 ) -> np.ndarray:
     """Attention one query at a time.  Vaswani et al. 2017, equation 1."""
     y_BJQLK = np.zeros(q_BJQLK.shape)
     for b, j, q, i in np.ndindex(*q_BJQLK.shape[:4]):
         keys = np.flatnonzero(mask_BLM()[b, i])
-        logits = k_BJMK[b, j, keys] @ q_BJQLK[b, j, q, i] + table_RJQ[BUCKETS_BLM[b, i, keys], j, q]
+        logits = k_BJMK[b, j, keys] @ q_BJQLK[b, j, q, i]
+        if logit_cap is not None:
+            logits = logit_cap * np.tanh(logits / logit_cap)
+        logits = logits + table_RJQ[BUCKETS_BLM[b, i, keys], j, q]
         probs = np.exp(logits - logits.max())
         y_BJQLK[b, j, q, i] = probs / probs.sum() @ v_BJMK[b, j, keys]
     return y_BJQLK
 
 
 def attend(
-    q_BJQLK: jax.Array, k_BJMK: jax.Array, v_BJMK: jax.Array, table_RJQ: jax.Array
+    q_BJQLK: jax.Array,
+    k_BJMK: jax.Array,
+    v_BJMK: jax.Array,
+    table_RJQ: jax.Array,
+    logit_cap: float | None = None,
+    chunks: int = 1,
 ) -> jax.Array:
     values_BJQLM = jnp.transpose(jax.lax.stop_gradient(table_RJQ)[BUCKETS_BLM], (0, 3, 4, 1, 2))
     bias = Bias(table_RJQ, jnp.asarray(BUCKETS_BLM), values_BJQLM)
     mask_B11LM = jnp.asarray(mask_BLM())[:, None, None]
-    return dot_product_attention(WHOLE, q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    arrays = (q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    if logit_cap is None:
+        return dot_product_attention(WHOLE, *arrays)
+    return attend_in_chunks(WHOLE, chunks, *arrays, logit_cap=logit_cap)
 
 
 def test_attention_equals_the_oracle() -> None:
     given = arrays()
     y_BJQLK = jax.jit(attend)(**{k: v.astype(np.float32) for k, v in given.items()})
     np.testing.assert_allclose(y_BJQLK, reference(**given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_bounded_logits_are_those_of_the_oracle(chunks: int) -> None:
+    """Gemma Team 2024 (Gemma 2), section 2: cap * tanh(logits / cap), before any bias."""
+    given = arrays()
+    small = {k: v.astype(np.float32) for k, v in given.items()}
+    y_BJQLK = jax.jit(functools.partial(attend, logit_cap=1.5, chunks=chunks))(**small)
+    expected_BJQLK = reference(**given, logit_cap=1.5)
+    np.testing.assert_allclose(y_BJQLK, expected_BJQLK, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected_BJQLK - reference(**given)).max() > 0.1
 
 
 @pytest.mark.parametrize("name", ["q_BJQLK", "k_BJMK", "v_BJMK", "table_RJQ"])

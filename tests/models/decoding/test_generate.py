@@ -15,13 +15,15 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
-from models.architectures import Transformer
 from models.decoding.beam import Beam
 from models.decoding.generate import BEGIN, END, DecodeInputs, DecodeOutput, Search, generate
 from models.decoding.sampling import Sampling
-from models.moe.routing import Top2
-from models.spec import Moe
-from models.transformer import TransformerModel
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2
+from models.parts import Block
+from models.positions.relative import Relative
+from models.positions.sinusoidal import Sinusoidal
+from models.transformer import Transformer, TransformerModel
 from tests.models.test_transformer import randomised
 from tests.toys import ROOT, SPLITTABLE, WHOLE, packed_rows
 
@@ -31,13 +33,12 @@ LENGTHS = [5, 0, 3, 5, 1, 2, 4, 5]
 PROMPTS = np.random.default_rng(0).integers(2, 64, (8, 5)).astype(np.int32)
 SOURCES = packed_rows([[7], [8], [3], [5], [2], [8], [6], [1]], 8, 64, seed=1)
 DECODER = dataclasses.replace(SPLITTABLE, layers=2)
-PAIR = dataclasses.replace(DECODER, encoder_layers=2, layers=1, positions="relative")
+PAIR = dataclasses.replace(DECODER, encoder_layers=2, layers=1, positions=Relative())
 TIGHT = Moe(experts=16, d_ff=24, router=Top2(evaluation_capacity_factor=0.1, least_capacity=1))
-EXPERTS = dataclasses.replace(DECODER, pattern=("dense", "moe"), moe=TIGHT)
-ENCODER_EXPERTS = dataclasses.replace(
-    PAIR, pattern=("dense",), encoder_pattern=("dense", "moe"), moe=TIGHT
-)
-NO_PROMPT = dataclasses.replace(PAIR, layers=3, positions="sinusoidal", scan=True)
+PATTERN = (Block(), Block(feed_forward=TIGHT))
+EXPERTS = dataclasses.replace(DECODER, pattern=PATTERN)
+ENCODER_EXPERTS = dataclasses.replace(PAIR, encoder_pattern=PATTERN)
+NO_PROMPT = dataclasses.replace(PAIR, layers=3, positions=Sinusoidal(), scan=True)
 GREEDY = Sampling(temperature=0)
 SAMPLED = Sampling(temperature=1.5, top_k=20, top_p=0.9, width=2)
 BEAM = Beam(width=3)

@@ -14,12 +14,11 @@ from jax.sharding import NamedSharding
 
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.architectures import Transformer
 from models.decoding.generate import BEGIN, END, DecodeInputs, generate
 from models.decoding.sampling import Sampling
 from models.decoding.slots import Joining, SlotDecoder, SlotSettings
-from models.spec import Precision
-from models.transformer import TransformerModel
+from models.precision import Precision
+from models.transformer import Transformer, TransformerModel
 from tests.models.decoding.test_generate import DECODER, EXPERTS, LENGTHS, NEW, PROMPTS, weights
 from tests.toys import WHOLE
 

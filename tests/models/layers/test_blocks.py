@@ -8,34 +8,37 @@ import numpy as np
 from flax import nnx
 
 from layouts.mesh import make_mesh
-from models.attention.context import AttentionContext, packed_context
+from models.attention.context import packed_context
+from models.feed_forward.moe.layer import Moe
 from models.initializers import Weights
-from models.layers.blocks import Block, Blocks
-from models.positions import rotation_of
-from models.spec import Moe
+from models.layers.blocks import BlockLayer, BlockSequence, Contexts
+from models.parts import Block
+from models.positions.rotary import Rotary
 from tests.toys import WHOLE, toy
 
 X_BLD = np.random.default_rng(0).normal(2, 3, (4, 8, 10)).astype(np.float32)
-SPEC = toy(positions="rotary", moe=Moe(experts=5, d_ff=9), pattern=("dense", "moe"), dropout=0.2)
+PATTERN = (Block(), Block(feed_forward=Moe(experts=5, d_ff=9)))
+SPEC = toy(positions=Rotary(), pattern=PATTERN, dropout=0.2)
 
 
 def weights() -> Weights:
     return Weights(WHOLE, SPEC.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
 
 
-def context() -> AttentionContext:
+def contexts() -> tuple[Contexts]:
     ones_BL = jnp.ones(X_BLD.shape[:2], jnp.int32)
     positions_BL = jnp.cumsum(ones_BL, axis=1) - 1
     packed = packed_context(WHOLE, positions_BL, ones_BL)
-    return dataclasses.replace(packed, rotation=rotation_of(positions_BL, SPEC))
+    prepared = SPEC.positions.prepare(positions_BL, SPEC.d_kv)
+    return (Contexts(dataclasses.replace(packed, prepared=prepared)),)
 
 
 def test_parts_that_return_nothing_leave_the_residual_as_it_is() -> None:
     def run() -> jax.Array:
-        block = Block(SPEC, WHOLE, weights(), cross_attention=False)
+        block = BlockLayer(SPEC.blocks[0], SPEC, WHOLE, weights())
         for weight in (block.attention.wo_JQKD, block.mlp.wo_FD):
             weight[...] = 0 * weight[...]
-        y_BLD, cache, load = block(jnp.asarray(X_BLD), context(), key=jax.random.key(0))
+        y_BLD, cache, load = block(jnp.asarray(X_BLD), contexts(), key=jax.random.key(0))
         assert cache is None and load is None
         return y_BLD
 
@@ -47,12 +50,12 @@ def test_several_blocks_run_in_order_with_keys_of_their_own() -> None:
     key = jax.random.key(4)
 
     def run() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        blocks = Blocks(SPEC, WHOLE, weights(), SPEC.pattern, cross_attention=False)
-        y_BLD, _, loads = blocks(jnp.asarray(X_BLD), context(), key=key)
+        blocks = BlockSequence(SPEC.blocks, (0, 0), SPEC, WHOLE, weights())
+        y_BLD, _, loads = blocks(jnp.asarray(X_BLD), contexts(), key=key)
         assert list(loads) == ["block0", "block1"] and loads["block0"] is None
         x_BLD = jnp.asarray(X_BLD)
         for index, block in enumerate(blocks.each().values()):
-            x_BLD, _, load = block(x_BLD, context(), key=jax.random.fold_in(key, index))
+            x_BLD, _, load = block(x_BLD, contexts(), key=jax.random.fold_in(key, index))
         return y_BLD, x_BLD, loads["block1"].kept_e, load.kept_e
 
     with jax.set_mesh(make_mesh(WHOLE)):

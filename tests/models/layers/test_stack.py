@@ -12,28 +12,33 @@ from flax import nnx
 from configs.errors import UserError
 from layouts.cost.dataflow import executed_equations
 from layouts.mesh import make_mesh
-from models.attention.context import AttentionContext, packed_context
+from models.attention.context import packed_context
+from models.feed_forward.mlp import Mlp
 from models.initializers import Weights
-from models.layers.blocks import Block
+from models.layers.blocks import BlockLayer, Contexts
 from models.layers.stack import Stack
+from models.parts import BlockParts
+from models.positions.relative import Relative
+from models.positions.rotary import Rotary
 from models.spec import TransformerSpec
 from tests.toys import WHOLE, toy
 
 X_BLD = np.random.default_rng(0).normal(size=(4, 8, 10)).astype(np.float32)
-SPEC = toy(layers=3, positions="relative", shares_bias=True, dropout=0.2)
+SPEC = toy(layers=3, positions=Relative(shared=True), dropout=0.2)
 
 
 def made(spec: TransformerSpec) -> Stack:
     weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-    stack = Stack(spec, WHOLE, weights, spec.layers, spec.pattern)
+    stack = Stack(spec, WHOLE, weights, spec.layers, spec.blocks)
     assert stack.bias is not None
     stack.bias.bias_RJQ[...] = jax.random.normal(jax.random.key(1), stack.bias.bias_RJQ.shape)
     return stack
 
 
-def context() -> AttentionContext:
-    ones_BL = jnp.ones(X_BLD.shape[:2], jnp.int32)
-    return packed_context(WHOLE, jnp.cumsum(ones_BL, axis=1) - 1, ones_BL)
+def contexts(parts: BlockParts) -> Contexts:
+    ones_BL, window = jnp.ones(X_BLD.shape[:2], jnp.int32), parts.attention.window
+    positions_BL = jnp.cumsum(ones_BL, axis=1) - 1
+    return Contexts(packed_context(WHOLE, positions_BL, ones_BL, window=window))
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -42,13 +47,13 @@ def test_layers_run_in_order_with_one_bias_and_keys_of_their_own(scan: bool) -> 
 
     def run() -> tuple[jax.Array, jax.Array]:
         stack = made(spec)
-        y_BLD, loads = stack(jnp.asarray(X_BLD), context(), key=key)
+        y_BLD, loads = stack(jnp.asarray(X_BLD), contexts, key=key)
         assert loads is None
         graph, weights = nnx.split(stack.layers_N)
         x_BLD = jnp.asarray(X_BLD)
         for index, layer in enumerate(WHOLE.unstack(weights)):
-            block: Block = nnx.merge(graph, layer)
-            shared = stack.with_shared_positions(context())
+            block: BlockLayer = nnx.merge(graph, layer)
+            shared = stack.contexts(contexts)
             x_BLD, _, _ = block(x_BLD, shared, key=jax.random.fold_in(key, index))
         return y_BLD, stack.norm(x_BLD)
 
@@ -72,11 +77,12 @@ def test_each_layer_has_a_cache_of_its_own(scan: bool) -> None:
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_step_computes_angles_once_for_all_layers(scan: bool) -> None:
-    spec = dataclasses.replace(SPEC, positions="rotary", shares_bias=False, scan=scan, remat="full")
+    spec = dataclasses.replace(SPEC, positions=Rotary(), scan=scan, remat="full")
 
     def objective(x_BLD: jax.Array) -> jax.Array:
         weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-        return jnp.sum(Stack(spec, WHOLE, weights, spec.layers, spec.pattern)(x_BLD, context())[0])
+        stack = Stack(spec, WHOLE, weights, spec.layers, spec.blocks)
+        return jnp.sum(stack(x_BLD, contexts)[0])
 
     with jax.set_mesh(make_mesh(WHOLE)):
         traced = jax.jit(jax.grad(objective)).trace(jnp.asarray(X_BLD))
@@ -91,10 +97,10 @@ def test_a_step_computes_angles_once_for_all_layers(scan: bool) -> None:
 def products_of_a_gradient(spec: TransformerSpec) -> int:
     """Counts the products of the loss and its gradient, all layers together."""
     weights = Weights(WHOLE, spec.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
-    graph, params = nnx.split(Stack(spec, WHOLE, weights, spec.layers, spec.pattern))
+    graph, params = nnx.split(Stack(spec, WHOLE, weights, spec.layers, spec.blocks))
 
     def objective(params: nnx.State, x_BLD: jax.Array) -> jax.Array:
-        return jnp.sum(nnx.merge(graph, params)(x_BLD, context())[0])
+        return jnp.sum(nnx.merge(graph, params)(x_BLD, contexts)[0])
 
     traced = jax.jit(jax.grad(objective, argnums=(0, 1))).trace(params, jnp.asarray(X_BLD))
     equations = executed_equations(traced.jaxpr.jaxpr)
@@ -104,7 +110,7 @@ def products_of_a_gradient(spec: TransformerSpec) -> int:
 def test_remat_repeats_no_product_that_it_saves() -> None:
     # Layers read their inputs, so nothing needs the output of wo_FD again.
     products = {"query_proj": 1, "key_proj": 1, "value_proj": 1, "out_proj": 1, "mlpwi": 2}
-    spec = toy(layers=3, positions="rotary", gated=True, remat="full")
+    spec = toy(layers=3, positions=Rotary(), feed_forward=Mlp(gated=True), remat="full")
     with jax.set_mesh(make_mesh(WHOLE)):
         repeats_all = products_of_a_gradient(spec)
         for name, count in products.items():

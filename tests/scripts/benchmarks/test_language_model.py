@@ -32,4 +32,5 @@ def test_flops_are_those_of_the_trace_but_for_the_half_that_causality_leaves_out
 def test_experts_cost_as_much_as_the_layer_that_they_replace() -> None:
     dense, experts = SHAPES["1.3b"], SHAPES["1.3b_experts"]
     assert dense.step_flops == experts.step_flops
-    assert transformer(experts).moe.router.choices * transformer(experts).moe.d_ff == dense.d_ff
+    [moe] = transformer(experts).moes
+    assert moe.router.choices * moe.d_ff == dense.d_ff

@@ -38,7 +38,7 @@ def blinded_lint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_explained(error: str) -> None:
     assert "Traceback" not in error
-    assert "1 problem" in error and "models/feed_forward.py:" in error
+    assert "1 problem" in error and "models/feed_forward/mlp.py:" in error
     assert "wi_DF has d_ff over x" in error
     assert 'Layout.rules = ""' in error or "d_ff:x?" in error
 

@@ -11,17 +11,21 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
-from models.architectures import Transformer
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import Top2, TopK
 from models.loss import Criterion
-from models.moe.routing import Top2, TopK
-from models.spec import Moe
+from models.parts import Block
+from models.positions.rotary import Rotary
+from models.transformer import Transformer
 from tests.toys import SPLITTABLE, WHOLE, on_mesh, packed_rows
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.warm_start import warm_started
 
-DENSE = dataclasses.replace(SPLITTABLE, layers=4, positions="rotary", gated=True)
-ROOMY = Moe(experts=8, router=Top2(evaluation_capacity_factor=9.0))
-SPARSE = dataclasses.replace(DENSE, pattern=("dense", "moe"), moe=ROOMY)
+GATED = Mlp(gated=True)
+DENSE = dataclasses.replace(SPLITTABLE, layers=4, positions=Rotary(), feed_forward=GATED)
+ROOMY = Moe(experts=8, expert=GATED, router=Top2(evaluation_capacity_factor=9.0))
+SPARSE = dataclasses.replace(DENSE, pattern=(Block(), Block(feed_forward=ROOMY)))
 ROWS = packed_rows([[3, 5], [8], [20, 2], [1, 6], [24], [9, 9], [4], [2, 2, 2]], 24, 64)
 EXPERT_PARALLEL = Layout(mesh="data:8", rules="batch:data;experts:data")
 
@@ -79,9 +83,8 @@ def test_the_same_model_gets_the_same_weights(
 
 
 def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path: Path) -> None:
-    other = dataclasses.replace(
-        SPARSE, layers=6, moe=Moe(experts=8, d_ff=20, router=TopK(k=1)), tied=False
-    )
+    narrow = Block(feed_forward=Moe(experts=8, d_ff=20, expert=GATED, router=TopK(k=1)))
+    other = dataclasses.replace(SPARSE, layers=6, pattern=(Block(), narrow), tied=False)
     with pytest.raises(UserError) as error:
         started(other, WHOLE, dense[0])
     text = str(error.value)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.moe.routing import Load
+from models.feed_forward.moe.routing import Load
 from trainer.metrics.expert_load import layer_stats, scalars, stats_by_layer
 
 COUNTS = Load(

@@ -6,8 +6,8 @@ import pytest
 
 from configs.load import load
 from layouts.mesh import make_mesh
+from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion
-from models.moe.routing import Top2
 from scripts.commands.inspect.params import model_of
 from tests.toys import TOY, WHOLE
 from tests.trainer.metrics.test_expert_load import COUNTS, stacked

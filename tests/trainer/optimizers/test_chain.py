@@ -7,7 +7,9 @@ import optax
 from flax import traverse_util
 
 from layouts.mesh import make_mesh
-from models.architectures import Transformer
+from models.attention.multi_head import MultiHead
+from models.positions.relative import Relative
+from models.transformer import Transformer
 from tests.toys import WHOLE
 from tests.trainer.optimizers.updates import assert_same, trees, updated
 from trainer.optimizers import chain
@@ -28,8 +30,8 @@ def test_one_global_norm_clips_all_weights_together() -> None:
 def test_weight_decay_takes_weights_that_a_product_sums_over() -> None:
     """A model's matrices and tables decay; its scales and biases do not."""
     spec = Transformer(
-        layers=1, d_model=8, d_ff=14, heads=2, d_kv=4, vocab=22, positions="relative",
-        attention_biases="all", qk_norm=True,
+        layers=1, d_model=8, d_ff=14, heads=2, d_kv=4, vocab=22,
+        attention=MultiHead(biases="all", qk_norm=True), positions=Relative(),
     )  # fmt: skip
     model = spec.model(WHOLE)
     with jax.set_mesh(make_mesh(WHOLE)):

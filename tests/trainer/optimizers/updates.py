@@ -11,7 +11,7 @@ from flax import traverse_util
 from layouts.axes import alphabet, axes_of_path
 from layouts.layout import Layout
 from models.api import STACKS, WeightInfo
-from models.spec import BUCKETS
+from models.attention.bias import BUCKETS
 from tests.toys import ROUND_OFF
 
 STEPS, LAYERS = 30, 3

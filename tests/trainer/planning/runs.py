@@ -11,8 +11,9 @@ from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
-from models.architectures import Transformer
-from models.spec import Moe
+from models.feed_forward.moe.layer import Moe
+from models.parts import Block
+from models.transformer import Transformer
 from tests.toys import ROOT, optax_promotion
 from trainer.planning.counts import Compilation, compile_for
 from trainer.planning.training import StepCounts, TracedStep, count_step, trace_step
@@ -21,7 +22,7 @@ from trainer.run import Run
 # Deep, as compilers have ways of their own to look up embeddings, once a step.
 DENSE = Transformer(vocab=64, layers=48, d_model=32, d_ff=80, heads=8, d_kv=12, length=24)
 EXPERTS = dataclasses.replace(
-    DENSE, pattern=("dense", "moe"), moe=Moe(experts=16, dispatch="einsum")
+    DENSE, pattern=(Block(), Block(feed_forward=Moe(experts=16, dispatch="einsum")))
 )
 TASK = Task(name="toy", source=TextFiles(train="toy.txt"), vocab=SentencePiece(size=64), length=24)
 ENCODER_DECODER = dataclasses.replace(DENSE, layers=4, encoder_layers=4)

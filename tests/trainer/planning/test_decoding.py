@@ -10,11 +10,13 @@ from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, has_tpu_compiler, make_mesh, topology_mesh
-from models.architectures import Transformer
 from models.decoding.beam import Beam
 from models.decoding.generate import Search
 from models.decoding.sampling import Sampling
-from models.spec import Moe
+from models.feed_forward.moe.layer import Moe
+from models.parts import Block
+from models.positions.relative import Relative
+from models.transformer import Transformer
 from tests.toys import ROOT
 from tests.trainer.planning.runs import PAIR_TASK, layout_named, toy_run
 from trainer.decoding.decoder import padded
@@ -31,13 +33,13 @@ from trainer.run import Run
 from trainer.traces import DecodeShape
 
 ROWS, PROMPT, NEW, SOURCE, WIDTH, SUFFIX = 8, 6, 10, 12, 3, 4
-DENSE = Transformer(vocab=64, layers=2, d_model=32, d_ff=80, heads=8, d_kv=12, positions="relative")
+RELATIVE = Relative()
+DENSE = Transformer(vocab=64, layers=2, d_model=32, d_ff=80, heads=8, d_kv=12, positions=RELATIVE)
 PAIRS = dataclasses.replace(  # a scan of one turn would be no loop
     DENSE,
     encoder_layers=4,
     layers=4,
-    pattern=("dense", "moe"),
-    moe=Moe(experts=16, dispatch="einsum"),
+    pattern=(Block(), Block(feed_forward=Moe(experts=16, dispatch="einsum"))),
 )
 # A model, how it is searched and a layout that suits its serving.
 CASES: dict[str, tuple[Transformer, Search, str]] = {
@@ -103,7 +105,7 @@ def test_products_and_cache_are_those_of_the_model() -> None:
     softmax = 2 * DENSE.d_model * DENSE.vocab
     tokens = PROMPT + WIDTH * NEW
     by_hand = ROWS * (tokens * DENSE.layers * layer + WIDTH * NEW * softmax)
-    bias = 2 * DENSE.layers * DENSE.buckets * DENSE.heads  # looked up by a product or not
+    bias = 2 * DENSE.layers * RELATIVE.buckets * DENSE.heads  # looked up by a product or not
     assert by_hand <= plan.model_flops <= by_hand + ROWS * tokens * places * bias
     keys_and_values = 2 * 4 * DENSE.layers * ROWS * places * wide
     assert plan.cache_bytes == pytest.approx(keys_and_values, rel=0.01)

@@ -11,7 +11,7 @@ import pytest
 from layouts.cost.collectives import by_mesh_axis
 from layouts.cost.interconnect import Topology
 from layouts.mesh import make_mesh
-from models.architectures import Transformer
+from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep

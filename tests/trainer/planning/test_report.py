@@ -6,6 +6,7 @@ import pytest
 
 from layouts.cost.interconnect import Topology
 from layouts.mesh import mesh_sizes
+from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning.report import as_json
@@ -13,7 +14,7 @@ from trainer.planning.training import plan_from_trace
 
 
 def test_the_whole_run_takes_its_steps_whether_predicted_or_measured() -> None:
-    run = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0))
+    run = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention=MultiHead()))
     layout, topology = layout_named("fsdp"), Topology.named("v5e:2x2")
     with optax_promotion():
         plan = plan_from_trace(run, layout, mesh_sizes(layout.mesh, topology.devices), topology)

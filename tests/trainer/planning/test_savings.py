@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from layouts.cost.interconnect import Topology
+from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning.savings import memory_savings, suggest_slice, variants
 from trainer.planning.training import StepPlan, plan_from_trace
 from trainer.run import Run
 
-RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0))
+RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention=MultiHead()))
 LAYOUT = layout_named("data_parallel")
 
 

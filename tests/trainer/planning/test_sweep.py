@@ -7,6 +7,7 @@ import pytest
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import mesh_sizes
+from models.attention.multi_head import MultiHead
 from tests.toys import SPLITTABLE, optax_promotion
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.planning import sweep as sweep_module
@@ -14,7 +15,7 @@ from trainer.planning.sweep import least_microbatches, sweep, variants
 from trainer.planning.training import plan_from_trace
 from trainer.run import Run
 
-RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention_dropout=0.0))
+RUN = toy_run(dataclasses.replace(SPLITTABLE, dropout=0.0, attention=MultiHead()))
 LAYOUTS = {name: layout_named(name) for name in ("data_parallel", "fsdp")}
 
 

@@ -11,8 +11,15 @@ from layouts.cost.collectives import Collective, by_mesh_axis
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh, has_tpu_compiler, mesh_sizes, topology_mesh
-from models.architectures import Transformer
-from models.spec import AttentionKind, Moe, Precision
+from models.attention.flash import Implementation
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.parts import Block
+from models.positions.learned import Learned
+from models.positions.rotary import Rotary
+from models.precision import Precision
+from models.transformer import Transformer
 from tests.toys import optax_promotion
 from tests.trainer.planning.runs import (
     DENSE,
@@ -76,7 +83,7 @@ def test_every_collective_has_a_line_that_causes_it() -> None:
     collectives = compiled_toy("data_and_model_parallel").work.collectives
     sources = {collective.source for collective in collectives}
     assert all(source.startswith(("models/", "trainer/")) for source in sources)
-    feed_forward = {source for source in sources if "feed_forward.py" in source}
+    feed_forward = {source for source in sources if "feed_forward/mlp.py" in source}
     assert any("bf,fd->bd" in source and "(backward)" not in source for source in feed_forward)
     assert any("bd,df->bf" in source and "(backward)" in source for source in feed_forward)
 
@@ -147,14 +154,13 @@ def test_a_plan_of_a_slice_uses_its_kernels(name: str, has_kernel: bool) -> None
     model = Transformer(vocab=64, layers=1, d_model=32, d_ff=40, heads=8, d_kv=16, length=1024)
     run = dataclasses.replace(toy_run(model), task=dataclasses.replace(TASK, length=1024))
     layout, sizes = layout_named("data_and_model_parallel"), {"data": 4, "model": 2}
+    models = (
+        dataclasses.replace(model, attention=MultiHead(implementation=implementation))
+        for implementation in ("auto", "plain")
+    )
     plan, plain = (
-        plan_from_trace(
-            dataclasses.replace(run, model=dataclasses.replace(model, attention=attention)),
-            layout,
-            sizes,
-            Topology.named(name),
-        )
-        for attention in ("auto", "plain")
+        plan_from_trace(dataclasses.replace(run, model=model), layout, sizes, Topology.named(name))
+        for model in models
     )
     assert (plan.memory.needed_bytes < plain.memory.needed_bytes / 4) == has_kernel
     reason = "splash" if has_kernel else "plain, there is no kernel for these devices"
@@ -197,11 +203,12 @@ def test_padding_costs_what_a_model_of_the_padded_size_costs() -> None:
     assert larger.parameters - padded.parameters == 2 * head + 2 * token
 
 
-def long_row_step(attention: AttentionKind, mesh: Mesh | AbstractMesh) -> TracedStep:
+def long_row_step(implementation: Implementation, mesh: Mesh | AbstractMesh) -> TracedStep:
     """Traces a step with a row of 32,768 tokens on each of four devices."""
     model = Transformer(
-        vocab=640, layers=2, d_model=256, d_ff=512, heads=8, d_kv=128, positions="rotary",
-        remat="full", loss_chunks=4, attention=attention, precision=Precision(compute="bfloat16"),
+        vocab=640, layers=2, d_model=256, d_ff=512, heads=8, d_kv=128, positions=Rotary(),
+        attention=MultiHead(implementation=implementation), remat="full", loss_chunks=4,
+        precision=Precision(compute="bfloat16"),
     )  # fmt: skip
     task = dataclasses.replace(TASK, length=32_768)
     run = dataclasses.replace(toy_run(model), task=task, batch_sequences=4)
@@ -209,12 +216,12 @@ def long_row_step(attention: AttentionKind, mesh: Mesh | AbstractMesh) -> Traced
         return trace_step(run, layout_named("data_parallel"), mesh)
 
 
-@pytest.mark.parametrize(("attention", "fits"), [("auto", True), ("plain", False)])
+@pytest.mark.parametrize(("implementation", "fits"), [("auto", True), ("plain", False)])
 def test_a_row_of_32768_tokens_fits_on_a_device_by_a_kernel(
-    attention: AttentionKind, fits: bool
+    implementation: Implementation, fits: bool
 ) -> None:
     topology = Topology.named("v5e:2x2")
-    step = long_row_step(attention, abstract_mesh({"data": 4}, topology.chip.kind))
+    step = long_row_step(implementation, abstract_mesh({"data": 4}, topology.chip.kind))
     assert plan_step(step, topology, estimate_step(step)).fits is fits
 
 
@@ -242,9 +249,13 @@ def test_gradients_of_gathered_weights_are_scattered(
     name: str, mesh_axis: str, combined_qkv: bool
 ) -> None:
     """Only vectors are added up whole: the scales of norms, and figures of the experts."""
+    gated = Mlp(gated=True)
     model = dataclasses.replace(
-        EXPERTS, layers=2, positions="learned", tied=False, combined_qkv=combined_qkv, gated=True,
-        moe=Moe(experts=16, dispatch="dropless"),
+        EXPERTS, layers=2, tied=False, attention=MultiHead(combined_qkv=combined_qkv),
+        positions=Learned(), feed_forward=gated,
+        pattern=(
+            Block(), Block(feed_forward=Moe(experts=16, dispatch="dropless", expert=gated))
+        ),
     )  # fmt: skip
     layout = layout_named(name)
     with optax_promotion():

@@ -5,8 +5,8 @@ import pytest
 
 from configs.errors import UserError
 from data.vocab import EOS
-from models.architectures import Transformer
 from models.decoding.sampling import Sampling
+from models.transformer import Transformer
 from tests.trainer.questions.toy import DECODER, PAIR, SPLIT, TEMPLATE, VOCAB, VOCABS, losses, toy
 from trainer.decoding.decoder import Decoder, batches_of
 from trainer.questions.answers import answer_questions, answer_requests, check_answers_fit

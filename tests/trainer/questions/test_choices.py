@@ -9,7 +9,7 @@ from configs.errors import UserError
 from data.tokenizers.sentence_piece import SentencePieceVocab
 from data.vocab import EOS
 from data.vocabs import Vocabs
-from models.architectures import Transformer
+from models.transformer import Transformer
 from tests.trainer.questions.toy import DECODER, PAIR, SPLIT, TEMPLATE, VOCAB, VOCABS, losses, toy
 from trainer.questions.choices import check_choices_fit, choice_likelihoods, make_completions
 from trainer.questions.prompts import Template, make_prompts

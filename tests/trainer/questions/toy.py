@@ -17,8 +17,8 @@ from data.vocabs import Vocabs
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
-from models.architectures import Transformer
-from models.transformer import TransformerModel
+from models.positions.relative import Relative
+from models.transformer import Transformer, TransformerModel
 from tests.models.test_transformer import randomised
 from tests.toys import WHOLE, on_mesh
 from trainer.decoding.score import token_losses
@@ -38,7 +38,7 @@ PAIR_TASK = Translation(
 DECODER = Transformer(
     vocab=312, layers=1, d_model=12, d_ff=16, heads=2, kv_heads=2, d_kv=4, length=64, scan=False
 )
-PAIR = dataclasses.replace(DECODER, encoder_layers=1, positions="relative")
+PAIR = dataclasses.replace(DECODER, encoder_layers=1, positions=Relative())
 TEMPLATE = Template.parse("{question} : {answer} ; ")
 SPLIT = Layout(mesh="data:2,model:2", rules="batch:data;vocab:model;heads:model;d_ff:model")
 

@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from configs.errors import UserError
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
 from tests.toys import TOY
 from tests.trainer.planning.runs import TASK
 from trainer.metrics.trackers import WandB
@@ -15,23 +17,25 @@ from trainer.resume.changes import check_changes
 from trainer.run import Run
 
 MODEL = dataclasses.replace(TOY, layers=1)
+DROPPING, GELU = MultiHead(dropout=0.1), Mlp(activation="gelu")
 RUN = Run(model=MODEL, task=TASK, steps=5, batch_sequences=4, optimizer=AdamW(schedule=Cosine()))
 REPLACED = {
     "speed": dataclasses.replace(RUN, steps=9, model=dataclasses.replace(MODEL, remat="full")),
     "evaluation": dataclasses.replace(RUN, evaluate_every=2, microbatches=2),
     "attention": dataclasses.replace(
-        RUN, model=dataclasses.replace(MODEL, attention="plain", attention_chunks=2)
+        RUN,
+        model=dataclasses.replace(MODEL, attention=MultiHead(implementation="plain", chunks=2)),
     ),
     "compiler": dataclasses.replace(RUN, compiler_options=("tpu:xla_a=1",), log_every=2),
     "trackers": dataclasses.replace(RUN, trackers=(), log_every=2),
-    "dropout": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, attention_dropout=0.1)),
+    "dropout": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, attention=DROPPING)),
     "schedule": dataclasses.replace(RUN, optimizer=AdamW(schedule=Constant(peak=0.5))),
     "scalars": dataclasses.replace(RUN, optimizer=AdamW(beta1=0.8, clip_global_norm=None)),
     "batch": dataclasses.replace(RUN, batch_sequences=6, z_loss=0.1),
     "opt_state": dataclasses.replace(RUN, optimizer=AdamW(weight_decay=0.0)),
     "optimizer": dataclasses.replace(RUN, optimizer=Adafactor()),
     "seed": dataclasses.replace(RUN, seed=3),
-    "model": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, activation="gelu")),
+    "model": dataclasses.replace(RUN, model=dataclasses.replace(MODEL, feed_forward=GELU)),
     "task": dataclasses.replace(RUN, task=dataclasses.replace(TASK, packs=False)),
 }
 
@@ -66,8 +70,8 @@ def test_what_changes_how_weights_develop_needs_an_override(kind: str) -> None:
         ("opt_state", "AdamW.weight_decay"),
         ("optimizer", "Run.optimizer"),
         ("seed", "Run.seed"),
-        ("model", "Transformer.activation"),
-        ("dropout", "Transformer.attention_dropout"),
+        ("model", "Mlp.activation"),
+        ("dropout", "MultiHead.dropout"),
         ("task", "Task.packs"),
     ],
 )

@@ -7,11 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from configs.errors import UserError, brief, did_you_mean, listed
-from configs.write import diff
+from configs.write import diff, shown
 from models.api import ModelSpec
-from models.architectures import Transformer
-from models.moe.routing import TopK
-from models.spec import FloatType, Moe, Precision
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.layer import Moe
+from models.feed_forward.moe.routing import TopK
+from models.norms.rms import RmsNorm
+from models.positions.rotary import Rotary
+from models.precision import FloatType, Precision
+from models.transformer import Transformer
 from trainer.checkpoints.huggingface import rope
 from trainer.checkpoints.huggingface.families import (
     ATTENTION,
@@ -31,20 +36,20 @@ from trainer.checkpoints.huggingface.families import (
     Family,
     Settings,
 )
+from trainer.checkpoints.huggingface.parts import of_kind, with_parts_of_its_block
 from trainer.checkpoints.huggingface.weights import FLOATS, ConvertedWeight, TensorInfo
 
 # Settings that are free for an imported model: they change no prediction.
 FREE = (
-    "Transformer.length", "Transformer.dropout", "Transformer.hidden_dropout",
-    "Transformer.attention_dropout", "Transformer.combined_qkv", "Transformer.scan",
-    "Transformer.remat", "Transformer.remat_saves", "Transformer.attention",
-    "Transformer.attention_chunks", "Transformer.loss_chunks",
+    "Transformer.length", "Transformer.dropout", "Mlp.dropout", "MultiHead.dropout",
+    "MultiHead.combined_qkv", "MultiHead.implementation", "MultiHead.chunks",
+    "Transformer.scan", "Transformer.remat", "Transformer.remat_saves", "Transformer.loss_chunks",
     "Precision.store", "Precision.compute", "Moe.dispatch", "Moe.group_tokens",
     "TopK.capacity_factor", "TopK.evaluation_capacity_factor", "TopK.least_capacity", "TopK.jitter",
     "TopK.aux_loss", "TopK.z_loss",
 )  # fmt: skip
 # An export multiplies weights by these; norms that multiply by 1 + scale have no such weights.
-SCALES = ("Transformer.embed_scale", "Transformer.query_scale", "Transformer.logit_scale")
+SCALES = ("Transformer.embed_scale", "MultiHead.query_scale", "Transformer.logit_scale")
 NUMBERS = ("rms_norm_eps", "attention_dropout", "router_aux_loss_coef")
 FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window", "norm_topk_prob")
 COUNTS = (
@@ -159,40 +164,41 @@ def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer
     """Makes the spec of a decoder whose settings are checked."""
     family = family_of(settings, source)
     full = completed(settings, family)
-    biases = "all" if full.get("attention_bias") else "none"
     fields: dict[str, Any] = {
         **{name: full[there] for name, there in SIZES.items()},
         "kv_heads": full["num_key_value_heads"] or full["num_attention_heads"],
         "d_kv": full["head_dim"] or full["hidden_size"] // full["num_attention_heads"],
-        "activation": family.activations[full["hidden_act"]],
-        "norm_epsilon": full["rms_norm_eps"],
-        "attention_biases": biases,
-        "attention_dropout": float(full["attention_dropout"]),
-        "sliding_window": windows(full).pop(),
         "tied": full["tie_word_embeddings"],
         "embed_scale": 1.0,
         **family.fields,
     }
+    attention: dict[str, Any] = {
+        "biases": "all" if full.get("attention_bias") else "none",
+        "dropout": float(full["attention_dropout"]),
+        "window": windows(full).pop(),
+        **family.attention,
+    }
+    norm: dict[str, Any] = {"epsilon": full["rms_norm_eps"], **family.norm}
     try:
+        mlp = Mlp(activation=family.activations[full["hidden_act"]], gated=True)
         return Transformer(
             **fields,
-            gated=True,
-            positions="rotary",
-            rope_theta=float(rope.parameters(full)["rope_theta"]),
-            rope_scaling=rope.scaling_of(full),
-            pattern=("dense",) if family.experts is None else ("moe",),
-            moe=None if family.experts is None else experts_of(full),
+            attention=MultiHead(**attention),
+            positions=rope.rotary_of(full),
+            feed_forward=mlp if family.experts is None else experts_of(full, mlp),
+            norm=RmsNorm(**norm),
             precision=Precision(store=store),
         )
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
 
 
-def experts_of(full: Settings) -> Moe:
+def experts_of(full: Settings, expert: Mlp) -> Moe:
     """Makes the settings of experts.  All tokens reach theirs."""
     return Moe(
         experts=full["num_experts"] if "num_experts" in full else full["num_local_experts"],
         d_ff=full.get("moe_intermediate_size"),
+        expert=expert,
         router=TopK(
             k=full["num_experts_per_tok"],
             normalises=full.get("norm_topk_prob", True),
@@ -204,15 +210,19 @@ def experts_of(full: Settings) -> Moe:
 
 def weights_of(spec: Transformer, family: Family) -> Iterator[ConvertedWeight]:
     """Yields all weights of a decoder."""
+    spec = with_parts_of_its_block(spec)
+    attention, moe = of_kind(spec.attention, MultiHead), spec.feed_forward
     yield ConvertedWeight("embed_VD", (EMBEDDING,), "V D", spec.sizes)
     if not spec.tied:
         yield ConvertedWeight("softmax_VD", (SOFTMAX,), "V D", spec.sizes)
     yield ConvertedWeight("decoder/norm/scale_D", (FINAL_NORM,), "D", spec.sizes)
-    sizes = {**spec.sizes, "F": spec.moe.d_ff or spec.d_ff} if spec.moe else spec.sizes
+    sizes = spec.sizes
+    if isinstance(moe, Moe):
+        sizes = {**sizes, "E": moe.experts, "F": moe.width(spec)}
     names = {
         **ATTENTION,
-        **BIASES[spec.attention_biases],
-        **(QK_NORMS if spec.qk_norm else {}),
+        **BIASES[attention.biases],
+        **(QK_NORMS if attention.qk_norm else {}),
         **(MLP if family.experts is None else family.experts),
     }
     for path, (name, axes) in names.items():
@@ -243,7 +253,7 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     changed = changes(spec, chosen)
     if changed:
         rows = "".join(
-            f"\n  {name}: {old!r} in the files, {new!r} set" for name, old, new in changed
+            f"\n  {name}: {shown(old)} in the files, {shown(new)} set" for name, old, new in changed
         )
         raise UserError(
             f"these settings are not the imported model's:{rows}\n"
@@ -261,17 +271,20 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 
 def settings_of(spec: Transformer, kind: str) -> Settings:
     """Makes config.json of a model as one of a family, equal or not."""
-    family = FAMILIES[kind]
-    moe, window = spec.moe, spec.sliding_window
+    family, spec = FAMILIES[kind], with_parts_of_its_block(spec)
+    attention, norm = of_kind(spec.attention, MultiHead), of_kind(spec.norm, RmsNorm)
+    moe = spec.feed_forward if isinstance(spec.feed_forward, Moe) else None
+    mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
+    window = attention.window
     every: Settings = {
         **{there: getattr(spec, name) for name, there in SIZES.items()},
-        **rope.settings_of(spec.rope_theta, spec.rope_scaling),
+        **rope.settings_of(of_kind(spec.positions, Rotary)),
         "num_key_value_heads": spec.kv_heads or spec.heads,
         "head_dim": spec.d_kv,
-        "hidden_act": activation_name(spec),
-        "rms_norm_eps": spec.norm_epsilon,
-        "attention_bias": spec.attention_biases == "all",
-        "attention_dropout": spec.attention_dropout,
+        "hidden_act": activation_name(mlp),
+        "rms_norm_eps": norm.epsilon,
+        "attention_bias": attention.biases == "all",
+        "attention_dropout": attention.dropout,
         "tie_word_embeddings": spec.tied,
         "sliding_window": window,
         "use_sliding_window": window is not None,
@@ -282,7 +295,7 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
             "num_local_experts": moe.experts,
             "num_experts": moe.experts,
             "num_experts_per_tok": moe.router.choices,
-            "moe_intermediate_size": moe.d_ff or spec.d_ff,
+            "moe_intermediate_size": moe.width(spec),
             "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
             "router_aux_loss_coef": moe.router.aux_loss,
         }
@@ -295,25 +308,33 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
     }
 
 
-def activation_name(spec: Transformer) -> str:
+def activation_name(mlp: Mlp) -> str:
     """Returns Hugging Face's name of the activation."""
-    return "gelu_pytorch_tanh" if spec.activation == "gelu" else spec.activation
+    return "gelu_pytorch_tanh" if mlp.activation == "gelu" else mlp.activation
 
 
 def factors(model: Transformer, settings: Settings) -> dict[str, float]:
     """Returns by its path what each weight is multiplied by, so that the exported model, which
     scales embeddings, queries and hidden states otherwise, predicts the same."""
     exported = spec_of(settings, model.precision.store, "config.json")
-    embed, query = (here / there for here, there in zip(model.scales, exported.scales, strict=True))
+    here, there = scales(model), scales(exported)
+    embed, query = here[0] / there[0], here[1] / there[1]
+    has_qk_norm = of_kind(with_parts_of_its_block(model).attention, MultiHead).qk_norm
     attention = "decoder/layers_N/attention"
     by_path = {
         "embed_VD": embed,
         "decoder/norm/scale_D": model.logit_scale / (embed if model.tied else 1.0),
-        **({f"{attention}/q_norm/scale_K": query} if model.qk_norm else {
+        **({f"{attention}/q_norm/scale_K": query} if has_qk_norm else {
             f"{attention}/wq_DJQK": query, f"{attention}/bq_JQK": query,
         }),
     }  # fmt: skip
     return {path: factor for path, factor in by_path.items() if factor != 1.0}
+
+
+def scales(spec: Transformer) -> tuple[float, float]:
+    """Returns the factors of embeddings and of queries."""
+    attention = of_kind(with_parts_of_its_block(spec).attention, MultiHead)
+    return spec.embed_scale or spec.d_model**0.5, attention.query_scale or spec.d_kv**-0.5
 
 
 def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
@@ -348,7 +369,12 @@ def closest_family(
 ) -> tuple[str, Sequence[str]]:
     """Returns the family that differs least from a model, and the settings that it has not."""
     problems = {kind: inexpressible(model, kind) for kind in kinds}
-    return min(problems.items(), key=lambda item: len(item[1]))
+
+    def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, int]:
+        has_other_layers = any(row.startswith("Transformer.feed_forward ") for row in family[1])
+        return has_other_layers, len(family[1])
+
+    return min(problems.items(), key=distance)
 
 
 def inexpressible(model: Transformer, kind: str) -> list[str]:
@@ -358,11 +384,18 @@ def inexpressible(model: Transformer, kind: str) -> list[str]:
     except UserError as error:
         return [str(error)]
     rows = changes(spelled_out(model), spelled_out(same))
-    free = () if model.norm_offset else SCALES
-    return [f"{n} = {value!r}, legal: {legal!r}." for n, value, legal in rows if n not in free]
+    free = () if of_kind(model.norm, RmsNorm).offset else SCALES
+    return [
+        f"{name} = {shown(value)}, legal: {shown(legal)}."
+        for name, value, legal in rows
+        if name not in free
+    ]
 
 
 def spelled_out(spec: Transformer) -> Transformer:
-    """Returns the same model with all its widths given."""
-    moe = spec.moe and dataclasses.replace(spec.moe, d_ff=spec.moe.d_ff or spec.d_ff)
-    return dataclasses.replace(spec, kv_heads=spec.kv_heads or spec.heads, moe=moe)
+    """Returns the same model with all its widths given, its parts those of the Transformer."""
+    spec = with_parts_of_its_block(spec)
+    experts = spec.feed_forward
+    if isinstance(experts, Moe):
+        experts = dataclasses.replace(experts, d_ff=experts.width(spec))
+    return dataclasses.replace(spec, kv_heads=spec.kv_heads or spec.heads, feed_forward=experts)

@@ -6,7 +6,8 @@ A family is a row of `FAMILIES`: what its config.json may say, and what its tens
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from models.spec import Activation, AttentionBiases
+from models.attention.multi_head import AttentionBiases
+from models.feed_forward.mlp import Activation
 
 Settings = dict[str, Any]
 Names = Mapping[str, tuple[str, str]]
@@ -120,6 +121,10 @@ class Family(NamedTuple):
     """Settings with few legal values."""
     fields: Mapping[str, Any] = {}
     """Fields of the Transformer that no setting says."""
+    attention: Mapping[str, Any] = {}
+    """Fields of its attention that no setting says."""
+    norm: Mapping[str, Any] = {}
+    """Fields of its norms that no setting says."""
     experts: Names | None = None
     """Tensors of the experts that stand in place of the feed-forward layers."""
     activations: Mapping[str, Activation] = ACTIVATIONS
@@ -146,12 +151,12 @@ FAMILIES: Mapping[str, Family] = {
         "Qwen2ForCausalLM",
         defaults={"num_key_value_heads": 32, **WINDOWS},
         legal={"use_mrope": (False,)},
-        fields={"attention_biases": "qkv"},
+        attention={"biases": "qkv"},
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         defaults={"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False, **WINDOWS},
-        fields={"qk_norm": True},
+        attention={"qk_norm": True},
     ),
     "gemma": Family(
         "GemmaForCausalLM",
@@ -163,7 +168,8 @@ FAMILIES: Mapping[str, Family] = {
             "hidden_activation": (None, "gelu_pytorch_tanh"),
             "use_bidirectional_attention": (None, False),
         },
-        fields={"norm_offset": True, "embed_scale": None},
+        fields={"embed_scale": None},
+        norm={"offset": True},
         activations={**ACTIVATIONS, "gelu": "gelu"},  # its first files mean the one with tanh
     ),
     "mixtral": Family(
@@ -187,7 +193,7 @@ FAMILIES: Mapping[str, Family] = {
             "decoder_sparse_step": (1,), "mlp_only_layers": ([], None),
             "use_sliding_window": (False,),
         },
-        fields={"qk_norm": True},
+        attention={"qk_norm": True},
         experts=QWEN_EXPERTS,
         aliases={"num_local_experts": "num_experts"},
     ),

@@ -4,7 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from models.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from models.positions.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
+from models.positions.rotary import Rotary
 from trainer.checkpoints.huggingface.families import Settings
 
 LENGTH = "original_max_position_embeddings"
@@ -87,8 +93,13 @@ def problems(settings: Settings) -> Iterator[str]:
             yield f"{name} of rope_type {kind!r}: Meshloom does not know it."
 
 
-def scaling_of(settings: Settings) -> RopeScaling | None:
-    """Makes the scaling of rotary positions."""
+def rotary_of(settings: Settings) -> Rotary:
+    """Makes the rotary positions."""
+    theta = float(parameters(settings)["rope_theta"])
+    return Rotary(theta=theta, scaling=_scaling_of(settings))
+
+
+def _scaling_of(settings: Settings) -> RopeScaling | None:
     rope = {LENGTH: settings["max_position_embeddings"], **parameters(settings)}
     kind = kind_of(rope)
     if kind == PLAIN:
@@ -107,8 +118,9 @@ def as_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def settings_of(theta: float, scaling: RopeScaling | None) -> Settings:
+def settings_of(rotary: Rotary) -> Settings:
     """Returns the settings of rotary positions, which old and new versions read."""
+    theta, scaling = rotary.theta, rotary.scaling
     if scaling is None:
         return {"rope_theta": theta, "rope_scaling": None}
     kind, names = next(

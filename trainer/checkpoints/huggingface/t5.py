@@ -3,6 +3,7 @@
 Raffel et al. 2020, and version 1.1 with gated activations (Shazeer 2020) and an untied softmax.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, cast
@@ -11,12 +12,21 @@ import numpy as np
 from flax import traverse_util
 
 from configs.errors import UserError, listed
-from configs.write import diff
+from configs.write import diff, shown
 from models.api import ModelSpec, Params
-from models.architectures import Transformer
-from models.spec import Activation, FloatType, Precision
+from models.attention.multi_head import MultiHead
+from models.feed_forward.mlp import Activation, Mlp
+from models.norms.rms import RmsNorm
+from models.positions.relative import Relative
+from models.precision import FloatType, Precision
+from models.transformer import Transformer
 from trainer.checkpoints.huggingface.families import FAMILIES
 from trainer.checkpoints.huggingface.folder import Settings
+from trainer.checkpoints.huggingface.parts import (
+    ONE_KIND,
+    of_kind,
+    with_parts_of_its_block,
+)
 from trainer.checkpoints.huggingface.weights import (
     FLOATS,
     ConvertedWeight,
@@ -34,6 +44,8 @@ SIZES = {
     "heads": "num_heads",
     "encoder_layers": "num_layers",
     "layers": "num_decoder_layers",
+}
+RELATIVE = {
     "buckets": "relative_attention_num_buckets",
     "max_distance": "relative_attention_max_distance",
 }
@@ -84,16 +96,17 @@ GATED_MLP = {"wg_DF": ("wi_0", "F D"), "wi_DF": ("wi_1", "F D"), "wo_FD": ("wo",
 
 # Settings that are free for a T5: they change no weight and no prediction.
 FREE = (
-    "Transformer.dropout", "Transformer.hidden_dropout", "Transformer.attention_dropout",
-    "Transformer.combined_qkv", "Transformer.scan", "Transformer.remat", "Transformer.remat_saves",
-    "Transformer.attention", "Transformer.attention_chunks", "Transformer.loss_chunks",
-    "Precision.compute",
+    "Transformer.dropout", "Mlp.dropout", "MultiHead.dropout", "MultiHead.combined_qkv",
+    "MultiHead.implementation", "MultiHead.chunks", "Transformer.scan", "Transformer.remat",
+    "Transformer.remat_saves", "Transformer.loss_chunks", "Precision.compute",
 )  # fmt: skip
 
 
 def weights_of(spec: Transformer) -> Iterator[ConvertedWeight]:
     """Yields all weights of a T5."""
-    weight = functools.partial(ConvertedWeight, sizes={**spec.sizes, "R": spec.buckets})
+    spec = with_parts_of_its_block(spec)
+    buckets = of_kind(spec.positions, Relative).buckets
+    weight = functools.partial(ConvertedWeight, sizes={**spec.sizes, "R": buckets})
     yield weight("embed_VD", (SHARED,), "V D")
     if not spec.tied:
         yield weight("softmax_VD", (SOFTMAX,), "V D")
@@ -110,7 +123,8 @@ def layer_weights(spec: Transformer, *, cross_attention: bool) -> Iterator[tuple
     parts = [("attention", "attention_norm", "SelfAttention", ATTENTION)]
     if cross_attention:
         parts.append(("source_attention", "source_norm", "EncDecAttention", ATTENTION))
-    parts.append(("mlp", "mlp_norm", "DenseReluDense", GATED_MLP if spec.gated else MLP))
+    is_gated = of_kind(spec.feed_forward, Mlp).gated
+    parts.append(("mlp", "mlp_norm", "DenseReluDense", GATED_MLP if is_gated else MLP))
     for place, (part, norm, t5_part, weights) in enumerate(parts):
         yield f"{norm}/scale_D", f"layer.{place}.layer_norm", "D"
         for leaf, (name, axes) in weights.items():
@@ -133,7 +147,7 @@ def check_settings(settings: Settings, source: object) -> None:
 
 
 def _wrong_settings(settings: Settings) -> Iterator[str]:
-    for name in SIZES.values():
+    for name in (*SIZES.values(), *RELATIVE.values()):
         size = settings.get(name)
         if name == "num_decoder_layers" and size is None:
             continue
@@ -170,22 +184,21 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
     full = {**DEFAULTS, **settings}
     sizes = {name: full.get(t5_name) for name, t5_name in SIZES.items()}
     sizes["layers"] = sizes["layers"] or sizes["encoder_layers"]
+    relative: dict[str, Any] = {name: full[t5_name] for name, t5_name in RELATIVE.items()}
     activation, gated = ACTIVATIONS[full["feed_forward_proj"]]
     scaled = full.get("scale_decoder_outputs", full["tie_word_embeddings"])
     types = {tensor.dtype.name for tensor in tensors.values()}
     store = types.pop() if len(types) == 1 else "float32"
+    rate = float(full["dropout_rate"])
     return Transformer(
         **cast(dict[str, Any], sizes),
-        activation=activation,
-        gated=gated,
-        positions="relative",
-        shares_bias=True,
+        attention=MultiHead(query_scale=1.0, dropout=rate),
+        positions=Relative(**relative, shared=True),
+        feed_forward=Mlp(activation=activation, gated=gated),
         tied=SOFTMAX not in tensors and bool(full["tie_word_embeddings"]),
         embed_scale=1.0,
-        query_scale=1.0,
         logit_scale=full["d_model"] ** -0.5 if scaled else 1.0,
-        dropout=float(full["dropout_rate"]),
-        attention_dropout=float(full["dropout_rate"]),
+        dropout=rate,
         precision=Precision(store=cast(FloatType, store if store in FLOATS else "float32")),
     )
 
@@ -209,7 +222,9 @@ def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     """Refuses settings under which the weights of a T5 would be another model."""
     changed = [row for row in diff(spec, chosen) if row[0] not in FREE]
     if changed:
-        rows = "".join(f"\n  {name}: {old!r} in T5, {new!r} set" for name, old, new in changed)
+        rows = "".join(
+            f"\n  {name}: {shown(old)} in T5, {shown(new)} set" for name, old, new in changed
+        )
         raise UserError(
             f"these settings are not the T5's:{rows}\n"
             f"  Unset them.  Free to choose: {', '.join(FREE)}."
@@ -223,10 +238,12 @@ def settings_of(model: ModelSpec) -> Settings:
     """Makes config.json of a model; refuses one that no T5 is equal to."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer can be a T5.")
+    model = with_parts_of_its_block(model)
+    legal = _alternatives(model)
     problems = [
-        f"Transformer.{name} = {getattr(model, name)!r}, legal: {' or '.join(map(repr, legal))}."
-        for name, legal in _legal(model).items()
-        if getattr(model, name) not in legal
+        f"{name} = {shown(value)}, legal: {' or '.join(map(shown, legal.get(name, (same,))))}."
+        for name, value, same in diff(model, _nearest(model))
+        if value not in legal.get(name, ())
     ]
     if not model.encoder_layers:
         problems.append("Transformer.encoder_layers = 0, legal: at least 1.")
@@ -234,11 +251,13 @@ def settings_of(model: ModelSpec) -> Settings:
         title = "T5 cannot express this model."
         raise UserError("\n  ".join([title, *problems]))
     forms = {form: name for name, form in ACTIVATIONS.items()}
+    relative, mlp = of_kind(model.positions, Relative), of_kind(model.feed_forward, Mlp)
     return {
         "architectures": ["T5ForConditionalGeneration"],
         **FIXED,
         **{t5_name: getattr(model, name) for name, t5_name in SIZES.items()},
-        "feed_forward_proj": forms[model.activation, model.gated],
+        **{t5_name: getattr(relative, name) for name, t5_name in RELATIVE.items()},
+        "feed_forward_proj": forms[mlp.activation, mlp.gated],
         "dropout_rate": model.dropout,
         "tie_word_embeddings": model.tied,
         "scale_decoder_outputs": model.logit_scale != 1,
@@ -246,23 +265,38 @@ def settings_of(model: ModelSpec) -> Settings:
     }
 
 
-def _legal(model: Transformer) -> dict[str, tuple[Any, ...]]:
-    """Returns the values that some settings have in a T5 of this size."""
+def _alternatives(model: Transformer) -> dict[str, tuple[Any, ...]]:
+    """Returns the values of the settings that have several in a T5 of this size."""
     return {
-        "source_vocab": (None,),
-        "kv_heads": (None, model.heads),
-        "positions": ("relative",),
-        "shares_bias": (True,),
-        "embed_scale": (1.0,),
-        "query_scale": (1.0,),
-        "logit_scale": (model.d_model**-0.5, 1.0),
-        "hidden_dropout": (None, model.dropout),
-        "attention_dropout": (model.dropout,),
-        "norm_epsilon": (1e-6,),
-        "norm_offset": (False,),
-        "qk_norm": (False,),
-        "attention_biases": ("none",),
+        "Transformer.kv_heads": (None, model.heads),
+        "Transformer.logit_scale": (model.d_model**-0.5, 1.0),
+        "Mlp.dropout": (None, model.dropout),
     }
+
+
+def _nearest(model: Transformer) -> Transformer:
+    """Returns a T5 that has of a model what a T5 can have."""
+    attention = of_kind(model.attention, MultiHead)
+    relative, mlp = of_kind(model.positions, Relative), of_kind(model.feed_forward, Mlp)
+    return dataclasses.replace(
+        model,
+        source_vocab=None,
+        kv_heads=None,
+        embed_scale=1.0,
+        logit_scale=1.0,
+        attention=MultiHead(
+            query_scale=1.0,
+            dropout=model.dropout,
+            implementation=attention.implementation,
+            chunks=attention.chunks,
+            combined_qkv=attention.combined_qkv,
+        ),
+        positions=dataclasses.replace(relative, shared=True),
+        feed_forward=dataclasses.replace(mlp, dropout=None),
+        norm=RmsNorm(),
+        pattern=ONE_KIND,
+        encoder_pattern=None,
+    )
 
 
 def tensors_of(spec: Transformer, params: Params) -> Tensors:

@@ -1,7 +1,7 @@
 """The model that `meshloom inspect params` makes of settings."""
 
 from configs.load import load
-from models.architectures import Transformer
+from models.transformer import Transformer
 from scripts.commands.inspect.params import model_of
 
 

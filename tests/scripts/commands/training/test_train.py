@@ -60,7 +60,7 @@ def test_training_says_at_its_start_that_a_model_has_no_export(
 ) -> None:
     note_no_export(RUN)
     words = "`meshloom export hf` cannot write this model: Hugging Face's llama has another"
-    assert f"{words} Transformer.gated, Transformer.positions (" in capsys.readouterr().err
+    assert f"{words} Transformer.positions, Mlp.gated (" in capsys.readouterr().err
     for file in ("models/tiny_llama.gin", "models/small.gin", "runs/news_tuned.gin"):
         model = model_of(load([f"configs/{file}"]))
         note_no_export(dataclasses.replace(RUN, model=model))

@@ -27,7 +27,11 @@ from layouts.axes import letters_of
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
+from models.attention.multi_head import MultiHead
 from models.decoding.sampling import Sampling
+from models.feed_forward.mlp import Mlp
+from models.parts import Block
+from models.positions.learned import Learned
 from models.transformer import TransformerModel
 from scripts.commands.conversion import hf
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
@@ -566,8 +570,11 @@ def test_an_export_multiplies_weights_by_the_scales_that_a_family_lacks(
     original = imported / ("llama, tied run" if tied else "qwen3 run")
     run = shutil.copytree(original, tmp_path / "run")
     shutil.rmtree(run / "huggingface")
-    scales = ("embed_scale = 3.0", "query_scale = 0.4", "logit_scale = 0.7")
-    config = ModelDir(run).load((), tuple(f"Transformer.{scale}" for scale in scales))
+    scales = (
+        "Transformer.embed_scale = 3.0", "MultiHead.query_scale = 0.4",
+        "Transformer.logit_scale = 0.7",
+    )  # fmt: skip
+    config = ModelDir(run).load((), scales)
     ModelDir(run).save(config, config.make(Run), ModelDir(run).vocabs(config.make(Run).task))
     export_hf(run, tmp_path / "out")
     tokens = prompts(5)
@@ -615,7 +622,7 @@ def test_a_model_that_is_trained_here_scores_the_same_in_hugging_faces_library(
     ("setting", "words"),
     [
         ("Transformer.d_ff = 15", "Transformer.d_ff: 16 in the files, 15 set"),
-        ("Transformer.norm_epsilon = 0.5", "Transformer.norm_epsilon"),
+        ("RmsNorm.epsilon = 0.5", "RmsNorm.epsilon: 1e-06 in the files, 0.5 set"),
         ("Task.vocab = @SentencePiece()", "its own vocabulary"),
     ],
 )
@@ -675,9 +682,11 @@ def test_weights_alone_do_not_train_on(imported: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"positions": "learned"}, "positions = 'learned', legal: 'rotary'"),
-        ({"gated": False}, "gated = False, legal: True"),
-        ({"encoder_layers": 1, "sliding_window": None}, "encoder_layers = 1"),
+        ({"positions": Learned()}, "positions = @Learned(), legal: @Rotary()"),
+        ({"feed_forward": Mlp(activation="silu")}, "Mlp.gated = False, legal: True"),
+        ({"attention": MultiHead(logit_cap=50.0)}, "MultiHead.logit_cap = 50.0, legal: None"),
+        ({"pattern": (Block(), Block())}, "pattern = (@Block(), @Block()), legal: (@Block(),)"),
+        ({"encoder_layers": 1, "attention": MultiHead()}, "encoder_layers = 1"),
     ],
 )
 def test_a_model_that_no_family_expresses_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -688,6 +697,13 @@ def test_a_model_that_no_family_expresses_is_refused(changes: dict[str, Any], wo
     assert exported_settings(scaled, None)["model_type"] == "mistral"
     with pytest.raises(UserError, match=re.escape(words)):
         exported_settings(dataclasses.replace(spec, **changes), None)
+
+
+def test_a_block_may_name_the_parts_of_all_layers() -> None:
+    spec = spec_of(golden()["qwen3"]["config"], "float32", "config.json")
+    block = Block(attention=spec.attention, feed_forward=spec.feed_forward, norm=spec.norm)
+    same = dataclasses.replace(spec, attention=MultiHead(), feed_forward=Mlp(), pattern=(block,))
+    assert same != spec and exported_settings(same, None) == exported_settings(spec, None)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from models.rope import LinearScaling
+from models.positions.rope_scaling import LinearScaling
+from models.positions.rotary import Rotary
 from trainer.checkpoints.huggingface import rope
 from trainer.checkpoints.huggingface.families import DEFAULTS
 
@@ -28,7 +29,7 @@ def given(**settings: Any) -> dict[str, Any]:
 def test_both_places_are_read(settings: dict[str, Any]) -> None:
     assert not [*rope.problems(settings)]
     assert rope.parameters(settings)["rope_theta"] == 500.0
-    assert rope.scaling_of(settings) == LinearScaling(factor=2)
+    assert rope.rotary_of(settings) == Rotary(theta=500.0, scaling=LinearScaling(factor=2))
 
 
 def test_places_that_contradict_each_other_are_refused() -> None:

@@ -26,10 +26,11 @@ from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import make
 from layouts.axes import letters_of
 from models.api import Batch, Params
-from models.architectures import Transformer
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
-from models.transformer import TransformerModel
+from models.feed_forward.mlp import Mlp
+from models.positions.relative import Relative
+from models.transformer import Transformer, TransformerModel
 from scripts.commands.conversion import t5
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
 from scripts.commands.shared_flags import CheckpointFlags, SettingsFlags, Strings
@@ -167,10 +168,12 @@ class Imported:
             }.items()
         }  # fmt: skip
 
-    def logits(self, **changes: Any) -> np.ndarray:
-        """Of every next target; under other settings, if there are changes."""
+    def logits(self, part: str | None = None, **changes: Any) -> np.ndarray:
+        """Of every next target; under other settings, of a part or of all, if there are changes."""
         spec = self.trained.run.model
         assert isinstance(spec, Transformer)
+        if part is not None:
+            changes = {part: dataclasses.replace(getattr(spec, part), **changes)}
         model = TransformerModel(dataclasses.replace(spec, **changes), WHOLE)
         with jax.set_mesh(self.trained.mesh):
             return np.asarray(teacher_forced(model, self.trained.params, self.batch))
@@ -252,10 +255,10 @@ def test_recorded_logits_losses_and_greedy_texts_come_out(imported: Imported) ->
     "changes",
     [
         {"embed_scale": None},
-        {"query_scale": None},
+        {"part": "attention", "query_scale": None},
         {"logit_scale": 0.5},
-        {"activation": "silu"},
-        {"max_distance": 128},
+        {"part": "feed_forward", "activation": "silu"},
+        {"part": "positions", "max_distance": 128},
     ],
     ids=str,
 )
@@ -381,8 +384,9 @@ def test_an_old_file_without_the_newer_settings_is_read_as_hugging_face_reads_it
     import_t5(tied, tmp_path / "run")
     spec = Imported(tied, {}, tmp_path / "run").run.model
     assert isinstance(spec, Transformer)
-    assert (spec.encoder_layers, spec.layers, spec.max_distance) == (2, 2, 128)
-    assert (spec.activation, spec.gated, spec.tied) == ("relu", False, True)
+    assert (spec.encoder_layers, spec.layers, spec.tied) == (2, 2, True)
+    assert spec.positions == Relative(buckets=8, max_distance=128, shared=True)
+    assert spec.feed_forward == Mlp(activation="relu", gated=False)
     assert spec.logit_scale == 10**-0.5
 
 
@@ -524,7 +528,7 @@ def test_an_import_is_refused_and_leaves_nothing(
     ("setting", "wanted"),
     [
         ("Transformer.d_ff = 15", ["Transformer.d_ff: 14 in T5, 15 set", "Transformer.scan"]),
-        ("Transformer.activation = 'silu'", ["Transformer.activation"]),
+        ("Mlp.activation = 'silu'", ["Mlp.activation"]),
         ("SentencePiece.model_file = 'other.model'", ["vocabulary"]),
         ("Translation.source_vocab = @SentencePiece()", ["source_vocab"]),
         ("Transformer.d_fff = 15", ["d_fff", "d_ff"]),
@@ -564,26 +568,43 @@ def test_no_run_and_no_model_is_overwritten(imported: Imported, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        (["positions = 'sinusoidal'"], ["positions = 'sinusoidal', legal: 'relative'"]),
-        (["kv_heads = 3"], ["kv_heads = 3, legal: None or 6"]),
-        (["encoder_layers = 0", "shares_bias = False"], ["encoder_layers", "shares_bias = False"]),
-        (["source_vocab = 60"], ["source_vocab = 60"]),
-        (["embed_scale = None", "query_scale = 2.0"], ["embed_scale = None", "query_scale = 2.0"]),
-        (["logit_scale = 0.5"], ["logit_scale = 0.5, legal: 0.316", "or 1.0"]),
-        (["attention_dropout = 0.0"], ["attention_dropout = 0.0, legal: 0.2"]),
+        (
+            ["Transformer.positions = @Sinusoidal()"],
+            ["Transformer.positions = @Sinusoidal(), legal: @Relative()"],
+        ),
+        (["Transformer.kv_heads = 3"], ["Transformer.kv_heads = 3, legal: None or 6"]),
+        (
+            ["Transformer.encoder_layers = 0", "Relative.shared = False"],
+            ["Transformer.encoder_layers", "Relative.shared = False"],
+        ),
+        (["Transformer.source_vocab = 60"], ["Transformer.source_vocab = 60"]),
+        (
+            ["Transformer.embed_scale = None", "MultiHead.query_scale = 2.0"],
+            ["Transformer.embed_scale = None", "MultiHead.query_scale = 2.0"],
+        ),
+        (
+            ["Transformer.logit_scale = 0.5"],
+            ["Transformer.logit_scale = 0.5, legal: 0.316", "or 1.0"],
+        ),
+        (["MultiHead.dropout = 0.0"], ["MultiHead.dropout = 0.0, legal: 0.2"]),
+        (["Mlp.dropout = 0.0"], ["Mlp.dropout = 0.0, legal: None or 0.2"]),
+        (
+            ["Transformer.feed_forward = @Moe()", "Moe.experts = 2"],
+            ["Transformer.feed_forward = @Moe(), legal: @Mlp()"],
+        ),
     ],
     ids=str,
 )
 def test_a_model_that_t5_cannot_express_is_not_exported(
     imported: Imported, tmp_path: Path, settings: list[str], wanted: list[str]
 ) -> None:
-    params = tuple(f"Transformer.{setting}" for setting in settings)
+    params = tuple(settings)
     run = ModelDir(imported.model_dir).load((), params).make(Run)
     with pytest.raises(UserError) as error:
         settings_of(run.model)
     for words in wanted:
-        assert f"Transformer.{words}" in str(error.value) or words == "or 1.0"
-    if settings == ["attention_dropout = 0.0"]:  # the others do not even fit the saved weights
+        assert words in str(error.value)
+    if settings == ["MultiHead.dropout = 0.0"]:  # the others do not even fit the saved weights
         with pytest.raises(UserError, match="T5 cannot express"):
             export_t5(imported.model_dir, tmp_path / "out", gin_param=params)
     assert not (tmp_path / "out").exists()

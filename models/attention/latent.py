@@ -1,0 +1,208 @@
+"""Computes multi-head latent attention, whose cache is one small vector for each token.
+
+DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+"""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from configs.errors import UserError
+from configs.spec import Count, spec
+from layouts.axes import Axis
+from layouts.layout import Layout
+from layouts.padding import with_axes
+from models.api import Cache
+from models.attention.context import AttentionContext
+from models.attention.multi_head import SoftmaxAttention, attend, write
+from models.attention.plain import capped, masked_probs
+from models.initializers import Weights
+from models.parts import BlockParts
+from models.sizes import Sizes
+
+Array = jax.Array
+LATENT = Axis("R", "latent", "compressed keys and values")
+ROTATED = Axis("P", "rotated", "columns of a head that positions rotate")
+QUERY_LATENT = Axis("O", "query_latent", "compressed queries")
+
+
+@spec
+class Latent(SoftmaxAttention):
+    """Compresses keys and values of all heads to one vector for each token.
+
+    d_kv is the width of a head without its rotated columns, and the width of values.
+    """
+
+    axes: ClassVar[tuple[Axis, ...]] = (LATENT, ROTATED, QUERY_LATENT)
+
+    latent: Count
+    """Width of the compressed keys and values."""
+    rotated: Count = 64
+    """Columns of each head that positions rotate; all heads share those of keys."""
+    query_latent: Count | None = None
+    """Width of compressed queries. None: queries are not compressed."""
+
+    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
+        SoftmaxAttention.check(self, sizes, block, causal=causal)
+        if block.source_attention == self and causal and sizes.has_encoder:
+            raise UserError(
+                "@Latent(): found as attention to the source.  Legal: within a row; set "
+                "Block.source_attention = @MultiHead()."
+            )
+        if block.positions.adds_bias:
+            raise UserError(
+                f"@Latent(): found positions = @{type(block.positions).__name__}(), which add a "
+                "bias to the logits.  Legal: @Rotary() or others without."
+            )
+        if self.rotated % 2:
+            raise UserError(f"Latent.rotated = {self.rotated}: rotation needs an even width.")
+
+    def position_width(self, sizes: Sizes) -> int:
+        return self.rotated
+
+    def build(
+        self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
+    ) -> "LatentAttention":
+        return LatentAttention(self, parts, sizes, layout, weights)
+
+
+class LatentAttention(nnx.Module):
+    """Attends to keys and values that are products of a compressed vector."""
+
+    def __init__(
+        self,
+        spec: Latent,
+        parts: BlockParts,
+        sizes: Sizes,
+        layout: Layout,
+        weights: Weights,
+    ):
+        self.spec = spec
+        self.positions = parts.positions
+        self.sizes = sizes
+        # A head has columns of two kinds side by side, which no device may cut.
+        self.layout = layout = with_axes(layout.without("d_kv"), *spec.axes)
+        weights = weights.with_axes(*spec.axes)
+        weights = weights.with_sizes(R=spec.latent, P=spec.rotated, O=spec.query_latent or 1)
+        source = "D" if spec.query_latent is None else "O"
+        if spec.query_latent is not None:
+            self.wq_latent_DO = weights.normal("DO", fan_in="D")
+            self.q_norm = parts.norm.build_for_heads(layout, weights, "O")
+        self.names = (f"wq_{source}JQK", f"wq_rotated_{source}JQP")
+        for name in self.names:
+            setattr(self, name, weights.normal(name.rpartition("_")[2], fan_in=source))
+        self.wkv_latent_DR = weights.normal("DR", fan_in="D")
+        self.kv_norm = parts.norm.build_for_heads(layout, weights, "R")
+        self.wk_rotated_DP = weights.normal("DP", fan_in="D")
+        self.wk_RJK = weights.normal("RJK", fan_in="R")
+        self.wv_RJK = weights.normal("RJK", fan_in="R")
+        self.wo_JQKD = weights.normal("JQKD", fan_in="JQK")
+
+    @jax.named_scope("latent_attention")
+    def __call__(
+        self,
+        x_BLD: Array,
+        context: AttentionContext,
+        cache: Cache | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Attends within a row, or to the cache after the row is written to it."""
+        q_BJQLK, q_rotated_BJQLP = self.queries(x_BLD, context)
+        latent_BMr, rotated_BMp = self.compress(x_BLD, context)
+        if cache is None:
+            y_BJQLK = self.attend(q_BJQLK, q_rotated_BJQLP, latent_BMr, rotated_BMp, context, key)
+        else:
+            latent_BMr, rotated_BMp = (
+                write(cache[name], new, context.cache_index, axis=1)
+                for name, new in (("latent_BMR", latent_BMr), ("rotated_BMP", rotated_BMp))
+            )
+            cache = {**cache, "latent_BMR": latent_BMr, "rotated_BMP": rotated_BMp}
+            y_BJQLK = self.attend_to_cache(
+                q_BJQLK, q_rotated_BJQLP, latent_BMr, rotated_BMp, context
+            )
+        y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
+        wo_JQKD = self.placed("wo_JQKD")
+        return self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, wo_JQKD), cache
+
+    def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
+        def empty(width: int) -> Array:
+            zeros = jnp.zeros((rows, length, width), self.sizes.precision.compute)
+            return self.layout.reshard(zeros, "BMr")
+
+        return {"latent_BMR": empty(self.spec.latent), "rotated_BMP": empty(self.spec.rotated)}
+
+    def placed(self, name: str) -> Array:
+        """Returns a weight whose head columns are whole on every device."""
+        return self.layout.reshard(getattr(self, name)[...], name.rpartition("_")[2])
+
+    def queries(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array]:
+        """Returns the scaled queries: their plain columns, and the rotated ones."""
+        einsum, spec, source, x = self.layout.einsum, self.spec, "D", x_BLD
+        if spec.query_latent is not None:
+            q_BLO = einsum("BLD,DO->BLO", x_BLD, self.wq_latent_DO[...])
+            source, x = "O", self.q_norm(q_BLO, "BLO")
+        plain, rotated = map(self.placed, self.names)
+        q_BLJQK = einsum(f"BL{source},{source}JQK->BLJQK", x, plain)
+        q_rotated_BLJQP = einsum(f"BL{source},{source}JQP->BLJQP", x, rotated)
+        scale = spec.query_scale or (self.sizes.d_kv + spec.rotated) ** -0.5
+        q_BJQLK = einsum("BLJQK->BJQLK", q_BLJQK) * scale
+        q_rotated_BJQLP = einsum("BLJQP->BJQLP", q_rotated_BLJQP) * scale
+        return q_BJQLK, self.rotate(q_rotated_BJQLP, "BJQLP", context)
+
+    def compress(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array]:
+        """Returns what the cache keeps of each token: all but the last axis may be split."""
+        einsum, reshard = self.layout.einsum, self.layout.reshard
+        latent_BMR = einsum("BMD,DR->BMR", x_BLD, self.wkv_latent_DR[...])
+        latent_BMr = self.kv_norm(reshard(latent_BMR, "BMr"), "BMr")
+        rotated_BMP = einsum("BMD,DP->BMP", x_BLD, self.wk_rotated_DP[...])
+        return latent_BMr, reshard(self.rotate(rotated_BMP, "BMP", context), "BMp")
+
+    def rotate(self, x: Array, axes: str, context: AttentionContext) -> Array:
+        return self.positions.rotate(self.layout, x, axes, context.prepared)
+
+    def attend(
+        self,
+        q_BJQLK: Array,
+        q_rotated_BJQLP: Array,
+        latent_BMr: Array,
+        rotated_BMp: Array,
+        context: AttentionContext,
+        key: Array | None,
+    ) -> Array:
+        """Expands keys and values to heads, as training needs them."""
+        layout = self.layout
+        k_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.weight_of_latent("wk_RJK"))
+        v_BJMK = layout.einsum("BMr,rJK->BJMK", latent_BMr, self.weight_of_latent("wv_RJK"))
+        shape = (*k_BJMK.shape[:3], self.spec.rotated)
+        shared_BJMk = layout.broadcast_in_dim(rotated_BMp, shape, (0, 2, 3), "BJMk")
+        q_rotated_BJQLk = layout.reshard(q_rotated_BJQLP, "BJQLk")
+        q_BJQLK = jnp.concatenate([q_BJQLK, q_rotated_BJQLk], axis=-1)
+        k_BJMK = jnp.concatenate([k_BJMK, shared_BJMk], axis=-1)
+        return attend(self.spec, layout, q_BJQLK, k_BJMK, v_BJMK, None, context, key)
+
+    def attend_to_cache(
+        self,
+        q_BJQLK: Array,
+        q_rotated_BJQLP: Array,
+        latent_BMr: Array,
+        rotated_BMp: Array,
+        context: AttentionContext,
+    ) -> Array:
+        """Moves the products of keys and values to queries and outputs: none is ever expanded."""
+        layout, einsum = self.layout, self.layout.einsum
+        assert context.mask_BLM is not None
+        wk_rJK, wv_rJK = (self.weight_of_latent(name) for name in ("wk_RJK", "wv_RJK"))
+        q_BJQLr = einsum("BJQLK,rJK->BJQLr", q_BJQLK, wk_rJK)
+        logits_BJQLM = einsum("BJQLr,BMr->BJQLM", q_BJQLr, latent_BMr, dtype=float)
+        q_rotated_BJQLp = layout.reshard(q_rotated_BJQLP, "BJQLp")
+        logits_BJQLM += einsum("BJQLp,BMp->BJQLM", q_rotated_BJQLp, rotated_BMp, dtype=float)
+        mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
+        probs_BJQLM, sum_BJQL = masked_probs(capped(logits_BJQLM, self.spec.logit_cap), mask_B11LM)
+        probs_BJQLM /= layout.broadcast_like(sum_BJQL, "BJQL", "BJQLM")
+        y_BJQLr = einsum("BJQLM,BMr->BJQLr", probs_BJQLM.astype(latent_BMr.dtype), latent_BMr)
+        return einsum("BJQLr,rJK->BJQLK", y_BJQLr, wv_rJK)
+
+    def weight_of_latent(self, name: str) -> Array:
+        return self.layout.reshard(getattr(self, name)[...], "rJK")

@@ -1,0 +1,343 @@
+"""Computes attention: packed or cached, with all, grouped or single key/value heads."""
+
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from configs.errors import UserError
+from configs.spec import Count, Fraction, Positive, abstract_spec, spec
+from layouts.einsum import platform
+from layouts.layout import Layout
+from models.api import Cache
+from models.attention.bias import Bias
+from models.attention.context import AttentionContext
+from models.attention.flash import Call, Choice, Implementation, Kernel, choose, flash_attention
+from models.attention.plain import attend_in_chunks, attend_with_dropout
+from models.initializers import Weights
+from models.parts import Attention, BlockParts
+from models.sizes import Sizes
+
+Array = jax.Array
+AttentionBiases = Literal["none", "qkv", "all"]
+
+
+@abstract_spec
+class SoftmaxAttention(Attention):
+    """Holds the settings of attention by a softmax of query-key products."""
+
+    free_on_resume: ClassVar[tuple[str, ...]] = ("chunks",)
+
+    chunks: Count = 1
+    """Slices of queries in plain attention; each skips the keys after its last query.  Same
+    results.  Without effect where the layout splits the length."""
+    dropout: Fraction = 0.0
+    """Rate of dropout on attention probabilities."""
+    window: Count | None = None
+    """Tokens that a token of a decoder attends to: itself and those right before it. None: all
+    before it."""
+    logit_cap: Positive | None = None
+    """Bounds logits softly: cap * tanh(logits / cap), as in Gemma 2. None: no bound."""
+    query_scale: Positive | None = None
+    """Multiplies queries. None: 1 / the square root of their width."""
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.dropout > 0
+
+    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
+        if self.window is not None and sizes.has_encoder:
+            raise UserError(
+                f"{type(self).__name__}.window = {self.window}: found encoder_layers = "
+                f"{sizes.encoder_layers}.  Legal: windows in models without an encoder."
+            )
+
+
+@spec
+class MultiHead(SoftmaxAttention):
+    """Computes attention with key/value heads that groups of query heads share.
+
+    Vaswani et al. 2017, section 3.2; grouped heads after Ainslie et al. 2023.
+    """
+
+    free_on_resume: ClassVar[tuple[str, ...]] = ("implementation", "chunks", "combined_qkv")
+
+    implementation: Implementation = "auto"
+    """How attention is computed: by products and a softmax ("plain"), by a kernel that keeps no
+    logits in memory ("flash"), or by a kernel on devices that have one ("auto").  Same results.
+    Without a kernel for the case, attention is plain (docs/attention.md).  On CPUs "flash"
+    interprets a kernel, which is slow and meant for tests."""
+    biases: AttentionBiases = "none"
+    """Adds biases to queries, keys and values ("qkv"), or to attention's output as well ("all")."""
+    qk_norm: bool = False
+    """Normalizes each head of queries and keys before the rotation."""
+    combined_qkv: bool = False
+    """Computes queries, keys and values in one product; the stored weights stay separate."""
+
+    def kernel(
+        self,
+        parts: BlockParts,
+        sizes: Sizes,
+        layout: Layout,
+        lengths: tuple[int, int],
+        *,
+        is_cross: bool = False,
+        training: bool,
+    ) -> Choice:
+        call = Call(
+            self.implementation,
+            layout,
+            lengths,
+            sizes.d_kv,
+            is_cross,
+            window=None if is_cross else self.window,
+            has_dropout=training and self.has_dropout,
+            changes_logits=parts.positions.adds_bias or self.logit_cap is not None,
+        )
+        return choose(call)
+
+    def build(
+        self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
+    ) -> "MultiHeadAttention":
+        return MultiHeadAttention(self, parts, sizes, layout, weights)
+
+    def build_cross(
+        self, parts: BlockParts, sizes: Sizes, layout: Layout, weights: Weights
+    ) -> "SourceAttention":
+        return SourceAttention(self, parts, sizes, layout, weights)
+
+
+class MultiHeadAttention(nnx.Module):
+    """Computes attention with J key/value heads, each shared by Q query heads."""
+
+    is_self_attention = True
+
+    def __init__(
+        self,
+        spec: MultiHead,
+        parts: BlockParts,
+        sizes: Sizes,
+        layout: Layout,
+        weights: Weights,
+    ):
+        self.spec = spec
+        self.positions = parts.positions
+        self.sizes = sizes
+        self.layout = layout
+        self.wq_DJQK = weights.normal("DJQK", fan_in="D")
+        self.wk_DJK = weights.normal("DJK", fan_in="D")
+        self.wv_DJK = weights.normal("DJK", fan_in="D")
+        self.wo_JQKD = weights.normal("JQKD", fan_in="JQK")
+        if spec.biases != "none":
+            self.bq_JQK = weights.zeros("JQK")
+            self.bk_JK = weights.zeros("JK")
+            self.bv_JK = weights.zeros("JK")
+        if spec.biases == "all":
+            self.bo_D = weights.zeros("D")
+        if spec.qk_norm:
+            self.q_norm = parts.norm.build_for_heads(layout, weights)
+            self.k_norm = parts.norm.build_for_heads(layout, weights)
+        has_bias = self.is_self_attention and not parts.positions.shares_bias
+        self.bias = parts.positions.build_bias(layout, weights) if has_bias else None
+
+    @jax.named_scope("attention")
+    def __call__(
+        self,
+        x_BLD: Array,
+        context: AttentionContext,
+        cache: Cache | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Attends within a row, or to the cache after the row is written to it."""
+        q_BJQLK, k_BJMK, v_BJMK = self.project(x_BLD, context)
+        if cache is None:
+            y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)
+        else:
+            k_BJMK = write(cache["keys_BJMK"], k_BJMK, context.cache_index)
+            v_BJMK = write(cache["values_BJMK"], v_BJMK, context.cache_index)
+            cache = {**cache, "keys_BJMK": k_BJMK, "values_BJMK": v_BJMK}
+            y_BJQLK = self.attend(q_BJQLK, k_BJMK, v_BJMK, context, None)
+        return self.out(y_BJQLK), cache
+
+    def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
+        sizes = self.sizes.sizes
+        shape = (rows, sizes["J"], length, sizes["K"])
+        empty_BJMK = jnp.zeros(shape, self.sizes.precision.compute)
+        empty_BJMK = self.layout.reshard(empty_BJMK, "BJMK")
+        return {"keys_BJMK": empty_BJMK, "values_BJMK": empty_BJMK}
+
+    def out(self, y_BJQLK: Array) -> Array:
+        y_BLJQK = self.layout.einsum("BJQLK->BLJQK", y_BJQLK)
+        y_BLD = self.layout.einsum("BLJQK,JQKD->BLD", y_BLJQK, self.wo_JQKD[...])
+        if self.spec.biases == "all":
+            y_BLD += self.layout.broadcast_like(self.bo_D[...], "D", "BLD")
+        return checkpoint_name(y_BLD, "out_proj")
+
+    def project(self, x_BLD: Array, context: AttentionContext) -> tuple[Array, Array, Array]:
+        """Projects a row to queries, keys and values."""
+        einsum, rotate = self.layout.einsum, self.positions.rotate
+        if self.spec.combined_qkv:
+            q_BLJQK, k_BMJK, v_BMJK = self.project_combined(x_BLD)
+        else:
+            q_BLJQK = einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
+            k_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wk_DJK[...])
+            v_BMJK = einsum("BMD,DJK->BMJK", x_BLD, self.wv_DJK[...])
+        q_BJQLK = self.to_queries(q_BLJQK)
+        k_BJMK, v_BJMK = self.to_keys_and_values(k_BMJK, v_BMJK)
+        q_BJQLK = rotate(self.layout, q_BJQLK, "BJQLK", context.prepared)
+        k_BJMK = rotate(self.layout, k_BJMK, "BJMK", context.prepared)
+        return q_BJQLK, k_BJMK, v_BJMK
+
+    def to_queries(self, q_BLJQK: Array) -> Array:
+        """Adds the bias of queries, normalizes and scales them, and puts heads before positions."""
+        q_BLJQK = checkpoint_name(q_BLJQK, "query_proj")
+        if self.spec.biases != "none":
+            q_BLJQK += self.layout.broadcast_like(self.bq_JQK[...], "JQK", "BLJQK")
+        q_BJQLK = self.layout.einsum("BLJQK->BJQLK", q_BLJQK)
+        if self.spec.qk_norm:
+            q_BJQLK = self.q_norm(q_BJQLK, "BJQLK")
+        return q_BJQLK * (self.spec.query_scale or self.sizes.d_kv**-0.5)
+
+    def to_keys_and_values(self, k_BMJK: Array, v_BMJK: Array) -> tuple[Array, Array]:
+        """Adds the biases of keys and values, normalizes keys, and puts heads before positions."""
+        k_BMJK = checkpoint_name(k_BMJK, "key_proj")
+        v_BMJK = checkpoint_name(v_BMJK, "value_proj")
+        if self.spec.biases != "none":
+            k_BMJK += self.layout.broadcast_like(self.bk_JK[...], "JK", "BMJK")
+            v_BMJK += self.layout.broadcast_like(self.bv_JK[...], "JK", "BMJK")
+        k_BJMK, v_BJMK = (self.layout.einsum("BMJK->BJMK", x_BMJK) for x_BMJK in (k_BMJK, v_BMJK))
+        return self.k_norm(k_BJMK, "BJMK") if self.spec.qk_norm else k_BJMK, v_BJMK
+
+    def project_combined(self, x_BLD: Array) -> tuple[Array, Array, Array]:
+        """Computes the three projections as one product over Q + 2 columns of heads."""
+        reshard, queries = self.layout.reshard, self.sizes.queries
+        parts = (self.wq_DJQK[...], self.wk_DJK[:, :, None], self.wv_DJK[:, :, None])
+        w_DJqK = jnp.concatenate([reshard(part, "DJqK", stored=True) for part in parts], axis=2)
+        qkv_BLJqK = self.layout.einsum("BLD,DJqK->BLJqK", x_BLD, w_DJqK)
+        q_BLJqK, k_BLJ1K, v_BLJ1K = jax.lax.split(qkv_BLJqK, (queries, 1, 1), axis=3)
+        k_BMJK, v_BMJK = (reshard(part[:, :, :, 0], "BMJK") for part in (k_BLJ1K, v_BLJ1K))
+        return reshard(q_BLJqK, "BLJQK"), k_BMJK, v_BMJK
+
+    def attend(
+        self,
+        q_BJQLK: Array,
+        k_BJMK: Array,
+        v_BJMK: Array,
+        context: AttentionContext,
+        key: Array | None,
+    ) -> Array:
+        """Averages the values by the softmax of query-key products."""
+        bias = context.bias if self.is_self_attention else None
+        if self.bias is not None:
+            assert context.relative_positions is not None
+            bias = self.bias(context.relative_positions, context.causal)
+        return attend(self.spec, self.layout, q_BJQLK, k_BJMK, v_BJMK, bias, context, key)
+
+
+class SourceAttention(MultiHeadAttention):
+    """Attends to an encoded source: queries of the row, keys and values of the source."""
+
+    is_self_attention = False
+
+    @jax.named_scope("source_attention")
+    def __call__(
+        self,
+        x_BLD: Array,
+        context: AttentionContext,
+        cache: Cache | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Attends to the source, whose keys and values are in the cache if there is one."""
+        q_BLJQK = self.layout.einsum("BLD,DJQK->BLJQK", x_BLD, self.wq_DJQK[...])
+        q_BJQLK = self.to_queries(q_BLJQK)
+        if cache is None:
+            assert context.memory_BMD is not None
+            k_BJMK, v_BJMK = self.project_source(context.memory_BMD)
+        else:
+            k_BJMK, v_BJMK = cache["source_keys_BJMK"], cache["source_values_BJMK"]
+        return self.out(self.attend(q_BJQLK, k_BJMK, v_BJMK, context, key)), cache
+
+    def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
+        """Makes a cache of the encoded source's keys and values."""
+        assert memory_BMD is not None
+        k_BJMK, v_BJMK = self.project_source(memory_BMD)
+        return {"source_keys_BJMK": k_BJMK, "source_values_BJMK": v_BJMK}
+
+    def project_source(self, memory_BMD: Array) -> tuple[Array, Array]:
+        """Projects an encoded source to keys and values, once for all decoded tokens."""
+        einsum = self.layout.einsum
+        k_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wk_DJK[...])
+        v_BMJK = einsum("BMD,DJK->BMJK", memory_BMD, self.wv_DJK[...])
+        return self.to_keys_and_values(k_BMJK, v_BMJK)
+
+
+def attend(
+    spec: SoftmaxAttention,
+    layout: Layout,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    bias: Bias | None,
+    context: AttentionContext,
+    key: Array | None,
+) -> Array:
+    """Averages the values by the softmax of query-key products, by a kernel or by products."""
+    if context.kernel is not None:
+        return attend_by_kernel(layout, context.kernel, q_BJQLK, k_BJMK, v_BJMK, context)
+    assert context.mask_BLM is not None
+    cap, rate = spec.logit_cap, spec.dropout
+    mask_B11LM = layout.broadcast_like(context.mask_BLM, "BLM", "BJQLM")
+    arrays = (q_BJQLK, k_BJMK, v_BJMK, bias, mask_B11LM)
+    if key is not None and rate:
+        return attend_with_dropout(layout, key, rate, *arrays, logit_cap=cap)
+    chunks = chunks_of(spec, layout, context)
+    return attend_in_chunks(layout, chunks, *arrays, logit_cap=cap)
+
+
+def attend_by_kernel(
+    layout: Layout,
+    kernel: Kernel,
+    q_BJQLK: Array,
+    k_BJMK: Array,
+    v_BJMK: Array,
+    context: AttentionContext,
+) -> Array:
+    """Does the same by a kernel, which needs segments in place of a mask."""
+    segments_BL, segments_BM = context.segments_BL, context.segments_BM
+    assert segments_BL is not None
+    return flash_attention(
+        layout,
+        kernel,
+        q_BJQLK,
+        k_BJMK,
+        v_BJMK,
+        segments_BL,
+        segments_BL if segments_BM is None else segments_BM,
+        causal=context.causal,
+    )
+
+
+def chunks_of(spec: SoftmaxAttention, layout: Layout, context: AttentionContext) -> int:
+    """Returns the number of slices of queries: one where a slice would skip no keys.
+
+    Each of the devices that share the length has few queries, of which the last see all keys.
+    """
+    is_split = any(layout.place("BJQLM")[-2:])
+    is_causal_row = context.causal and context.cache_index is None
+    return spec.chunks if is_causal_row and not is_split else 1
+
+
+def write(cache_BJMK: Array, new_BJMK: Array, cache_index: Array | None, axis: int = 2) -> Array:
+    """Writes a row's keys (or values) to the cache, whose positions are never sharded."""
+    assert cache_index is not None
+
+    def write_row(cache_BJMK: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(cache_BJMK, new_BJMK, cache_index, axis=axis)
+
+    if platform() != "cpu":
+        return write_row(cache_BJMK)
+    # XLA's CPU backend fuses an update with each of its readers, and copies the cache for each; a
+    # branch keeps them apart.
+    return jax.lax.cond(cache_index >= 0, write_row, lambda cache_BJMK: cache_BJMK, cache_BJMK)

@@ -1,0 +1,78 @@
+"""Computes feed-forward layers."""
+
+from typing import Literal
+
+import jax
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from configs.spec import Fraction, spec
+from layouts.layout import Layout
+from models.dropout import dropout
+from models.initializers import Weights
+from models.parts import FeedForward
+from models.sizes import Sizes
+
+Array = jax.Array
+Activation = Literal["relu", "gelu", "silu"]
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+
+
+@spec
+class Mlp(FeedForward):
+    """Transforms each token alone, plain or gated.  Vaswani et al. 2017, 3.3; Shazeer 2020."""
+
+    activation: Activation = "relu"
+    """Nonlinearity."""
+    gated: bool = False
+    """Gated (GLU): activation(x wg) * (x wi)."""
+    dropout: Fraction | None = None
+    """Rate of dropout on the activations. None: that of Transformer.dropout."""
+
+    def dropout_rate(self, sizes: Sizes) -> float:
+        return sizes.dropout if self.dropout is None else self.dropout
+
+    def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> "MlpLayer":
+        return MlpLayer(self, sizes, layout, weights)
+
+    def activate(self, h: Array, gate: Array | None) -> Array:
+        """Applies the activation, to the gate where there is one."""
+        activation = ACTIVATIONS[self.activation]
+        if gate is None:
+            return activation(h)
+        # A TPU's compiler would compute these, and their gradients, anew for each tile of the
+        # products beside them (docs/planning.md).
+        h, gate = jax.lax.optimization_barrier((h, gate))
+        return jax.lax.optimization_barrier(activation(gate) * h)
+
+
+class MlpLayer(nnx.Module):
+    """Computes a feed-forward layer."""
+
+    def __init__(self, spec: Mlp, sizes: Sizes, layout: Layout, weights: Weights):
+        self.spec = spec
+        self.rate = spec.dropout_rate(sizes)
+        self.layout = layout
+        self.wi_DF = weights.normal("DF", fan_in="D")
+        if spec.gated:
+            self.wg_DF = weights.normal("DF", fan_in="D")
+        self.wo_FD = weights.normal("FD", fan_in="F")
+
+    @jax.named_scope("mlp")
+    def __call__(
+        self,
+        x_BLD: Array,
+        segments_BL: Array | None = None,
+        key: Array | None = None,
+        *,
+        drop_tokens: bool = True,
+    ) -> tuple[Array, None]:
+        """Returns the output of each token, and no load: there are no experts."""
+        einsum, gate_BLF = self.layout.einsum, None
+        h_BLF = einsum("BLD,DF->BLF", x_BLD, self.wi_DF[...])
+        if self.spec.gated:
+            gate_BLF = einsum("BLD,DF->BLF", x_BLD, self.wg_DF[...])
+            gate_BLF = checkpoint_name(gate_BLF, "mlpwi")
+        h_BLF = self.spec.activate(checkpoint_name(h_BLF, "mlpwi"), gate_BLF)
+        h_BLF = dropout(self.layout, key, self.rate, h_BLF, "BLF")
+        return einsum("BLF,FD->BLD", h_BLF, self.wo_FD[...]), None

@@ -1,0 +1,356 @@
+"""Sends tokens to their experts and back, in several ways that give the same result.
+
+Each takes tokens, their routing and the experts; it returns what the experts made of each token,
+weighted by its gates.
+
+The choices of all tokens are counted through, groups and tokens in order.  This number is the id
+of a choice: the bits of dropout follow from it, wherever the choice is sent.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from layouts.layout import Layout
+from layouts.random_bytes import random_bytes_of_shard
+from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index
+from models.feed_forward.moe.exchange import Exchange
+from models.feed_forward.moe.routing import Routing
+
+Array = jax.Array
+MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
+
+
+class DrawBytes(Protocol):
+    """Draws `width` random bytes for each token of a device's blocks."""
+
+    def __call__(self, *, width: int) -> Array: ...
+
+
+class ExpertLayers(Protocol):
+    """Computes the experts, as the dispatches call them."""
+
+    layout: Layout
+    num_experts: int
+    has_dropout: bool
+    """Whether they draw random bytes, for which they need the ids of choices."""
+    seed: Array
+
+    def weights(self) -> Mapping[str, Array]:
+        """Returns the stored weights by name."""
+
+    def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
+        """Returns the output of each expert for its tokens."""
+
+    def run_blocks(
+        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
+    ) -> Array:
+        """Returns the output for a device's blocks of tokens, each block for one expert.
+
+        The device has its shards of the weights, and draws random bytes for its shard of F.
+        """
+
+
+def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+    """Sends by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
+    einsum, iota = experts.layout.einsum, experts.layout.iota
+    shape = routing.kept_Gsi.shape
+    kept_Gsi1 = routing.kept_Gsi[..., None]
+    expert_Gsie = iota("Gsie", (*shape, experts.num_experts), "e") == routing.expert_Gsi[..., None]
+    place_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.place_Gsi[..., None]
+    expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
+    place_Gsic = place_Gsic.astype(x_GsD.dtype)
+    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, place_Gsic)
+    weights_Gsie = expert_Gsie * routing.gate_Gsi[..., None].astype(x_GsD.dtype)
+    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, place_Gsic)
+
+    x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
+    id_Gec = choice_ids(experts, routing, capacity)[2] if experts.has_dropout else None
+    y_GecD = exchange_with_experts(experts, x_GecD, id_Gec)
+    return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
+
+
+def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+    """Sends by index: each place reads its token, and each token its places."""
+    layout, d_model = experts.layout, x_GsD.shape[-1]
+    slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
+    x_GcD = to_slots(x_GsD, slot_Gsi, here_Gc)
+    x_GecD = layout.reshape(x_GcD, (*id_Gec.shape, d_model), "GecD")
+    y_GecD = exchange_with_experts(experts, x_GecD, id_Gec if experts.has_dropout else None)
+    y_GcD = layout.reshape(y_GecD, x_GcD.shape, "GcD")
+    return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
+
+
+WITH_CAPACITY: Mapping[str, Callable[[ExpertLayers, Array, Routing, int], Array]] = {
+    "einsum": by_einsum,
+    "gather": by_gather,
+}
+
+
+def choice_ids(
+    experts: ExpertLayers, routing: Routing, capacity: int
+) -> tuple[Array, Array, Array]:
+    """Returns the slot of each choice, the choice at each slot, and its id at each place.
+
+    Slots are the places of all experts in a row.
+    """
+    layout, (groups, *choices) = experts.layout, routing.expert_Gsi.shape
+    slots = experts.num_experts * capacity
+    slot_Gsi = routing.expert_Gsi * capacity + routing.place_Gsi
+    slot_Gsi = jnp.where(routing.kept_Gsi, slot_Gsi, slots)
+    find_choices = functools.partial(choice_at_slot, slots=slots)
+    here_Gc = layout.shard_map(find_choices, "Gsi->Gc")(slot_Gsi)
+    id_Gc = layout.iota("Gc", here_Gc.shape, "G") * math.prod(choices) + here_Gc
+    return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.num_experts, capacity), "Gec")
+
+
+def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | None) -> Array:
+    """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
+    layout, id_EGc = experts.layout, None
+    x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
+    if id_Gec is not None:
+        id_EGc = layout.einsum("GEc->EGc", layout.reshard(id_Gec, "GEc"))
+    y_GEcD = layout.einsum("EGcD->GEcD", experts.run(x_EGcD, id_EGc))
+    return layout.reshard(y_GEcD, "GecD")
+
+
+def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
+    """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
+
+    Each device sends its tokens to the devices of their experts, where that takes less memory than
+    the other way: tokens stay on their devices, and the experts' weights come to them.  Gale et al.
+    2022 (MegaBlocks).  `at_experts` brings all tokens to the devices of their experts, which is
+    less still where they are few, as in a step of decoding.
+    """
+    layout, weights = experts.layout, experts.weights()
+    exchanged = () if at_experts else exchange_axes(layout, routing.expert_Gsi.size, weights)
+    e = "E" if at_experts else "e"
+    expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
+    weight_axes = (*expert_axes, *hidden_axes)
+    expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
+    id_Gsi = ids_of_tokens(layout, expert_Gsi.shape)
+    stored = [jax.typeof(weight).sharding.spec for weight in weights.values()]
+    stored_e = "E" if exchanged else f"{e}(G)"
+    gathered = [layout.place(stored_e + name[-2:].replace("D", "d")) for name in weights]
+    stored = [
+        before if is_gatherable(before, after, group_axes) else after
+        for before, after in zip(stored, gathered, strict=True)
+    ]
+
+    def run(
+        seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
+    ) -> Array:
+        # Marked alike for the hand-written gradients; JAX adds up what was the same on all devices.
+        x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
+        parts = zip(shards, stored, gathered, strict=True)
+        shards = tuple(gather_shard(*part, group_axes) for part in parts)
+        expert_Gsi -= shard_index(expert_axes) * len(shards[0])
+        draw = functools.partial(random_bytes_of_shard, seed, over=hidden_axes)
+        routed = RoutedTokens(x_Gsd, expert_Gsi, gate_Gsi, id_Gsi)
+        here = dict(zip(weights, shards, strict=True))
+        if exchanged:
+            y_Gsd = run_exchanged(experts, routed, draw, here, exchanged)
+        else:
+            y_Gsd = run_shard(experts, routed, draw, here)
+        return jax.lax.psum(y_Gsd, weight_axes)
+
+    tokens = [f"({e})G(F){axes}" for axes in ("sd", "si", "si", "si")]
+    mapped = layout.shard_map(run, f"{','.join(['s', *tokens, *'*' * len(stored)])}->{tokens[0]}")
+    placed = map(jax.sharding.reshard, weights.values(), stored)
+    arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
+    return layout.reshard(mapped(*arrays), "GsD")
+
+
+def ids_of_tokens(layout: Layout, shape: tuple[int, ...]) -> Array:
+    """Returns the id of each choice, at its token."""
+    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
+    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
+    return id_Gs1 + layout.iota("Gsi", shape, "i")
+
+
+def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) -> tuple[str, ...]:
+    """Returns the mesh axes along which tokens are sent to their experts; none if weights are less.
+
+    They split the groups as well as the experts, evenly, and leave the experts' hidden layer as it
+    is.  A device has places for the tokens of all, in and out of both products, or for all weights.
+    """
+    count, d_model, d_ff = weights["wi_EDF"].shape
+    group_axes, hidden_axes = map(mesh_axes, layout.place("GF"))
+    expert_axes, hidden_of_experts = map(mesh_axes, layout.place("EF"))
+    # Stored weights may be split along another axis, and the number of experts not be divisible.
+    if not set(expert_axes) <= set(group_axes) or count % num_shards(expert_axes):
+        return ()
+    if hidden_axes != hidden_of_experts:
+        return ()
+    received = choices * num_shards(expert_axes) // num_shards(group_axes)
+    is_less = received * 2 * (d_model + d_ff) < sum(weight.size for weight in weights.values())
+    return expert_axes if is_less else ()
+
+
+class RoutedTokens(NamedTuple):
+    """Holds the tokens of a device, and their choices."""
+
+    x_Gsd: Array
+    expert_Gsi: Array
+    """Of those that the device has, which are numbered from 0."""
+    gate_Gsi: Array
+    id_Gsi: Array
+
+
+def run_shard(
+    experts: ExpertLayers,
+    routed: RoutedTokens,
+    draw: Callable[..., Array],
+    weights: Mapping[str, Array],
+) -> Array:
+    """Runs a device's tokens through the experts that it has."""
+    x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
+    count, choices = len(next(iter(weights.values()))), expert_Gsi.size
+    x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
+    gate_1si = gate_Gsi.reshape(1, -1, gate_Gsi.shape[-1])
+
+    size = min(MAX_BLOCK, max(1, choices // count))
+    slot_i, expert_l = block_slots(expert_Gsi.ravel(), count, size)
+    slot_1si, shape = slot_i.reshape(gate_1si.shape), (len(expert_l), size)
+    here_1c = choice_at_slot(slot_1si, math.prod(shape))
+    id_lc = id_Gsi.ravel().at[here_1c[0]].get(mode="clip").reshape(shape)
+
+    x_1cd = to_slots(x_1sd, slot_1si, here_1c)
+    draw_blocks = functools.partial(draw, id_lc)
+    y_lcd = experts.run_blocks(x_1cd.reshape(*shape, -1), expert_l, draw_blocks, weights)
+    return combine(y_lcd.reshape(x_1cd.shape), slot_1si, here_1c, gate_1si).reshape(x_Gsd.shape)
+
+
+def run_exchanged(
+    experts: ExpertLayers,
+    routed: "RoutedTokens",
+    draw: Callable[..., Array],
+    weights: Mapping[str, Array],
+    axes: tuple[str, ...],
+) -> Array:
+    """Sends a device's tokens to the devices of their experts, and brings the results back."""
+    x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
+    count, devices = len(next(iter(weights.values()))), jax.lax.axis_size(axes)
+    expert_c = expert_Gsi.ravel()
+    destination_c = jnp.where(expert_c >= 0, expert_c // count, devices)
+    exchange = Exchange.of(axes, destination_c)
+    here_c = jnp.argsort(destination_c, stable=True)
+    slot_1si = jnp.argsort(here_c).reshape(1, -1, expert_Gsi.shape[-1])
+
+    x_1sd = x_Gsd.reshape(1, -1, x_Gsd.shape[-1])
+    x_1cd = to_slots(x_1sd, slot_1si, here_c[None])
+    choice_c2 = jnp.stack([expert_c % count, id_Gsi.ravel()], axis=1)[here_c]
+    x_rd, choice_r2 = exchange.send(x_1cd[0], 0), exchange.send(choice_c2, -1)
+
+    expert_1r1, id_1r1 = (choice_r2[None, :, i, None] for i in (0, 1))
+    ones_1r1 = jnp.ones_like(x_rd, float, shape=(1, len(x_rd), 1))
+    received = RoutedTokens(x_rd[None], expert_1r1, ones_1r1, id_1r1)
+    y_rd = run_shard(experts, received, draw, weights)[0]
+    y_cd = exchange.send_back(y_rd)
+    gate_1si = gate_Gsi.reshape(slot_1si.shape)
+    return combine(y_cd[None], slot_1si, here_c[None], gate_1si).reshape(x_Gsd.shape)
+
+
+def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
+    """Returns the slot of each choice and the expert of each block of so many slots.
+
+    Blocks are in the order of their experts; the last ones are of no expert, that is, of `count`.
+    A choice of no expert from 0 to count gets the slot behind the last.
+    """
+    (choices,) = expert_i.shape
+    experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
+    blocks = experts + (choices - experts) // size
+    expert_i = jnp.where((expert_i >= 0) & (expert_i < count), expert_i, count)
+    choices_e = jnp.bincount(expert_i, length=count).astype(jnp.int32)
+    blocks_e = -(-choices_e // size)
+    ends_e = jnp.cumsum(blocks_e)
+    rank_i = jnp.argsort(jnp.argsort(expert_i, stable=True)).astype(jnp.int32)
+    rank_i -= (jnp.cumsum(choices_e) - choices_e).at[expert_i].get(mode="clip")
+    first_i = (ends_e - blocks_e).at[expert_i].get(mode="clip")
+    slot_i = jnp.where(expert_i < count, first_i * size + rank_i, blocks * size)
+    expert_l = jnp.searchsorted(ends_e, jnp.arange(blocks, dtype=jnp.int32), side="right")
+    return slot_i, expert_l
+
+
+def choice_at_slot(slot_Gsi: Array, slots: int) -> Array:
+    """Returns the choice at each slot of a group; at empty slots, the number of choices.
+
+    Choices are counted through: choice i of token s is s x i's size + i.
+    """
+    groups, *shape = slot_Gsi.shape
+    choices = math.prod(shape)
+    group_G1 = jnp.arange(groups, dtype=jnp.int32)[:, None]
+    none_Gc = jnp.full((groups, slots), choices, jnp.int32)
+    choice_i = jnp.arange(choices, dtype=jnp.int32)
+    slot_Gs = slot_Gsi.reshape(groups, choices)
+    return none_Gc.at[group_G1, slot_Gs].set(choice_i, mode="drop")
+
+
+def gather_rows_or_zeros(x_GsD: Array, index_Gc: Array) -> Array:
+    """Gathers rows of each group by index, zeros where an index is beyond the last."""
+    inside_Gc1 = (index_Gc < x_GsD.shape[1])[:, :, None]
+    taken_GcD = jnp.take_along_axis(x_GsD, index_Gc[:, :, None], axis=1, mode="clip")
+    return jnp.where(inside_Gc1, taken_GcD, 0)
+
+
+@jax.custom_vjp
+def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
+    """Copies tokens to their slots, given the choice at each slot, and zeros to empty ones."""
+    return gather_rows_or_zeros(x_GsD, here_Gc // slot_Gsi.shape[-1])
+
+
+def _to_slots_forward(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> tuple[Array, Array]:
+    return to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi
+
+
+def _to_slots_backward(slot_Gsi: Array, dx_GcD: Array) -> tuple[Array, None, None]:
+    """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
+    parts = [gather_rows_or_zeros(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
+    return sum(parts[1:], parts[0]), None, None
+
+
+to_slots.defvjp(_to_slots_forward, _to_slots_backward)
+
+
+@jax.custom_vjp
+def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> Array:
+    """Sums what is at each token's slots, times its gates."""
+    parts = [
+        gate_Gsi[:, :, i, None].astype(y_GcD.dtype) * gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i])
+        for i in range(slot_Gsi.shape[-1])
+    ]
+    return sum(parts[1:], parts[0])
+
+
+def _combine_forward(
+    y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    residuals = (y_GcD, slot_Gsi, here_Gc, gate_Gsi)
+    return combine(*residuals), residuals
+
+
+def _combine_backward(
+    residuals: tuple[Array, ...], dy_GsD: Array
+) -> tuple[Array, None, None, Array]:
+    y_GcD, slot_Gsi, here_Gc, gate_Gsi = residuals
+    choices = gate_Gsi.shape[-1]
+    token_Gc = here_Gc // choices
+    choice_11i = jnp.arange(choices, dtype=jnp.int32)[None, None]
+    is_here_Gci = (here_Gc % choices)[:, :, None] == choice_11i
+    gate_Gc = jnp.sum(jnp.where(is_here_Gci, gather_rows_or_zeros(gate_Gsi, token_Gc), 0), axis=-1)
+    dy_GcD = gate_Gc[:, :, None].astype(dy_GsD.dtype) * gather_rows_or_zeros(dy_GsD, token_Gc)
+    wide_GsD = dy_GsD.astype(float)
+
+    def dgate_Gs(i: int) -> Array:
+        y_GsD = gather_rows_or_zeros(y_GcD, slot_Gsi[:, :, i])
+        return jnp.sum(wide_GsD * y_GsD.astype(float), axis=-1)
+
+    dgates = [dgate_Gs(i) for i in range(choices)]
+    return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
+
+
+combine.defvjp(_combine_forward, _combine_backward)

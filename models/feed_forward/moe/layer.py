@@ -1,0 +1,248 @@
+"""Replaces a feed-forward layer by a mixture of experts."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from configs.errors import UserError
+from configs.spec import Count, spec
+from layouts.layout import Layout
+from layouts.padding import with_padding
+from layouts.random_bytes import random_bytes_of_rows, seed_of
+from models.dropout import drop
+from models.feed_forward.mlp import Mlp
+from models.feed_forward.moe.dispatch import WITH_CAPACITY, DrawBytes, in_blocks
+from models.feed_forward.moe.grouped_matmul import grouped_product
+from models.feed_forward.moe.routing import Load, Router, Routing, Top2
+from models.initializers import Weights
+from models.parts import BlockParts, FeedForward
+from models.sizes import Sizes
+
+Array = jax.Array
+Dispatch = Literal["einsum", "gather", "dropless"]
+
+
+@spec
+class Moe(FeedForward):
+    """Replaces a feed-forward layer by experts.  Lepikhin et al. 2020 (GShard), section 2.2."""
+
+    free_on_resume: ClassVar[tuple[str, ...]] = ("dispatch",)
+
+    experts: Count
+    """Number of experts in a layer."""
+    d_ff: Count | None = None
+    """Width of an expert. None: that of the dense layers."""
+    expert: Mlp = Mlp()
+    """What each expert computes."""
+    router: Router = Top2()
+    """Chooses the experts of each token."""
+    dispatch: Dispatch = "gather"
+    """How tokens reach their experts: "einsum" by products with masks, as GShard does on TPUs (not
+    measured there), "gather" by index, which is faster on CPUs, "dropless" by index into as many
+    blocks as each expert needs. The results are equal, except that "dropless" drops no token."""
+    shared_d_ff: Count | None = None
+    """Width of a feed-forward layer of each MoE layer that all tokens go through, beside their
+    experts (Dai et al. 2024, section 3.2). None: there is none."""
+    group_tokens: Count | None = None
+    """Tokens that are routed together and share the experts' slots. None: a row. Groups are smaller
+    if the batch of an evaluation does not divide into groups of this size."""
+
+    def __post_init__(self) -> None:
+        if self.experts < self.router.choices:
+            raise UserError(
+                f"Moe.experts = {self.experts}: the router chooses {self.router.choices} per token."
+                f"  Legal: at least as many experts, or a router of fewer choices."
+            )
+
+    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
+        if causal and not self.router.causal:
+            raise UserError(
+                f"Moe.router = @{type(self.router).__name__}(): it reads later tokens, which a "
+                "decoder must not.  Legal: @Top2() or @TopK(), or experts only in the encoder: "
+                "Transformer.pattern = (@Block(),) and Transformer.encoder_pattern = "
+                "(@Block(), @experts/Block()), with experts/Block.feed_forward = @Moe()."
+            )
+
+    @property
+    def drops_tokens(self) -> bool:
+        return self.dispatch != "dropless"
+
+    @property
+    def groups(self) -> int | None:
+        return self.group_tokens
+
+    def dropout_rate(self, sizes: Sizes) -> float:
+        return self.expert.dropout_rate(sizes)
+
+    def width(self, sizes: Sizes) -> int:
+        """Returns the width of an expert."""
+        return self.d_ff or sizes.d_ff
+
+    def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> "MoeLayer":
+        return MoeLayer(self, sizes, layout, weights)
+
+
+class MoeLayer(nnx.Module):
+    """Sends each token to few of many feed-forward experts."""
+
+    def __init__(self, spec: Moe, sizes: Sizes, layout: Layout, weights: Weights):
+        self.spec = spec
+        self.rate = spec.dropout_rate(sizes)
+        self.layout = with_padding(layout, E=spec.experts)
+        weights = weights.with_sizes(E=spec.experts, F=spec.width(sizes))
+        self.router_DE = weights.normal("DE", fan_in="D")
+        self.wi_EDF = weights.normal("EDF", fan_in="D")
+        if spec.expert.gated:
+            self.wg_EDF = weights.normal("EDF", fan_in="D")
+        self.wo_EFD = weights.normal("EFD", fan_in="F")
+        if spec.router.has_bias:
+            self.bias_E = weights.zeros("E")
+        if spec.shared_d_ff is not None:
+            weights = weights.with_sizes(F=spec.shared_d_ff)
+            self.shared = spec.expert.build(sizes, layout, weights)
+
+    @jax.named_scope("experts")
+    def __call__(
+        self,
+        x_BLD: Array,
+        segments_BL: Array | None,
+        key: Array | None = None,
+        *,
+        drop_tokens: bool = True,
+    ) -> tuple[Array, Load]:
+        """Runs each token through its experts; returns also the load of the experts.
+
+        Without dropped tokens, as in decoding, no token depends on another segment.
+        """
+        layout = self.layout
+        route_key, jitter_key, dropout_key = (
+            (None,) * 3 if key is None else jax.random.split(key, 3)
+        )
+        router = self.spec.router
+        groups, tokens = self.grouping(x_BLD.shape, drops=drop_tokens)
+        x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
+        if segments_BL is None:
+            segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
+        else:
+            segments_Gs = self.regrouped(segments_BL, (groups, tokens), "Bl", "Gs")
+        logits_Gse = self.logits(x_GsD, jitter_key)
+        gates_Gse = router.gates(logits_Gse)
+        bias_e = self.bias_of_experts() if router.has_bias else None
+        capacity = None
+        if drop_tokens and self.spec.dispatch != "dropless":
+            training = key is not None
+            capacity = router.capacity(tokens, self.spec.experts, training=training)
+        routing = router.route(layout, gates_Gse, segments_Gs, capacity, route_key, bias_e)
+        experts = Experts(self, dropout_key)
+        if capacity is None:
+            y_GsD = in_blocks(experts, x_GsD, routing, at_experts=not drop_tokens)
+        else:
+            y_GsD = WITH_CAPACITY[self.spec.dispatch](experts, x_GsD, routing, capacity)
+        y_BlD = self.regrouped(y_GsD, x_BLD.shape, "GsD", "BlD")
+        y_BLD = layout.reshard(y_BlD, "BLD")
+        if self.spec.shared_d_ff is not None:
+            shared_key = None if key is None else jax.random.fold_in(key, 3)
+            y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]
+        probs_Gse = router.probabilities(gates_Gse)
+        return y_BLD, load_of(layout, logits_Gse, probs_Gse, routing, segments_Gs > 0)
+
+    def bias_of_experts(self) -> Array:
+        """Returns the biases of the router, in JAX's float type, on every device."""
+        return self.layout.reshard(self.bias_E[...].astype(float), "e")
+
+    def grouping(self, shape: tuple[int, ...], *, drops: bool) -> tuple[int, int]:
+        """Returns the groups of a batch and their tokens; without drops, a row is a group."""
+        batch, tokens, _ = shape
+        (rows,) = self.layout.unpadded_shape("B", (batch,))
+        if drops and self.spec.group_tokens is not None:
+            tokens = math.gcd(rows * tokens, self.spec.group_tokens)
+        return batch * shape[1] // tokens, tokens
+
+    def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
+        """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""
+        return self.layout.reshape(self.layout.reshard(x, axes), shape, regrouped)
+
+    def logits(self, x_GsD: Array, key: Array | None) -> Array:
+        """Returns the router's logits, in JAX's float type, not in that of products."""
+        rate, wide_GsD = self.spec.router.jitter, x_GsD.astype(float)
+        if key is not None and rate:
+            drawn_GsD = self.layout.random(jax.random.uniform, key, "GsD", x_GsD.shape)
+            wide_GsD *= 1 + rate * (2 * drawn_GsD - 1)
+        router_De = self.router_DE[...].astype(float)
+        router_De = self.layout.reshard(router_De, "De", stored=True)
+        return self.layout.einsum("GsD,De->Gse", wide_GsD, router_De)
+
+
+class Experts:
+    """Implements `models.feed_forward.moe.dispatch.ExpertLayers` with the weights of a layer."""
+
+    def __init__(self, layer: MoeLayer, key: Array | None):
+        self.layer, self.layout = layer, layer.layout
+        self.num_experts = layer.spec.experts
+        self.has_dropout = key is not None and layer.rate > 0
+        self.seed = seed_of(key) if key is not None else jnp.zeros(2, jnp.uint32)
+
+    def weights(self) -> dict[str, Array]:
+        names = (
+            ["wi_EDF", "wg_EDF", "wo_EFD"] if self.layer.spec.expert.gated else ["wi_EDF", "wo_EFD"]
+        )
+        return {name: getattr(self.layer, name)[...] for name in names}
+
+    def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
+        layout, expert, weights = self.layout, self.layer.spec.expert, self.weights()
+
+        def into(weights_EDF: Array) -> Array:
+            return layout.einsum("EGcD,EDF->EGcF", x_EGcD, weights_EDF)
+
+        gate_EGcF = into(weights["wg_EDF"]) if expert.gated else None
+        h_EGcF = expert.activate(into(weights["wi_EDF"]), gate_EGcF)
+        if id_EGc is not None:
+            drawn_EGcF = random_bytes_of_rows(layout, self.seed, id_EGc, "EGcF", h_EGcF.shape[-1])
+            h_EGcF = drop(h_EGcF, drawn_EGcF, self.layer.rate)
+        return layout.einsum("EGcF,EFD->EGcD", h_EGcF, weights["wo_EFD"])
+
+    def run_blocks(
+        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
+    ) -> Array:
+        expert = self.layer.spec.expert
+
+        def into(weights_edf: Array) -> Array:
+            return grouped_product(x_lcd, weights_edf, expert_l)
+
+        gate_lcf = into(weights["wg_EDF"]) if expert.gated else None
+        h_lcf = expert.activate(into(weights["wi_EDF"]), gate_lcf)
+        if self.has_dropout:
+            h_lcf = drop(h_lcf, draw(width=h_lcf.shape[-1]), self.layer.rate)
+        return grouped_product(h_lcf, weights["wo_EFD"], expert_l)
+
+
+def load_of(
+    layout: Layout, logits_Gse: Array, probs_Gse: Array, routing: Routing, is_token_Gs: Array
+) -> Load:
+    """Sums what a router did with the tokens, padding left out."""
+    shape = (*routing.expert_Gsi.shape, probs_Gse.shape[-1])
+    here_Gsie = layout.iota("Gsie", shape, "e") == routing.expert_Gsi[..., None]
+    kept_Gsi = routing.kept_Gsi.astype(float)
+    count_Gs = is_token_Gs.astype(float)
+    count_Gs1 = count_Gs[:, :, None]
+    tokens_G1 = jnp.sum(count_Gs1, axis=1)
+    first_Gse = jnp.where(here_Gsie[:, :, 0], count_Gs1, 0)
+    share_Ge = jnp.sum(first_Gse, axis=1) / jnp.maximum(tokens_G1, 1)
+    mean_Ge = jnp.sum(probs_Gse * count_Gs1, axis=1) / jnp.maximum(tokens_G1, 1)
+    # Algorithm 1 of GShard, line 13, which is 1 / experts^2 if all are used equally.
+    aux_G1 = shape[-1] ** 2 * jnp.mean(share_Ge * mean_Ge, axis=-1, keepdims=True)
+    log_z_Gs = jax.nn.logsumexp(logits_Gse, axis=-1)
+    entropy_Gs = -jnp.sum(probs_Gse * jnp.log(jnp.maximum(probs_Gse, 1e-30)), axis=-1)
+    return Load(
+        aux=jnp.sum(aux_G1 * tokens_G1),
+        z=jnp.sum(jnp.square(log_z_Gs) * count_Gs),
+        entropy=jnp.sum(entropy_Gs * count_Gs),
+        kept_e=layout.einsum("Gsie->e", jnp.where(here_Gsie, kept_Gsi[..., None], 0)),
+        chosen_i=layout.einsum("Gsi->i", routing.chosen_Gsi.astype(float)),
+        kept_i=layout.einsum("Gsi->i", kept_Gsi),
+        tokens=jnp.sum(tokens_G1),
+    )

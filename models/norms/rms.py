@@ -1,0 +1,77 @@
+"""Divides by the root mean square: of the residual width, or of each head."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from configs.spec import Positive, spec
+from layouts.layout import Layout
+from models.initializers import Weights
+from models.parts import Norm
+
+Array = jax.Array
+
+
+@spec
+class RmsNorm(Norm):
+    """Divides by the root mean square, and multiplies by a learned scale."""
+
+    epsilon: Positive = 1e-6
+    """Added to the mean square."""
+    offset: bool = False
+    """Multiplies by 1 + scale, as in Gemma, so that weight decay pulls the factor to 1."""
+
+    def build(self, layout: Layout, weights: Weights) -> "RmsNormLayer":
+        return RmsNormLayer(self, layout, weights)
+
+    def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> "HeadRmsNorm":
+        return HeadRmsNorm(self, layout, weights, axis)
+
+    def scale(self, weights: Weights, axis: str) -> nnx.Param:
+        """Makes the scale, which multiplies by 1 before training."""
+        return weights.zeros(axis) if self.offset else weights.ones(axis)
+
+    def normed(self, layout: Layout, x: Array, scale: Array, axes: str) -> Array:
+        """Normalizes the last axis in JAX's float type."""
+        return normed(layout, x, scale, axes, self.epsilon, offset=self.offset)
+
+
+class RmsNormLayer(nnx.Module):
+    """Normalizes hidden states.  Zhang and Sennrich 2019 (RMSNorm), equation 4."""
+
+    def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights):
+        self.spec = spec
+        self.layout = layout
+        self.scale_D = spec.scale(weights, "D")
+
+    @jax.named_scope("norm")
+    def __call__(self, x_BLD: Array) -> Array:
+        y_BLD = self.spec.normed(self.layout, x_BLD, self.scale_D[...], "BLD")
+        # A TPU's compiler would compute the gradient of the norm tile by tile in a product.
+        return jax.lax.optimization_barrier(y_BLD)
+
+
+class HeadRmsNorm(nnx.Module):
+    """Normalizes each head.  Henry et al. 2020; one scale for all heads."""
+
+    def __init__(self, spec: RmsNorm, layout: Layout, weights: Weights, axis: str = "K"):
+        self.spec = spec
+        self.layout = layout
+        self.name = f"scale_{axis}"
+        setattr(self, self.name, spec.scale(weights, axis))
+
+    @jax.named_scope("head_norm")
+    def __call__(self, x: Array, axes: str) -> Array:
+        return self.spec.normed(self.layout, x, getattr(self, self.name)[...], axes)
+
+
+def normed(
+    layout: Layout, x: Array, scale: Array, axes: str, epsilon: float, *, offset: bool = False
+) -> Array:
+    """Divides by the root mean square along the last axis, in JAX's float type, and scales."""
+    wide, wide_scale = x.astype(float), scale.astype(float)
+    if offset:
+        wide_scale = 1 + wide_scale
+    power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    factor = layout.broadcast_like(wide_scale, axes[-1], axes)
+    return (wide * jax.lax.rsqrt(power + epsilon) * factor).astype(x.dtype)

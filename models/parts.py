@@ -1,0 +1,253 @@
+"""Defines the kinds of parts of a Transformer, and the block that joins them.
+
+A part is a spec with its settings, their checks, and `build`, which makes the network of the part.
+A part of a new kind is a module with such a spec, which a run file imports.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+from flax import nnx
+
+from configs.spec import abstract_spec, spec
+from layouts.axes import Axis
+from layouts.layout import Layout
+from models.api import Cache
+from models.attention.bias import Bias
+from models.attention.context import AttentionContext
+from models.attention.flash import Choice
+from models.feed_forward.moe.routing import Load, Router
+from models.initializers import Weights
+from models.sizes import Sizes
+
+Array = jax.Array
+
+
+@abstract_spec
+class Part:
+    """Holds the settings of a part of a Transformer."""
+
+    axes: ClassVar[tuple[Axis, ...]] = ()
+    """Axes that the part adds to the common ones; inside the part their letters come first."""
+    free_on_resume: ClassVar[tuple[str, ...]] = ()
+    """Settings that may change while a model trains, since they leave its results as they are."""
+
+    def check(self, sizes: Sizes, block: "BlockParts", *, causal: bool) -> None:
+        """Raises `UserError` where the part does not fit the decoder, which is causal, or the
+        encoder of a model of these sizes."""
+
+
+class NormLayer(Protocol):
+    """Normalizes hidden states."""
+
+    def __call__(self, x_BLD: Array) -> Array: ...
+
+
+class HeadNormLayer(Protocol):
+    """Normalizes each head of queries or keys."""
+
+    def __call__(self, x: Array, axes: str) -> Array: ...
+
+
+@abstract_spec
+class Norm(Part):
+    """Normalizes the input of attention and feed-forward layers, and the output of a stack."""
+
+    def build(self, layout: Layout, weights: Weights) -> NormLayer:
+        """Makes a norm of the residual width."""
+        raise NotImplementedError
+
+    def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> HeadNormLayer:
+        """Makes a norm along the last axis of heads, which has this letter."""
+        raise NotImplementedError
+
+
+class BiasLayer(Protocol):
+    """Computes a bias of logits."""
+
+    def __call__(self, relative_positions: Array, causal: bool) -> Bias:
+        """Returns the bias by query position - key position, with axes "LM" or "BLM"."""
+
+
+@abstract_spec
+class Positions(Part):
+    """Encodes positions by any of three hooks: on embeddings, on queries and keys, on logits."""
+
+    changes_embeddings: ClassVar[bool] = False
+    """Whether the encoding is that of the whole model, not of a block."""
+    adds_bias: ClassVar[bool] = False
+    """Whether it adds a bias to the logits."""
+
+    @property
+    def shares_bias(self) -> bool:
+        """Returns whether all layers of a stack have one bias."""
+        return False
+
+    def max_length(self, sizes: Sizes) -> int | None:
+        """Returns the length of the longest row that can be encoded; None is no limit."""
+        return None
+
+    def build_table(self, weights: Weights) -> nnx.Param | None:
+        """Makes the table with axes "LD" that `embed` reads, if it needs one."""
+        return None
+
+    def embed(
+        self,
+        layout: Layout,
+        x_BLD: Array,
+        positions_BL: Array,
+        table_LD: Array | None,
+        scale: float,
+    ) -> Array:
+        """Scales embeddings, and adds positions to them."""
+        return x_BLD * scale
+
+    def prepare(self, positions_BL: Array, width: int) -> Any:
+        """Computes what `rotate` needs, for heads of this width, once for all layers."""
+        return None
+
+    def rotate(self, layout: Layout, x: Array, axes: str, prepared: Any) -> Array:
+        """Changes queries or keys, whose last axes are positions and the width of a head."""
+        return x
+
+    def build_bias(self, layout: Layout, weights: Weights) -> BiasLayer | None:
+        """Makes the bias of the logits, if the encoding has one."""
+        return None
+
+
+class AttentionLayer(Protocol):
+    """Attends, in a row or to a source."""
+
+    def __call__(
+        self,
+        x_BLD: Array,
+        context: AttentionContext,
+        cache: Cache | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Attends to what the context says, or to the cache after the row is written to it."""
+
+    def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
+        """Makes the arrays that decoding keeps for so many rows.
+
+        Their names end in their axes, of which the first is B.  Those that start with "source"
+        are of the source; in all others M numbers the tokens of a row.
+        """
+
+
+@abstract_spec
+class Attention(Part):
+    """Moves information between the tokens of a row, or from a source."""
+
+    @property
+    def has_dropout(self) -> bool:
+        return False
+
+    @property
+    def window(self) -> int | None:
+        """Returns how many tokens, itself and those right before, a token sees; None is all."""
+        return None
+
+    def position_width(self, sizes: Sizes) -> int:
+        """Returns the columns of a head that positions rotate."""
+        return sizes.d_kv
+
+    def kernel(
+        self,
+        parts: "BlockParts",
+        sizes: Sizes,
+        layout: Layout,
+        lengths: tuple[int, int],
+        *,
+        is_cross: bool = False,
+        training: bool,
+    ) -> Choice:
+        """Names the kernel that computes it on the mesh that is set, or why none does.
+
+        `lengths` are those of queries and keys.
+        """
+        return Choice(None, f"there is no kernel for @{type(self).__name__}()")
+
+    def build(
+        self, parts: "BlockParts", sizes: Sizes, layout: Layout, weights: Weights
+    ) -> AttentionLayer:
+        """Makes self-attention, with the positions and the norm of its block."""
+        raise NotImplementedError
+
+    def build_cross(
+        self, parts: "BlockParts", sizes: Sizes, layout: Layout, weights: Weights
+    ) -> AttentionLayer:
+        """Makes attention to a source."""
+        raise NotImplementedError
+
+
+class FeedForwardLayer(Protocol):
+    """Computes the part of a block that sees each token alone; reports the load of experts."""
+
+    def __call__(
+        self,
+        x_BLD: Array,
+        segments_BL: Array | None,
+        key: Array | None = None,
+        *,
+        drop_tokens: bool = True,
+    ) -> tuple[Array, Load | None]: ...
+
+
+@abstract_spec
+class FeedForward(Part):
+    """Transforms each token alone."""
+
+    @property
+    def router(self) -> Router | None:
+        """Returns what chooses the experts of each token, where there are any."""
+        return None
+
+    @property
+    def drops_tokens(self) -> bool:
+        """Returns whether training drops tokens over the capacity of experts."""
+        return False
+
+    @property
+    def groups(self) -> int | None:
+        """Returns the size of the groups that its tokens come in."""
+        return None
+
+    def dropout_rate(self, sizes: Sizes) -> float:
+        """Returns the rate of dropout inside the layer."""
+        return 0.0
+
+    def build(self, sizes: Sizes, layout: Layout, weights: Weights) -> FeedForwardLayer:
+        """Makes the layer."""
+        raise NotImplementedError
+
+
+@spec
+class Block(Part):
+    """Joins parts to one layer.  What it does not name is the Transformer's."""
+
+    attention: Attention | None = None
+    """Attention within a row. None: Transformer.attention."""
+    source_attention: Attention | None = None
+    """Attention of a decoder to the source. None: as the attention within a row."""
+    positions: Positions | None = None
+    """How attention encodes positions. None: Transformer.positions."""
+    feed_forward: FeedForward | None = None
+    """Feed-forward layer, or experts. None: Transformer.feed_forward."""
+    norm: Norm | None = None
+    """Norm before each of them. None: Transformer.norm."""
+
+
+class BlockParts(NamedTuple):
+    """Holds the parts of a block, where the Transformer's stand for those it does not name."""
+
+    attention: Attention
+    source_attention: Attention
+    positions: Positions
+    feed_forward: FeedForward
+    norm: Norm
+
+    @property
+    def each(self) -> Mapping[str, Part]:
+        return self._asdict()

@@ -1,0 +1,115 @@
+"""Rotates queries and keys by angles that grow with the position."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from configs.errors import UserError
+from configs.spec import Positive, spec
+from layouts.einsum import platform
+from layouts.layout import Layout
+from models.parts import BlockParts, Positions
+from models.positions.rope_scaling import RopeScaling, plain_rates
+from models.sizes import Sizes
+
+Array = jax.Array
+
+
+@spec
+class Rotary(Positions):
+    """Rotates pairs of columns of queries and keys.  Su et al. 2021 (RoFormer), section 3.2.2."""
+
+    theta: Positive = 10_000.0
+    """Base of the wavelengths."""
+    scaling: RopeScaling | None = None
+    """Scales the angles to longer rows than a model was trained on. None: no scaling."""
+
+    def __post_init__(self) -> None:
+        if self.scaling is not None and self.theta <= 1:
+            raise UserError(
+                f"Rotary.theta = {self.theta}: found @{type(self.scaling).__name__}() as scaling.  "
+                "Legal: above 1."
+            )
+
+    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
+        if block.attention.position_width(sizes) % 2:
+            raise UserError(
+                f"Transformer.d_kv = {sizes.d_kv}: rotary positions need an even width."
+            )
+
+    def prepare(self, positions_BL: Array, width: int) -> "Rotation":
+        return rotation_of(positions_BL, self, width)
+
+    def rotate(self, layout: Layout, x: Array, axes: str, prepared: "Rotation") -> Array:
+        whole = axes[:-1] + axes[-1].lower()
+        return layout.reshard(rotate(layout, layout.reshard(x, whole), whole, prepared), axes)
+
+
+class Rotation(NamedTuple):
+    """Holds the angles by which positions rotate heads, in JAX's float type, of both halves."""
+
+    cos_BLk: Array
+    sin_BLk: Array
+    """Negative for the left half."""
+
+
+def rotation_of(positions_BL: Array, spec: Rotary, width: int) -> Rotation:
+    """Returns the angles position x rate for heads of this width."""
+    rates, magnitude = plain_rates(spec.theta, width), 1.0
+    if spec.scaling is not None:
+        rates, magnitude = spec.scaling.scaled(rates, spec.theta), spec.scaling.magnitude
+    rates_k = jnp.asarray(rates, float)
+    angles_BLk = jnp.einsum("BL,k->BLk", positions_BL.astype(float), rates_k)
+    cos_BLk, sin_BLk = magnitude * jnp.cos(angles_BLk), magnitude * jnp.sin(angles_BLk)
+    return Rotation(
+        cos_BLk=jnp.concatenate([cos_BLk, cos_BLk], axis=-1),
+        sin_BLk=jnp.concatenate([-sin_BLk, sin_BLk], axis=-1),
+    )
+
+
+def rotate(layout: Layout, x: Array, axes: str, rotation: Rotation) -> Array:
+    """Rotates pairs of head columns, whose halves are paired.  RoFormer, equation 34.
+
+    The last two axes are positions and the head width, which must be whole.
+    """
+    table_axes = axes[0] + axes[-2:]
+    return _rotated(x, *(layout.broadcast_like(table, table_axes, axes) for table in rotation))
+
+
+def swap_halves(x: Array) -> Array:
+    """Swaps the halves of the last axis."""
+    left, right = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([right, left], axis=-1)
+
+
+def swap_by_product(x: Array) -> Array:
+    """Swaps the halves of the last axis, exactly, by the matrix unit.
+
+    A TPU moves columns within a register slowly: on v5e a rotation takes 1.1 ms after this product,
+    and 4.0 ms after `swap_halves`, by the compiler's cycles (67 million elements in bfloat16).
+    """
+    swap_kk = jnp.roll(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape[-1] // 2, axis=1)
+    precision = jax.lax.Precision.HIGHEST
+    return jnp.einsum(
+        "...k,kj->...j", x, swap_kk, precision=precision, preferred_element_type=float
+    )
+
+
+@jax.custom_vjp
+def _rotated(x: Array, cos: Array, sin: Array) -> Array:
+    swap = swap_by_product if platform() == "tpu" else swap_halves
+    return (x.astype(float) * cos + swap(x).astype(float) * sin).astype(x.dtype)
+
+
+def _rotated_forward(x: Array, cos: Array, sin: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _rotated(x, cos, sin), (cos, sin)
+
+
+def _rotated_backward(tables: tuple[Array, Array], dx: Array) -> tuple[Array, None, None]:
+    """Rotates back: one pass, where the gradient of parts would add up padded arrays."""
+    cos, sin = tables
+    return _rotated(dx, cos, -sin), None, None
+
+
+_rotated.defvjp(_rotated_forward, _rotated_backward)

@@ -1,0 +1,44 @@
+"""Adds sines and cosines of the position to embeddings."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from configs.errors import UserError
+from configs.spec import spec
+from layouts.layout import Layout
+from models.parts import BlockParts, Positions
+from models.sizes import Sizes
+
+Array = jax.Array
+
+
+@spec
+class Sinusoidal(Positions):
+    """Adds sinusoids to embeddings.  Vaswani et al. 2017, section 3.5."""
+
+    changes_embeddings: ClassVar[bool] = True
+
+    def check(self, sizes: Sizes, block: BlockParts, *, causal: bool) -> None:
+        if sizes.d_model % 2:
+            raise UserError(f"Transformer.d_model = {sizes.d_model}: sinusoids need an even width.")
+
+    def embed(
+        self,
+        layout: Layout,
+        x_BLD: Array,
+        positions_BL: Array,
+        table_LD: Array | None,
+        scale: float,
+    ) -> Array:
+        return x_BLD * scale + sinusoids(layout, positions_BL, x_BLD.shape[-1])
+
+
+def sinusoids(layout: Layout, positions_BL: Array, d_model: int) -> Array:
+    """Returns sines and cosines of growing wavelengths.  Vaswani et al. 2017, section 3.5."""
+    half = d_model // 2
+    rates_d = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
+    angles_BLd = jnp.einsum("BL,d->BLd", positions_BL.astype(float), rates_d)
+    waves_BLd = jnp.concatenate([jnp.sin(angles_BLd), jnp.cos(angles_BLd)], axis=-1)
+    return layout.reshard(waves_BLd, "BLD")

@@ -1,0 +1,54 @@
+"""Norms against numpy: of the residual width and of heads, with scales from 1 or from 0."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from layouts.mesh import make_mesh
+from models.initializers import Weights
+from models.norms.rms import HeadRmsNorm, RmsNorm, RmsNormLayer
+from tests.toys import TOY, WHOLE
+
+SPEC = RmsNorm(epsilon=0.5)
+OFFSET = RmsNorm(epsilon=0.5, offset=True)
+X_BLD = np.random.default_rng(0).normal(2, 3, (4, 8, 10)).astype(np.float32)
+STORE = "optimization_barrier"
+SCALE_D = np.linspace(0.5, 2, 10, dtype=np.float32)
+
+
+def weights() -> Weights:
+    return Weights(WHOLE, TOY.sizes, nnx.Rngs(params=jax.random.key(0)), "float32")
+
+
+def test_the_norm_divides_by_the_root_mean_square() -> None:
+    """Zhang and Sennrich 2019, equation 4."""
+    expected_BLD = X_BLD / np.sqrt(np.mean(X_BLD**2, axis=-1, keepdims=True) + 0.5) * SCALE_D
+    for spec, start in ((SPEC, 1), (OFFSET, 0)):
+        with jax.set_mesh(make_mesh(WHOLE)):
+            norm = RmsNormLayer(spec, WHOLE, weights())
+            np.testing.assert_array_equal(norm.scale_D[...], np.full(10, start))
+            norm.scale_D[...] = jnp.asarray(SCALE_D - 1 + start)
+            np.testing.assert_allclose(norm(jnp.asarray(X_BLD)), expected_BLD, rtol=1e-5)
+
+
+def test_each_head_is_normed_alone() -> None:
+    x_BJMK = np.random.default_rng(1).normal(2, 3, (2, 3, 5, 4)).astype(np.float32)
+    root_BJM1 = np.sqrt(np.mean(x_BJMK**2, axis=-1, keepdims=True) + 0.5)
+    with jax.set_mesh(make_mesh(WHOLE)):
+        norm = HeadRmsNorm(SPEC, WHOLE, weights())
+        norm.scale_K[...] = jnp.asarray(SCALE_D[:4])
+        y_BJMK = norm(jnp.asarray(x_BJMK), "BJMK")
+    np.testing.assert_allclose(y_BJMK, x_BJMK / root_BJM1 * SCALE_D[:4], rtol=1e-5)
+
+
+def test_the_gradient_of_a_norm_is_stored_before_the_norm_reads_it() -> None:
+    """Otherwise a TPU's compiler computes it in every tile of the product that makes it."""
+
+    def summed(x_BLD: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(RmsNormLayer(SPEC, WHOLE, weights())(x_BLD)))
+
+    with jax.set_mesh(make_mesh(WHOLE)):
+        equations = jax.make_jaxpr(jax.grad(summed))(jnp.asarray(X_BLD)).eqns
+    stored = [e.outvars[0].aval.shape for e in equations if e.primitive.name == STORE]
+    assert stored == [X_BLD.shape, X_BLD.shape]  # what it returns, and its gradient

@@ -1,0 +1,95 @@
+"""Makes Muon, which orthogonalizes the updates of matrices, from optax's parts."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from configs.spec import Count, Fraction, NotNegative, Positive, spec
+from layouts.layout import Layout
+from models.api import WeightInfo
+from trainer.optimizers.optimizer import OptimizerSpec
+from trainer.optimizers.schedules import Cosine, ScheduleSpec
+
+if TYPE_CHECKING:
+    import optax
+
+
+@spec
+class Muon(OptimizerSpec):
+    """Orthogonalizes the momentum of each matrix of the layers; Adam updates all other weights.
+
+    Jordan et al. 2024; the scale of updates and weight decay after Liu et al. 2025, section 2.2.
+    """
+
+    schedule: ScheduleSpec = Cosine()
+    """Learning rate over steps."""
+    momentum: Fraction = 0.95
+    """Decay of the first moment of matrices."""
+    iterations: Count = 5
+    """Newton-Schulz iterations."""
+    update_rms: Positive = 0.2
+    """Root mean square of a matrix's update before the learning rate: that of Adam, whose learning
+    rate and weight decay then suit both."""
+    beta1: Fraction = 0.9
+    """Decay of Adam's first moment."""
+    beta2: Fraction = 0.98
+    """Decay of Adam's second moment."""
+    epsilon: Positive = 1e-8
+    """Added to the root of Adam's second moment."""
+    weight_decay: NotNegative = 0.01
+    """Share of each matrix that a step subtracts, times the learning rate."""
+    clip_global_norm: Positive | None = 1.0
+    """Scales all gradients down to this norm if they exceed it."""
+
+    def transform(
+        self, steps: int, weights: Mapping[str, WeightInfo], layout: Layout
+    ) -> "optax.GradientTransformation":
+        """Returns the update of these weights.  Padding stays zero by itself."""
+        import optax
+
+        from trainer.optimizers import chain
+
+        matrices = {path: info for path, info in weights.items() if is_matrix(info)}
+        outer = [
+            chain.clip(self.clip_global_norm),
+            chain.split(
+                matrices,
+                chain.placed_by_compiler(self.orthogonalize(matrices)),
+                optax.scale_by_adam(self.beta1, self.beta2, self.epsilon),
+            ),
+        ]
+        return chain.finish(outer, self.weight_decay, self.schedule.rate(steps), weights)
+
+    def orthogonalize(self, matrices: Mapping[str, WeightInfo]) -> "optax.GradientTransformation":
+        """Returns the update of matrices, by path, each with the same root mean square."""
+        import optax
+        from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+        def dimensions(info: WeightInfo) -> MuonDimensionNumbers:
+            axes = range(info.stacked, len(info.axes))
+            reads = tuple(axis for axis in axes if info.axes[axis] in info.reads)
+            return MuonDimensionNumbers(reads, tuple(axis for axis in axes if axis not in reads))
+
+        def scale(info: WeightInfo) -> float:
+            # The root mean square of orthogonal [m, n] is 1 / sqrt(max(m, n)).
+            reads, writes = (
+                math.prod(info.shape[axis] for axis in axes) for axes in dimensions(info)
+            )
+            return self.update_rms * max(reads, writes) ** 0.5
+
+        scales = {path: scale(info) for path, info in matrices.items()}
+        muon = scale_by_muon(
+            ns_steps=self.iterations,
+            beta=self.momentum,
+            weight_dimension_numbers={path: dimensions(info) for path, info in matrices.items()},
+        )
+        rescale = optax.stateless(
+            lambda updates, _: {path: scales[path] * update for path, update in updates.items()}
+        )
+        return optax.chain(muon, rescale)
+
+
+def is_matrix(info: WeightInfo) -> bool:
+    """Returns whether a weight is a matrix of a layer; embeddings and the softmax's are not."""
+    reads_all = set(info.axes[info.stacked :]) <= set(info.reads)
+    return info.axes[0] == "layers" and bool(info.reads) and not reads_all
