@@ -5,20 +5,18 @@ run file imports this module and says `Run.model = @ConvNet()`.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs.errors import UserError
 from configs.spec import Count, Positive, spec
 from layouts.axes import Axis
 from layouts.layout import Layout
-from layouts.padding import pad_batch, with_axes
+from layouts.padding import pad_batch
 from models.api import Batch, ModelSpec, Params
 from models.initializers import Weights
-from models.loss import Criterion, LossSums, counted_targets, softmax_loss
 from models.network_model import NetworkModel
 from models.norms.rms import normed
 from models.precision import Precision
@@ -59,11 +57,6 @@ class ConvNet(ModelSpec):
     def array_shapes(self) -> dict[str, tuple[int | None, ...]]:
         """Names arrays that the model reads, each with its shape in a row; None is any size."""
         return {"images_BYXZ": (None, None, self.channels)}
-
-    @property
-    def norm_offset(self) -> bool:
-        """Returns whether norms multiply by 1 + their scale."""
-        return False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -134,11 +127,6 @@ class ConvNetModel(NetworkModel[ConvNetwork]):
     """Implements `models.api.Model` for a convolutional network under a layout."""
 
     spec: ConvNet
-    runs_stages = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", with_axes(self.layout, *self.spec.axes))
-        super().__post_init__()
 
     def make_network(self, weights: Weights) -> ConvNetwork:
         return ConvNetwork(self.spec, weights)
@@ -149,18 +137,3 @@ class ConvNetModel(NetworkModel[ConvNetwork]):
         network = self.network(params)
         x_BLD = network(layout, batch["images_BYXZ"])
         return layout, batch, x_BLD, network.output_weights()
-
-    def loss(
-        self, params: Params, batch: Batch, criterion: Criterion, key: Array | None = None
-    ) -> LossSums:
-        layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
-        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
-        return softmax_loss(layout, criterion, 1, x_BLD, softmax_VD, targets_BL, counted_BL)
-
-    def prepare(self, *args: Any, **options: Any) -> Any:
-        raise UserError(
-            "Run.model = @ConvNet(): it classifies images and continues no text.  Legal: "
-            "meshloom evaluate and meshloom score."
-        )
-
-    init_cache = step = prepare

@@ -9,12 +9,13 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 from flax import nnx
 
+from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import abstract_mesh
-from layouts.padding import with_padding
-from models.api import Batch, Params, WeightInfo
+from layouts.padding import with_axes, with_padding
+from models.api import Batch, Cache, Params, WeightInfo
 from models.initializers import Weights, infos_of
-from models.loss import counted_targets, token_losses
+from models.loss import Criterion, LossSums, counted_targets, softmax_loss, token_losses
 
 NetworkT = TypeVar("NetworkT", bound=nnx.Module)
 
@@ -26,13 +27,14 @@ def _trace_build(model: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NetworkModel(abc.ABC, Generic[NetworkT]):
-    """Implements the part of `models.api.Model` that follows from a network and its outputs."""
+    """Implements `models.api.Model` by a network and its outputs, which a softmax reads."""
 
     spec: Any
     layout: Layout
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", with_padding(self.layout, **self.spec.sizes))
+        layout = with_axes(self.layout, *self.spec.axes)
+        object.__setattr__(self, "layout", with_padding(layout, **self.spec.sizes))
 
     @abc.abstractmethod
     def make_network(self, weights: Weights) -> NetworkT:
@@ -71,6 +73,39 @@ class NetworkModel(abc.ABC, Generic[NetworkT]):
     def network(self, params: Params) -> NetworkT:
         """Returns the network with these weights."""
         return nnx.merge(nnx.split(self.abstract())[0], params)
+
+    @property
+    def runs_stages(self) -> bool:
+        return False
+
+    def loss(
+        self, params: Params, batch: Batch, criterion: Criterion, key: jax.Array | None = None
+    ) -> LossSums:
+        layout, batch, x_BLD, softmax_VD = self.hidden(params, batch)
+        targets_BL, counted_BL = batch["targets_BL"], counted_targets(batch)
+        return softmax_loss(layout, criterion, 1, x_BLD, softmax_VD, targets_BL, counted_BL)
+
+    def prepare(self, params: Params, *, for_one_call: bool = False) -> Params:
+        raise UserError(
+            f"Run.model = @{type(self.spec).__name__}(): it continues no text.  Legal: "
+            "meshloom evaluate and meshloom score."
+        )
+
+    def init_cache(
+        self, prepared: Params, source: Batch | None, batch_sequences: int, cache_length: int
+    ) -> Cache:
+        raise NotImplementedError
+
+    def step(
+        self,
+        prepared: Params,
+        cache: Cache,
+        tokens_BL: jax.Array,
+        positions_BL: jax.Array,
+        mask_BLM: jax.Array,
+        cache_index: jax.Array,
+    ) -> tuple[Cache, jax.Array]:
+        raise NotImplementedError
 
     def update_routers(self, params: Params, loads: Any) -> Params:
         return params

@@ -1,19 +1,28 @@
-"""The notebooks of docs/examples run, and have the outputs of a run.
+"""The examples of docs/examples run, and notebooks have the outputs of a run.
 
 `python -m tests.test_examples` runs them, and writes their outputs again.
 """
 
+import functools
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from configs import imports
+from layouts.layout import Layout
+from layouts.mesh import make_mesh
+from models.loss import Criterion
 from tests.toys import ROOT
 
+BOTH = "batch:rows;hidden:cols"
 NOTEBOOKS = sorted((ROOT / "docs" / "examples").glob("*.ipynb"))
 
 
@@ -50,6 +59,50 @@ def test_a_notebook_runs_and_has_its_outputs(path: Path, tmp_path: Path) -> None
     saved = nbformat.read(path, as_version=4)
     assert outputs(saved) == outputs(notebook)
     assert path.stat().st_size < 100_000
+
+
+@pytest.fixture(scope="module")
+def mesh_tensorflow() -> ModuleType:
+    """The module of docs/examples, imported as a run file does."""
+    imports.allow_folder(ROOT / "docs" / "examples")
+    assert imports.import_module("mesh_tensorflow") is None
+    return sys.modules["mesh_tensorflow"]
+
+
+MTF_LAYOUTS = [("all:4", "batch:all"), ("all:4", "hidden:all"), ("rows:2,cols:2", BOTH)]
+
+
+@pytest.mark.parametrize(("mesh", "rules"), MTF_LAYOUTS, ids=lambda text: text)
+def test_the_networks_of_mesh_tensorflow_have_its_layouts(
+    mesh_tensorflow: ModuleType, mesh: str, rules: str
+) -> None:
+    """Loss and gradients of the toy and of the README's network are those of one device."""
+    rng = np.random.default_rng(0)
+    x_BI, wi_IH, wo_HI = (rng.normal(size=s).astype("f") for s in ((4, 6), (6, 8), (8, 6)))
+    images = rng.integers(0, 256, (4, 7, 5, 1)).astype(np.uint8)
+    batch = {"images_BYXZ": images, "targets_BL": np.arange(4, dtype=np.int32)[:, None],
+             "segments_BL": np.ones((4, 1), np.int32)}  # fmt: skip
+    spec = mesh_tensorflow.Mnist(vocab=6, rows=7, cols=5, hidden=8)
+
+    def computed(layout: Layout) -> list[np.ndarray]:
+        with jax.set_mesh(make_mesh(layout)):
+            toy = jax.value_and_grad(functools.partial(mesh_tensorflow.toy_loss, layout), (1, 2))
+            model = spec.model(layout)
+            params = jax.jit(model.init)(jax.random.key(0))
+            shards = jax.tree.leaves(params)[0].sharding.shard_shape((7, 5, 8))
+            assert shards == (7, 5, 8 // mesh_size(layout))
+            loss = jax.grad(lambda params: model.loss(params, batch, Criterion()).objective)
+            return [*map(np.asarray, jax.tree.leaves((toy(x_BI, wi_IH, wo_HI), loss(params))))]
+
+    def mesh_size(layout: Layout) -> int:
+        return {"batch:all": 1, "hidden:all": 4, BOTH: 2}[layout.rules]
+
+    for one, many in zip(
+        computed(Layout(mesh="all:1", rules="batch:all")),
+        computed(Layout(mesh=mesh, rules=rules)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

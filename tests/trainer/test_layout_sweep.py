@@ -16,10 +16,11 @@ from configs.load import load
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Batch, Params
+from models.attention.latent import Latent
 from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.feed_forward.moe.routing import Top2
+from models.feed_forward.moe.routing import SigmoidTopK, Top2
 from models.loss import Criterion, LossSums
 from models.parts import Block
 from models.positions.relative import Relative
@@ -30,6 +31,7 @@ from tests.toys import FLOAT64, ROOT, ROUND_OFF, SPLITTABLE, pair_rows
 from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.muon import Muon
 from trainer.optimizers.optimizer import OptimizerSpec
 from trainer.optimizers.schedules import Constant
 from trainer.run import Run as Run  # model files name it
@@ -44,6 +46,7 @@ RATE = Constant(peak=3e-3, warmup_steps=4)
 # AdamW divides each gradient by its size: without a floor, one that is nothing but round-off would
 # move its weight as far as any other.
 ADAMW = AdamW(schedule=RATE, clip_global_norm=0.5, epsilon=1e-5)
+MUON = Muon(schedule=RATE, clip_global_norm=0.5, epsilon=1e-5)
 ADAFACTOR = Adafactor(schedule=RATE, clip_global_norm=0.5, factored_from=4)
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -283,6 +286,17 @@ def test_layers_of_two_kinds_are_equal_too(name: str) -> None:
     spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
     computed, expected = trained(ADAMW, LAYOUTS[name], spec), trained(ADAMW, WHOLE, spec)
     assert_equal_to_round_off(computed, expected)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "data_and_model_parallel", "pipeline"])
+def test_latent_attention_biased_routers_and_muon_are_equal_too(name: str) -> None:
+    moe = Moe(experts=8, d_ff=24, shared_d_ff=8, router=SigmoidTopK(bias_rate=0.01))
+    latent = Latent(latent=8, rotated=4, query_latent=16, logit_cap=5.0)
+    pattern = (Block(attention=latent, positions=Rotary()), Block(feed_forward=moe))
+    spec = dataclasses.replace(SPEC, layers=4, pattern=pattern)
+    computed, expected = trained(MUON, LAYOUTS[name], spec), trained(MUON, WHOLE, spec)
+    assert_equal_to_round_off(computed, expected)
+    assert np.abs(expected.params["decoder/layers_N/block1/mlp/bias_E"]).min() > 0
 
 
 @pytest.mark.parametrize("name", ["sequence_parallel", "two_dimensional"])

@@ -78,7 +78,7 @@ def placed_by_compiler(
     """
 
     def update(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        out = jax.tree.map(lambda x: jax.typeof(x).sharding, (updates, state))
+        out = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, (updates, state))
         return jax.sharding.auto_axes(transform.update, out_sharding=out)(updates, state, params)
 
     return optax.GradientTransformation(transform.init, update)
