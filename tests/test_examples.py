@@ -17,10 +17,13 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from configs import imports
+from configs.load import load
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.loss import Criterion
-from tests.toys import ROOT
+from models.transformer import Transformer
+from tests.toys import ROOT, WHOLE, on_mesh, optax_promotion, packed_rows
+from trainer.step import TrainStepSpec, init_state, train_step
 
 BOTH = "batch:rows;hidden:cols"
 NOTEBOOKS = sorted((ROOT / "docs" / "examples").glob("*.ipynb"))
@@ -103,6 +106,42 @@ def test_the_networks_of_mesh_tensorflow_have_its_layouts(
         strict=True,
     ):
         np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["data_and_model_parallel", "sequence_parallel"])
+def test_parts_of_a_user_train_under_every_layout(name: str) -> None:
+    """An attention, positions, a norm, a router and an optimizer that no file of Meshloom names."""
+    imports.allow_folder(ROOT / "docs" / "examples")
+    sizes = {
+        "vocab": 64,
+        "d_model": 16,
+        "d_ff": 24,
+        "heads": 8,
+        "kv_heads": 8,
+        "d_kv": 6,
+        "length": 24,
+    }
+    config = load(
+        ["configs/models/tiny.gin", "docs/examples/own_parts.gin"],
+        [f"Transformer.{size} = {value}" for size, value in sizes.items()],
+    )
+    spec = config.make(Transformer)
+    assert {type(part).__name__ for part in spec.parts} >= {
+        "Tempered", "PartialRotary", "LayerNorm", "Moe"
+    }  # fmt: skip
+
+    def trained(layout: Layout) -> list[np.ndarray]:
+        program = TrainStepSpec(
+            model=spec.model(layout), optimizer=config.value("Run.optimizer"),
+            criterion=Criterion(), steps=2, seed=0, microbatches=1,
+        )  # fmt: skip
+        mesh, batch = on_mesh(layout, packed_rows([[9, 11]] * 8, 24, 64))
+        with jax.set_mesh(mesh), optax_promotion():
+            _, metrics = train_step(program, init_state(program, mesh), batch)
+        return [np.asarray(metrics["loss"]), np.asarray(metrics["grad_norm"])]
+
+    layout = load([f"layouts/{name}.gin"]).make(Layout)
+    np.testing.assert_allclose(trained(layout), trained(WHOLE), rtol=1e-5)
 
 
 if __name__ == "__main__":
