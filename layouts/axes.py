@@ -25,7 +25,7 @@ AXES = (
     Axis("L", "length", "query or target positions", meets="M"),
     Axis("M", "memory", "key/value or source positions", meets="L"),
     Axis("D", "d_model", "residual width"),
-    Axis("F", "d_ff", "feed-forward width"),
+    Axis("F", "d_ff", "feed-forward width", pads=True),
     Axis("H", "heads", "query heads = kv_heads x queries", pads=True),
     Axis("J", "kv_heads", "key/value heads", pads=True),
     Axis("Q", "queries", "query heads per key/value head"),

@@ -18,9 +18,11 @@ from layouts.mesh import make_mesh
 from models.attention.multi_head import MultiHead
 from models.decoding.generate import DecodeInputs, generate
 from models.decoding.sampling import Sampling
+from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
 from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion
+from models.parts import Block
 from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from tests.trainer.test_layout_sweep import by_path
@@ -30,6 +32,7 @@ from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor
 from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.muon import Muon
 from trainer.optimizers.schedules import Constant
 from trainer.step import State, TrainStepSpec, train_step
 
@@ -80,7 +83,27 @@ DENSE = Case(
 STORED = DENSE._replace(
     padded=Layout(mesh="x:4,y:2", rules="heads:x", param_rules="kv_heads:y+"), padded_sizes={3: 4}
 )
-CASES = {"experts": EXPERTS, "dense": DENSE, "stored": STORED}
+# Feed-forward layers of 14, experts of 10 and a layer for all tokens of 7, all with dropout.
+HIDDEN = Case(
+    TrainStepSpec(
+        TransformerModel(
+            toy(
+                dropout=0.1, precision=FLOAT64,
+                pattern=(
+                    Block(feed_forward=Mlp(gated=True, activation="gelu")),
+                    Block(feed_forward=Moe(experts=5, d_ff=10, shared_d_ff=7, dispatch="dropless")),
+                ),
+            ),
+            WHOLE,
+        ),
+        Muon(schedule=RATE, clip_global_norm=0.5),
+        Criterion(), STEPS, 5,
+    ),
+    4,
+    Layout(mesh="data:2,model:4", rules="batch:data;experts:data+;d_ff:model+"),
+    {14: 16, 10: 12, 7: 8, 5: 6},
+)  # fmt: skip
+CASES = {"experts": EXPERTS, "dense": DENSE, "stored": STORED, "hidden": HIDDEN}
 
 
 class Trained(NamedTuple):

@@ -92,7 +92,7 @@ class MoeLayer(nnx.Module):
     def __init__(self, spec: Moe, sizes: Sizes, layout: Layout, weights: Weights):
         self.spec = spec
         self.rate = spec.dropout_rate(sizes)
-        self.layout = with_padding(layout, E=spec.experts)
+        self.layout = with_padding(layout, E=spec.experts, F=spec.width(sizes))
         weights = weights.with_sizes(E=spec.experts, F=spec.width(sizes))
         self.router_DE = weights.normal("DE", fan_in="D")
         self.wi_EDF = weights.normal("EDF", fan_in="D")
@@ -103,7 +103,8 @@ class MoeLayer(nnx.Module):
             self.bias_E = weights.zeros("E")
         if spec.shared_d_ff is not None:
             weights = weights.with_sizes(F=spec.shared_d_ff)
-            self.shared = spec.expert.build(sizes, layout, weights)
+            shared = with_padding(layout, F=spec.shared_d_ff)
+            self.shared = spec.expert.build(sizes, shared, weights)
 
     @jax.named_scope("experts")
     def __call__(

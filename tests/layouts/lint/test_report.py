@@ -118,7 +118,7 @@ Or remove "heads:model" to replicate heads, or pad it: "heads:model+".
   decoder/layers_N/mlp/wi_DF and decoder/layers_N/mlp/wo_FD: \
 d_ff = 14 does not divide over model = 4.
       Rule d_ff:model (Layout.rules, layouts/mine.gin:3).
-      Legal: d_ff 12 or 16; model 1, 2, 7 or 14.  Or remove "d_ff:model" to replicate d_ff.
+      Legal: d_ff 12 or 16; model 1, 2, 7 or 14.  Or remove "d_ff:model" to replicate d_ff, or pad it: "d_ff:model+".
   embed_VD: vocab = 22 does not divide over model = 4.
       Rule vocab:model (Layout.rules, layouts/mine.gin:3).
       Legal: vocab 20 or 24; model 1, 2, 11 or 22.  \
@@ -243,10 +243,10 @@ def test_experts_on_many_devices_get_a_mesh_axis_of_their_own() -> None:
 
 
 def test_some_axes_cannot_be_padded() -> None:
-    rules = "batch:data;d_ff:model+;heads:model?+;vocab:model+?"
+    rules = "batch:data;d_model:model+;heads:model?+;vocab:model+?"
     errors = [p for p in problems(rules, record=TOY) if p.code == "unpaddable-axis"]
-    assert rules_of(errors) == ["d_ff:model+", "heads:model?+", "vocab:model+?"]
-    legal = {"axis": ("batch", "heads", "kv_heads", "experts", "vocab", "height", "width")}
+    assert rules_of(errors) == ["d_model:model+", "heads:model?+", "vocab:model+?"]
+    legal = {"axis": ("batch", "d_ff", "heads", "kv_heads", "experts", "vocab", "height", "width")}
     assert all(error.legal == legal for error in errors)
 
 
