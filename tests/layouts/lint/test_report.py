@@ -118,7 +118,8 @@ Or remove "heads:model" to replicate heads, or pad it: "heads:model+".
   decoder/layers_N/mlp/wi_DF and decoder/layers_N/mlp/wo_FD: \
 d_ff = 14 does not divide over model = 4.
       Rule d_ff:model (Layout.rules, layouts/mine.gin:3).
-      Legal: d_ff 12 or 16; model 1, 2, 7 or 14.  Or remove "d_ff:model" to replicate d_ff, or pad it: "d_ff:model+".
+      Legal: d_ff 12 or 16; model 1, 2, 7 or 14.  \
+Or remove "d_ff:model" to replicate d_ff, or pad it: "d_ff:model+".
   embed_VD: vocab = 22 does not divide over model = 4.
       Rule vocab:model (Layout.rules, layouts/mine.gin:3).
       Legal: vocab 20 or 24; model 1, 2, 11 or 22.  \
