@@ -159,23 +159,19 @@ def _hashes(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {"content_hash": manifest.combined_hash(digests | size), "text_hash": text_hash}
 
 
+@dataclasses.dataclass(frozen=True)
 class SplitBuilder:
     """Encodes and packs the splits of a task into a folder."""
 
-    def __init__(
-        self,
-        folder: Path,
-        packing: Packing,
-        log: BuildLog,
-        in_order: InOrder,
-        on_progress: OnProgress | None,
-    ):
-        self._folder, self._packing, self._log = folder, packing, log
-        self._task, self._in_order, self._on_progress = packing.task, in_order, on_progress
+    folder: Path
+    packing: Packing
+    log: BuildLog
+    in_order: InOrder
+    on_progress: OnProgress | None
 
     def build(self, split: str) -> dict[str, Any]:
         """Writes the rows of a split; returns its entry in the manifest, empty without lines."""
-        columns = self._task.columns(self._packing.vocabs)
+        columns = self.packing.task.columns(self.packing.vocabs)
         digest = hashlib.sha256()
         parts: list[PartOfText] = []
         counts_of_chunks: list[list[Counts]] = []
@@ -184,9 +180,9 @@ class SplitBuilder:
                 name: stack.enter_context(GrowingArray(self._array(split, name), *kind))
                 for name, kind in columns.items()
             }
-            total, split_bytes = Counts(), self._task.source.bytes_to_read(split)
+            total, split_bytes = Counts(), self.packing.task.source.bytes_to_read(split)
             counter = stack.enter_context(counted_bytes())
-            chunks = _chunks(self._task.parts_of_text(split, digest), parts, digest, counter)
+            chunks = _chunks(self.packing.task.parts_of_text(split, digest), parts, digest, counter)
             for chunk, counts in self._written(split, chunks, arrays):
                 counts_of_chunks += [[] for _ in range(chunk.part + 1 - len(counts_of_chunks))]
                 counts_of_chunks[chunk.part].append(counts)
@@ -195,23 +191,23 @@ class SplitBuilder:
             counts_of_chunks += [[] for _ in parts[len(counts_of_chunks) :]]
             entry = self._entry(split, parts, counts_of_chunks, digest.hexdigest())
         if not entry:
-            for path in self._folder.glob(f"{split}.*.npy"):
+            for path in self.folder.glob(f"{split}.*.npy"):
                 path.unlink()
             return entry
         for name in columns:
             verify_written(self._array(split, name))
-        self._log.add_split(split, entry)
+        self.log.add_split(split, entry)
         return entry
 
     def _array(self, split: str, name: str) -> Path:
-        return self._folder / f"{split}.{name}.npy"
+        return self.folder / f"{split}.{name}.npy"
 
     def _written(
         self, split: str, chunks: Iterator[Chunk], arrays: Mapping[str, GrowingArray]
     ) -> Iterator[tuple[Chunk, Counts]]:
         """Writes chunks in their order, and yields each with its counts."""
         rest = chunks
-        for before in self._log.chunks.get(split, []):
+        for before in self.log.chunks.get(split, []):
             chunk = next(chunks, None)
             if chunk is None:
                 return
@@ -230,18 +226,18 @@ class SplitBuilder:
                 sent.append(dataclasses.replace(chunk, examples=[]))  # which can be many
                 yield chunk.examples, chunk.tag, split == "train"
 
-        for packed, counts in self._in_order(jobs(), self._packing):
+        for packed, counts in self.in_order(jobs(), self.packing):
             chunk = sent.pop(0)
             for name, array in arrays.items():
                 array.append(packed[name])
                 array.flush()
-            self._log.add_chunk(split, chunk.text_hash, counts, packed)
+            self.log.add_chunk(split, chunk.text_hash, counts, packed)
             yield chunk, counts
 
     def _report(self, split: str, before: Counts, now: Counts, share: float | None) -> None:
         """Logs now and then how many lines of the split are done, and which share of its files."""
-        if self._on_progress is not None:
-            self._on_progress(split, now, share)
+        if self.on_progress is not None:
+            self.on_progress(split, now, share)
         elif now.lines // _LINES_PER_RECORD > before.lines // _LINES_PER_RECORD:
             done = "" if share is None else f", {share:.0%} of its files"
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
@@ -253,7 +249,7 @@ class SplitBuilder:
         counts_of_chunks: list[list[Counts]],
         content_hash: str,
     ) -> dict[str, Any]:
-        task, counts, dropped, entries = self._task, Counts(), Counter[str](), []
+        task, counts, dropped, entries = self.packing.task, Counts(), Counter[str](), []
         for part, of_chunks in zip(parts, counts_of_chunks, strict=True):
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":

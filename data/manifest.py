@@ -75,7 +75,10 @@ class CacheKey:
 
     @classmethod
     def of(cls, task: Task, given: Mapping[str, Vocab | None]) -> "CacheKey":
-        own = _own_vocabs(task)
+        tokenizers = {file: settings.given() for file, settings in task.vocab_settings.items()}
+        files = {"vocab": TARGET_FILE, "source_vocab": task.source_vocab_file}
+        named = {name: tokenizers[file] for name, file in files.items() if file is not None}
+        own = {name: vocab.hash[:16] for name, vocab in named.items() if vocab is not None}
         hashes = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
         vocabs = {name: digest for name, digest in hashes.items() if own.get(name) != digest}
         return cls(settings(task), _defaults(task), tokenizer_versions(task), vocabs, own)
@@ -122,14 +125,6 @@ class CacheKey:
                 yield difference(name, before, now)
 
 
-def _own_vocabs(task: Task) -> dict[str, str]:
-    """Returns the hashes of the trained vocabularies that the settings of a task name."""
-    given = {file: settings.given() for file, settings in task.vocab_settings.items()}
-    files = {"vocab": TARGET_FILE, "source_vocab": task.source_vocab_file}
-    vocabs = {name: given[file] for name, file in files.items() if file is not None}
-    return {name: vocab.hash[:16] for name, vocab in vocabs.items() if vocab is not None}
-
-
 def tokenizer_versions(task: Task) -> dict[str, str]:
     """Returns the versions of the packages that train vocabularies and tokenize."""
     packages = {settings.package for settings in task.vocab_settings.values()}
@@ -144,7 +139,11 @@ def difference(name: str, old: object, new: object) -> str:
 def settings(task: Task) -> dict[str, Any]:
     """Names every setting that the rows depend on, as gin names it."""
     values = dict[str, Any]()
-    for name, value in _flat(task):
+    for name, value, _ in _parameters(task):
+        if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+            value = [f"@{type(item).__name__}()" for item in value]
+        elif dataclasses.is_dataclass(value):
+            value = f"@{type(value).__name__}()"
         if values.setdefault(name, value) != value:
             raise UserError(
                 f"{type(task).__name__}: {name} is {values[name]!r} in one of its settings and "
@@ -162,16 +161,6 @@ def settings(task: Task) -> dict[str, Any]:
 def _defaults(task: Task) -> frozenset[str]:
     """Names the settings that have their default, as `settings` names them."""
     return frozenset(name for name, value, default in _parameters(task) if value == default)
-
-
-def _flat(spec: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the value of each parameter of a spec and of those in it."""
-    for name, value, _ in _parameters(spec):
-        is_spec = dataclasses.is_dataclass(value)
-        if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
-            yield name, [f"@{type(item).__name__}()" for item in value]
-        else:
-            yield name, f"@{type(value).__name__}()" if is_spec else value
 
 
 def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:

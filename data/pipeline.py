@@ -117,7 +117,9 @@ class _Worker:
             ) from None
         written: dict[str, Any]  # as savez takes them
         try:
-            arrays, counts = self._pack_chunk(*_read_text(text))
+            examples, *of_chunk = json.loads(text)
+            pairs_or_texts = [x if isinstance(x, str) else Pair(*x) for x in examples]
+            arrays, counts = self._pack_chunk(pairs_or_texts, *of_chunk)
             written = {**arrays, "counts": np.array(json.dumps(counts.written()))}
         except UserError as error:
             written = {"error": np.array(str(error))}
@@ -139,11 +141,6 @@ def _write_text(
     if not (folder / name).exists():
         atomic_write(folder / name, text)
     return name
-
-
-def _read_text(text: bytes) -> tuple[list[Example], str | None, bool]:
-    examples, tag, training = json.loads(text)
-    return [x if isinstance(x, str) else Pair(*x) for x in examples], tag, training
 
 
 def _rows_file(folder: Path, name: str) -> Path:

@@ -70,12 +70,12 @@ def _without_interrupts() -> Iterator[None]:
 def _start_worker(start: Callable[[], Compute]) -> None:
     global _start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; one handles it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     vocab.limit_threads(1)
     _start = functools.cache(start)  # the first job calls it, and passes on its errors
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ends this process when the one that it works for is gone, however it ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -35,6 +35,8 @@ NARROW_PRODUCTS = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_
 
 # Traces a jitted function of a run under a layout, on a mesh that may have no devices.
 TraceFn = Callable[[Run, Layout, Mesh | AbstractMesh], object]
+Sizes = Mapping[str, int]  # of mesh axes
+Origins = Mapping[str, str]  # the file that set each setting
 
 
 @functools.lru_cache(maxsize=8)
@@ -56,11 +58,7 @@ def record_loss(run: Run) -> Record:
 
 
 def check_layout(
-    run: Run,
-    layout: Layout,
-    mesh_sizes: Mapping[str, int],
-    origins: Mapping[str, str],
-    torus: Torus | None = None,
+    run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, torus: Torus | None = None
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
     name, recorded = layout_name(origins), record_loss(run)
@@ -68,7 +66,7 @@ def check_layout(
     return [str(problem) for problem in problems]
 
 
-def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> Schedule:
+def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:
     """Returns how a run's microbatches go through stages of layers; one stage is no pipeline."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):
         if not run.model.model(layout).runs_stages:
@@ -76,7 +74,7 @@ def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -
         return Schedule(num_shards(stage_axes(layout)), run.microbatches, layout.pipeline_repeats)
 
 
-def check_bubble(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[str]:
+def check_bubble(run: Run, layout: Layout, mesh_sizes: Sizes) -> list[str]:
     """Returns a warning where stages idle for much of their time."""
     schedule = pipeline_schedule(run, layout, mesh_sizes)
     stages, repeats = schedule.stages, schedule.repeats
@@ -112,11 +110,7 @@ def check_precision(run: Run, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str
 
 @contextlib.contextmanager
 def explained_errors(
-    run: Run,
-    layout: Layout,
-    mesh_sizes: Mapping[str, int],
-    origins: Mapping[str, str],
-    *trace_fns: TraceFn,
+    run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, *trace_fns: TraceFn
 ) -> Iterator[None]:
     """Turns an error of JAX that the layout causes into one message, with a layout that works.
 
@@ -134,15 +128,11 @@ def explained_errors(
 
 
 def find_untraceable(
-    run: Run,
-    layout: Layout,
-    mesh_sizes: Mapping[str, int],
-    origins: Mapping[str, str],
-    *trace_fns: TraceFn,
+    run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, *trace_fns: TraceFn
 ) -> Problem | None:
     """Explains why functions of a run cannot be traced, where the layout is the reason."""
 
-    def trace(layout: Layout, sizes: Mapping[str, int]) -> None:
+    def trace(layout: Layout, sizes: Sizes) -> None:
         for trace_fn in trace_fns:
             trace_fn(run, layout, abstract_mesh(dict(sizes)))
 
@@ -150,17 +140,17 @@ def find_untraceable(
     return find_trace_problem(context, trace)
 
 
-def layout_name(origins: Mapping[str, str]) -> str:
+def layout_name(origins: Origins) -> str:
     """Returns the stem of the file that sets the rules, given the origin of each setting."""
     return Path(origins.get("Layout.rules", "default").partition(":")[0]).stem
 
 
-def describe_layout(layout: Layout, origins: Mapping[str, str]) -> str:
+def describe_layout(layout: Layout, origins: Origins) -> str:
     """Returns the name, the mesh and the rules of a layout."""
     return f"layout {layout_name(origins)} (mesh {layout.mesh!r}, rules {layout.rules!r})"
 
 
-def with_size_origins(origins: Mapping[str, str]) -> dict[str, str]:
+def with_size_origins(origins: Origins) -> dict[str, str]:
     """Adds to the origins the settings that decide the sizes of batch and length."""
     return {"batch": "Run.batch_sequences", "length": "Task.length", **origins}
 
@@ -232,10 +222,10 @@ def _too_many_tokens(run: Run, name: str, rows: int, tokens: int) -> str:
 
 def check_vocabs(run: Run, vocabs: Vocabs) -> None:
     """Refuses a vocabulary with more tokens than the model has rows; warns of rows beyond it."""
-    sides = [("vocab", vocabs.target, run.model.vocab_rows)]
+    sides, source = [("vocab", vocabs.target, run.model.vocab_rows)], vocabs.source
     source_size, model = run.model.source_vocab_size, type(run.model).__name__
-    if vocabs.source is not None and source_size is not None:
-        sides.append(("source_vocab", vocabs.source, source_size))
+    if source is not None and source_size is not None:
+        sides.append(("source_vocab", source, source_size))
     for name, vocab, rows in sides:
         if vocab.size > rows:
             raise UserError(_too_many_tokens(run, name, rows, vocab.size))
@@ -245,14 +235,10 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
                 "has those of the other %d rows.",
                 model, name, rows, run.task.name, vocab.size, rows - vocab.size,
             )  # fmt: skip
-    if (
-        vocabs.source is not None
-        and vocabs.source.hash != vocabs.target.hash
-        and source_size is None
-    ):
+    if source is not None and source.hash != vocabs.target.hash and source_size is None:
         raise UserError(
             f"Transformer.source_vocab = None: task {run.task.name} has a separate vocabulary "
-            f"for the source.  Set Transformer.source_vocab to at least {vocabs.source.size}."
+            f"for the source.  Set Transformer.source_vocab to at least {source.size}."
         )
 
 

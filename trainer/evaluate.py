@@ -120,19 +120,14 @@ def evaluate(
             for output in dispatch_ahead(dispatched):
                 sums.append(jax.device_get(output))
                 progress(done := done + 1, total)
-            scale = tokens / _total(sums, "tokens")
-            loss += scale * _total(sums, "loss")
-            correct += scale * _total(sums, "correct")
-            parts[name] = part_evaluation(sums, tokens)
+            counted, loss_of_part = _total(sums, "tokens"), _total(sums, "loss")
+            loss += tokens / counted * loss_of_part
+            correct += tokens / counted * _total(sums, "correct")
+            loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))
+            experts = stats_by_layer(loads or {})
+            parts[name] = PartEvaluation(loss_of_part / counted, tokens, experts)
     evaluation = Evaluation.from_sums(loss, correct, rows.counts.tokens, rows)
     return evaluation, parts if len(parts) > 1 else {}
-
-
-def part_evaluation(sums: Sequence[LossSums], tokens: int) -> PartEvaluation:
-    """Adds the sums of the batches of a part, which has `tokens` tokens in all."""
-    loads = jax.tree.map(lambda *x: np.sum(x, axis=0), *(batch.loads for batch in sums))
-    loss = _total(sums, "loss") / _total(sums, "tokens")
-    return PartEvaluation(loss, tokens, stats_by_layer(loads or {}))
 
 
 def _total(sums: Sequence[LossSums], field: str) -> float:

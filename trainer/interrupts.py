@@ -4,7 +4,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,7 @@ class Interrupts:
         self._take(signal.SIGTERM, signal.SIGHUP)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release(*list(self._before))
 
     def _take(self, *numbers: signal.Signals) -> None:

@@ -58,7 +58,8 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     connect(job.mesh)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(job.mesh))
-        checkpoints = stack.enter_context(open_checkpoints(job))
+        kept = (run.keep_last, run.keep_best, run.higher_is_better)
+        checkpoints = stack.enter_context(Checkpoints(job.model_dir, *kept))
         stack.callback(watch.close)
         interrupts = stack.enter_context(Interrupts())
 
@@ -111,16 +112,6 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     return outcome
 
 
-def open_checkpoints(job: TrainJob) -> Checkpoints:
-    """Returns the checkpoints of the model directory, with the run's rules for keeping them."""
-    return Checkpoints(
-        job.model_dir,
-        keep_last=job.run.keep_last,
-        keep_best=job.run.keep_best,
-        higher_is_better=job.run.higher_is_better,
-    )
-
-
 def restore_or_init(
     padding: StatePadding, checkpoints: Checkpoints, start_from: str | None
 ) -> tuple[State, int]:
@@ -128,10 +119,8 @@ def restore_or_init(
     if checkpoints.latest is None:
         state = init_state(padding.step_spec, padding.mesh)
         if start_from is not None:
-            layout, fresh = (
-                padding.step_spec.without_padding().model.layout,
-                padding.unpad(state)["params"],
-            )
+            layout = padding.step_spec.without_padding().model.layout
+            fresh = padding.unpad(state)["params"]
             params = warm_started(fresh, start_from, layout, padding.mesh)
             state |= padding.pad({"params": params})
         return state, 0

@@ -111,10 +111,6 @@ class ModelDir:
             )
         return vocabs
 
-    def has_source_vocab(self) -> bool:
-        """Returns whether the source has a vocabulary of its own."""
-        return (self.model_dir / SOURCE_FILE).exists()
-
     def check_text(self, prepared: Prepared, task: Task) -> None:
         """Refuses to continue a run on other text, on other rows, or on rows in another order."""
         record = self.record
@@ -168,7 +164,8 @@ def starting_vocabs(folder: str, task: Task) -> Vocabs:
             "Legal: the model directory of a run that has saved a checkpoint."
         )
     source_file = task.source_vocab_file
-    if source_file is not None and (source_file == SOURCE_FILE) != directory.has_source_vocab():
+    has_own = (directory.model_dir / SOURCE_FILE).exists()
+    if source_file is not None and (source_file == SOURCE_FILE) != has_own:
         raise UserError(
             f"Run.start_from = {folder!r}: task {task.name} and that run differ in whether source "
             "and target share a vocabulary.  Set Translation.source_vocab as in that run."

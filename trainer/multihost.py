@@ -30,9 +30,8 @@ def connect(mesh: Mesh) -> None:
         processes = {device.process_index for device in group}
         if len(processes) > 1 and jax.process_index() in processes:
             group_mesh = Mesh(group, ("all",))
-            sharded, replicated = (
-                NamedSharding(group_mesh, spec) for spec in (jax.P("all"), jax.P())
-            )
+            sharded = NamedSharding(group_mesh, jax.P("all"))
+            replicated = NamedSharding(group_mesh, jax.P())
             local_devices = sum(device.process_index == jax.process_index() for device in group)
             ones = jax.make_array_from_process_local_data(
                 sharded, np.ones(local_devices, np.float32)

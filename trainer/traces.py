@@ -9,18 +9,11 @@ from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from models.decoding.generate import Search, generate
 from models.loss import CROSS_ENTROPY, Criterion
+from trainer import step
 from trainer.decoding.decoder import abstract_inputs, padded
 from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.run import Run
-from trainer.step import (
-    State,
-    abstract_params,
-    abstract_state,
-    evaluate_step,
-    train_step,
-    train_step_spec,
-)
 
 AbstractBatch = dict[str, jax.ShapeDtypeStruct]
 
@@ -40,28 +33,21 @@ class DecodeShape(NamedTuple):
     """Tokens of the suffix that ranks samples; 0 without one."""
 
 
-class GenerateTrace(NamedTuple):
-    """Holds the traced decoding of a batch and the arguments of `generate`."""
-
-    traced: Any  # as jax.stages has it; its type is not public
-    arguments: tuple[Any, ...]
-
-
 class TrainStepTrace(NamedTuple):
     """Holds the traced training step and its abstract arguments."""
 
     traced: Any  # as jax.stages has it; its type is not public
-    state: State
+    state: step.State
     batch: AbstractBatch
 
 
 def trace_train_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> TrainStepTrace:
     """Traces the training step."""
-    step_spec = train_step_spec(run, layout)
-    state = abstract_state(step_spec, mesh)
+    step_spec = step.train_step_spec(run, layout)
+    state = step.abstract_state(step_spec, mesh)
     batch = batch_of_run(run, layout, mesh, run.microbatches)
     with use_mesh(mesh):
-        return TrainStepTrace(train_step.trace(step_spec, state, batch), state, batch)
+        return TrainStepTrace(step.train_step.trace(step_spec, state, batch), state, batch)
 
 
 def trace_evaluate_step(
@@ -69,30 +55,30 @@ def trace_evaluate_step(
 ) -> Any:
     """Traces the evaluation of one batch."""
     model = run.model.model(layout)
-    params, batch = abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
+    params, batch = step.abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
     with use_mesh(mesh):
-        return evaluate_step.trace(model, criterion, params, batch)
+        return step.evaluate_step.trace(model, criterion, params, batch)
 
 
 def trace_score_step(run: Run, layout: Layout, mesh: Mesh | AbstractMesh) -> Any:
     """Traces the scoring of one batch."""
     model = run.model.model(layout)
-    params, batch = abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
+    params, batch = step.abstract_params(model, mesh), batch_of_run(run, layout, mesh, 1)
     with use_mesh(mesh):
         return token_losses.trace(model, params, batch)
 
 
 def trace_generate(
     run: Run, layout: Layout, mesh: Mesh | AbstractMesh, shape: DecodeShape
-) -> GenerateTrace:
-    """Traces the decoding of one batch."""
+) -> tuple[Any, tuple[Any, ...]]:
+    """Traces the decoding of one batch; returns that and the arguments of `generate`."""
     model = run.model.model(layout)
     tokens = (shape.source_tokens, shape.prompt_tokens, shape.suffix_tokens)
     inputs = abstract_inputs(layout, mesh, shape.rows, *tokens)
     search, new_tokens = shape.search, padded(shape.new_tokens)
-    arguments = (model, search, new_tokens, abstract_params(model, mesh), *inputs)
+    arguments = (model, search, new_tokens, step.abstract_params(model, mesh), *inputs)
     with use_mesh(mesh):
-        return GenerateTrace(generate.trace(*arguments), arguments)
+        return generate.trace(*arguments), arguments
 
 
 def batch_of_run(

@@ -79,11 +79,12 @@ class Side:
         starts: np.ndarray,
         segments: np.ndarray,
     ) -> None:
-        """Writes the examples, one after another, as pieces of these sizes; each gets its end.
-
-        rows, starts and segments say where each piece goes.
-        """
-        tokens = _with_ends(examples, self._tokens.dtype, self._end_id)
+        """Writes examples, each with its end, as pieces of these sizes; the arrays say where."""
+        tokens = np.full(int(sizes.sum()), self._end_id, self._tokens.dtype)
+        if len(examples):
+            is_text = np.ones(len(tokens), bool)
+            is_text[np.cumsum(_sizes_of(examples)) - 1] = False
+            tokens[is_text] = np.concatenate(examples)
         within = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         slots = np.repeat(rows * self.length + starts, sizes) + within
         self._tokens.reshape(-1)[slots] = tokens
@@ -129,7 +130,10 @@ class Packer:
             halves = tuple([half[i] for i in examples.tolist()] for half in halves)
             sizes = _sizes_of_sides(halves)
         rows, starts, segments = self._fit.put(sizes)
-        self._open_rows(self._fit.opened)
+        first_new = self._rows_out + len(self._rows)
+        for side in self._sides:
+            side.grow(self._fit.opened - first_new)
+        self._rows = np.concatenate([self._rows, np.arange(first_new, self._fit.opened)])
         places = np.searchsorted(self._rows, rows)
         for i, (side, half) in enumerate(zip(self._sides, halves, strict=True)):
             side.write(half, sizes[:, i], places, starts[:, i], segments)
@@ -141,13 +145,6 @@ class Packer:
     def finish(self) -> Packed:
         """Returns the rows that are still open."""
         return self._close_rows_except([])
-
-    def _open_rows(self, opened: int) -> None:
-        """Makes room for rows, up to as many as were ever opened."""
-        first_new = self._rows_out + len(self._rows)
-        for side in self._sides:
-            side.grow(opened - first_new)
-        self._rows = np.concatenate([self._rows, np.arange(first_new, opened)])
 
     def _close_rows_except(self, open_rows: list[int]) -> Packed:
         """Returns the other rows; their pieces count the rows that were returned."""
@@ -184,16 +181,6 @@ def _sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:
 def _sizes_of_sides(halves: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     """Returns the lengths of examples with their end, a column for each side."""
     return np.stack([_sizes_of(half) for half in halves], axis=1)
-
-
-def _with_ends(examples: Sequence[np.ndarray], dtype: np.dtype, end_id: int) -> np.ndarray:
-    sizes = _sizes_of(examples)
-    tokens = np.full(int(sizes.sum()), end_id, dtype)
-    if len(examples):
-        is_text = np.ones(len(tokens), bool)
-        is_text[np.cumsum(sizes) - 1] = False
-        tokens[is_text] = np.concatenate(examples)
-    return tokens
 
 
 def positions(segments_BL: np.ndarray) -> np.ndarray:

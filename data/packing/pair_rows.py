@@ -1,7 +1,7 @@
 """Holds packed rows of pairs: what the decoder reads, as in any rows, and the encoder's sources."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -96,17 +96,15 @@ def packed_pairs(
         sources = source_vocab.encode([tagged(pair.source, tag) for pair in chunk])
         targets = vocab.encode([pair.target for pair in chunk])
         kept = np.flatnonzero(packer.fits(targets, sources))
+        of_sources, of_targets = (Counts.of([chunk[i][side] for i in kept]) for side in (0, 1))
         parts.append(packer.add(targets, sources))
         counts += dataclasses.replace(
-            _counts([chunk[i] for i in kept]),
+            of_targets,
+            source_words=of_sources.words,
+            source_bytes=of_sources.bytes,
             tokens=sum(len(targets[i]) + 1 for i in kept),
             source_tokens=sum(len(sources[i]) + 1 for i in kept),
             left_out=len(chunk) - len(kept),
         )
     packed = pack.joined([*parts, packer.finish()])
     return packed, dataclasses.replace(counts, rows=packed.rows)
-
-
-def _counts(pairs: Sequence[Pair]) -> Counts:
-    sources, targets = (Counts.of([pair[side] for pair in pairs]) for side in (0, 1))
-    return dataclasses.replace(targets, source_words=sources.words, source_bytes=sources.bytes)

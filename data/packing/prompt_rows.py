@@ -42,13 +42,11 @@ class PromptRows(Rows):
 def without_begin(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns rows in which each text is read from its first token on, which nothing predicts."""
     segments_BL = batch["segments_BL"]
-    moved = {name: _moved_left(batch[name], segments_BL) for name in ("targets_BL", "loss_mask_BL")}
+    moved = {  # by one to the left inside each segment, which then ends with 0
+        name: inputs(batch[name][:, ::-1], segments_BL[:, ::-1])[:, ::-1]
+        for name in ("targets_BL", "loss_mask_BL")
+    }
     return {**batch, **moved, "inputs_BL": batch["targets_BL"]}
-
-
-def _moved_left(tokens_BL: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
-    """Moves tokens by one to the left inside each segment, which then ends with 0."""
-    return inputs(tokens_BL[:, ::-1], segments_BL[:, ::-1])[:, ::-1]
 
 
 def packed_prompts(

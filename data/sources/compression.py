@@ -132,24 +132,20 @@ class _Frames(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        text = self._next(len(buffer))
+        while not self._rest:
+            raw = self._file.read(_BYTES_PER_READ)
+            if not raw:
+                if self._in_frame:
+                    raise EOFError("compressed file ended before the end of its stream")
+                return 0
+            self._rest = self._decompressed(raw)
+        text, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(text)] = text
         return len(text)
 
     def close(self) -> None:
         self._file.close()
         super().close()
-
-    def _next(self, size: int) -> bytes:
-        while not self._rest:
-            raw = self._file.read(_BYTES_PER_READ)
-            if not raw:
-                if self._in_frame:
-                    raise EOFError("compressed file ended before the end of its stream")
-                return b""
-            self._rest = self._decompressed(raw)
-        text, self._rest = self._rest[:size], self._rest[size:]
-        return text
 
     def _decompressed(self, raw: bytes) -> bytes:
         texts = []

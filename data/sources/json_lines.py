@@ -62,11 +62,9 @@ class JsonLine(NamedTuple):
             is_missing = not isinstance(value, dict) or part not in value
             value = None if is_missing else value[part]
         if not isinstance(value, str):
-            legal = (
-                brief(", ".join(parent))
-                if isinstance(parent, dict)
-                else "none: it is not an object"
-            )
+            legal = "none: it is not an object"
+            if isinstance(parent, dict):
+                legal = brief(", ".join(parent))
             kind = "null" if value is None else type(value).__name__
             problem = "no such field" if is_missing else f"found {kind}, legal: text"
             raise UserError(
@@ -87,14 +85,11 @@ def records(paths: Sequence[str], setting: str, errors: str) -> Iterator[JsonLin
         for number, line in enumerate(text_files.read_lines(path, errors), 1):
             if line.strip():
                 place = f"{path}, line {number}"
-                yield JsonLine(_parsed(line, place), place, errors == "strict")
+                try:
+                    value = read_json(line, object, place)
+                except UserError as error:
+                    legal = f"one JSON object per line (found {brief(repr(line), 60)})"
+                    raise UserError(f"{error}  Legal: {legal}.") from None
+                yield JsonLine(value, place, errors == "strict")
 
     return text_files.of_files(paths, map(of_file, paths), setting, "line of JSON")
-
-
-def _parsed(line: str, place: str) -> Any:
-    try:
-        return read_json(line, object, place)
-    except UserError as error:
-        shown = brief(repr(line), 60)
-        raise UserError(f"{error}  Legal: one JSON object per line (found {shown}).") from None

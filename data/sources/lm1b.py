@@ -51,10 +51,16 @@ class Lm1b(Source):
     def lines(self, split: str) -> Iterator[str]:
         """Yields the sentences shard by shard, by the numbers of the shards."""
         shards = sorted(set(self._shards(split)))
-        with _archive_errors(self.archive):
-            for name, file in self._in_order(shards, _shards_of(self.archive)):
-                lines = text_files.decoded_lines(file, name)
-                yield from (line for line in lines if line and not line.isspace())
+        with read_errors(self.archive):
+            try:
+                for name, file in self._in_order(shards, _shards_of(self.archive)):
+                    lines = text_files.decoded_lines(file, name)
+                    yield from (line for line in lines if line and not line.isspace())
+            except tarfile.TarError as error:
+                raise UserError(
+                    f"Lm1b.archive = {self.archive!r}: is not a whole tar archive ({error}).  "
+                    f"Legal: {TOP}.tar.gz, or the folder that it unpacks to."
+                ) from None
 
     def _in_order(
         self, shards: Sequence[str], stream: Iterator[tuple[str, NamedFile]]
@@ -113,18 +119,6 @@ class Lm1b(Source):
 
 
 @contextlib.contextmanager
-def _archive_errors(archive: str) -> Iterator[None]:
-    with read_errors(archive):
-        try:
-            yield
-        except tarfile.TarError as error:
-            raise UserError(
-                f"Lm1b.archive = {archive!r}: is not a whole tar archive ({error}).  "
-                f"Legal: {TOP}.tar.gz, or the folder that it unpacks to."
-            ) from None
-
-
-@contextlib.contextmanager
 def copy(lines: ByteFile) -> Iterator[ByteFile]:
     """Keeps lines in a compressed temporary file, and yields what reads them."""
     with tempfile.TemporaryFile() as file:
@@ -150,31 +144,23 @@ def _shards_of(archive: str) -> Iterator[tuple[str, NamedFile]]:
     """Yields each shard, its name and its lines; an archive is read once, as a stream."""
     path = path_of(archive).expanduser()
     if path.is_dir():
-        yield from _shards_in_folder(path)
+        for file_path in sorted(path.glob("**/news.en*")):
+            if shard := _shard(file_path.as_posix()):
+                with open_file(str(file_path)) as file:
+                    yield shard, (str(file_path), file)
     elif not path.exists():
         raise UserError(
             f"Lm1b.archive = {archive!r}: there is no such file.{nearest(archive)}  Legal: the "
             f"path of {TOP}.tar.gz, or of the folder that it unpacks to."
         )
     else:
-        with open_file(archive) as file:
-            yield from _shards_in_tar(archive, file)
-
-
-def _shards_in_folder(folder: Path) -> Iterator[tuple[str, NamedFile]]:
-    for path in sorted(folder.glob("**/news.en*")):
-        if shard := _shard(path.as_posix()):
-            with open_file(str(path)) as file:
-                yield shard, (str(path), file)
-
-
-def _shards_in_tar(archive: str, file: Any) -> Iterator[tuple[str, NamedFile]]:
-    with tarfile.open(fileobj=file, mode="r|") as tar:
-        for member in tar:
-            shard = _shard(member.name)
-            content = tar.extractfile(member) if shard and member.isfile() else None
-            if shard and content is not None:
-                yield shard, (f"{archive}, {member.name}", content)
+        whole: Any
+        with open_file(archive) as whole, tarfile.open(fileobj=whole, mode="r|") as tar:
+            for member in tar:
+                shard = _shard(member.name)
+                content = tar.extractfile(member) if shard and member.isfile() else None
+                if shard and content is not None:
+                    yield shard, (f"{archive}, {member.name}", content)
 
 
 def _shard(path: str) -> str | None:

@@ -23,13 +23,6 @@ PartName = Annotated[
 HeldOutFraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
-def is_held_out(text: str, fraction: float) -> bool:
-    """Returns whether a text is among the fraction of all texts that a hash holds out."""
-    raw = text.encode("utf-8", "surrogatepass")
-    place = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
-    return place < fraction * 2**64
-
-
 @abstract_spec
 class Source:
     """Reads the text of a task; a task file names one of its kinds."""
@@ -129,9 +122,14 @@ class FileSource(Source):
         """Yields the examples of a split; those held out are chosen by a hash of their keys."""
         if split == "test" or not self.holds_out:
             return self.read_named(split, errors)
-        fraction, is_validation = self.validation_fraction, split == "validation"
+        end, is_validation = self.validation_fraction * 2**64, split == "validation"
+
+        def is_held_out(example: Any) -> bool:
+            raw = key(example).encode("utf-8", "surrogatepass")
+            return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < end
+
         examples = self.read_named("train", errors)
-        return (x for x in examples if is_held_out(key(x), fraction) == is_validation)
+        return (x for x in examples if is_held_out(x) == is_validation)
 
     def read_named(self, split: str, errors: str) -> Iterator[Any]:
         """Yields the examples of the files that are named for a split."""
@@ -213,4 +211,5 @@ class TextFiles(FileText):
             case "paragraph":
                 return text_files.with_text(text_files.read_paragraphs(paths), setting, "paragraph")
             case "file":
-                return text_files.with_text(text_files.read_whole(paths), setting, "file")
+                whole = ("\n".join(text_files.read_lines(p)).rstrip("\n") for p in paths)
+                return text_files.with_text(whole, setting, "file")

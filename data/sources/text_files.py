@@ -175,12 +175,6 @@ def read_paragraphs(paths: Sequence[str]) -> Iterator[str]:
                 yield "\n".join(lines)
 
 
-def read_whole(paths: Sequence[str]) -> Iterator[str]:
-    """Yields the whole text of each file, without the newlines at its end."""
-    for path in paths:
-        yield "\n".join(read_lines(path)).rstrip("\n")
-
-
 def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:
     """Yields the texts that hold more than white space; logs how many do not."""
     total = blank = 0

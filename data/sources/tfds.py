@@ -49,10 +49,8 @@ class TfdsSource(Source):
         errors is what bytes.decode makes of bytes that are not UTF-8.
         """
         builder, kind = self._prepared_builder(), type(self).__name__
-        features, legal = (
-            [getattr(self, name) for name in parameters],
-            sorted(builder.info.features),
-        )
+        features = [getattr(self, name) for name in parameters]
+        legal = sorted(builder.info.features)
         for parameter, feature in zip(parameters, features, strict=True):
             if feature not in legal:
                 raise UserError(
@@ -113,7 +111,12 @@ class TfdsSource(Source):
                 f"{kind}.name = {self.name!r}: a community data set, whose code TFDS would "
                 "download and run.  Legal: a data set of TFDS itself."
             )
-        _import_builder(self.name)
+        # TFDS does not import some builders by itself, such as those of WMT.
+        stem = self.name.partition("/")[0].removesuffix("_translate")
+        for package in ("translate", "text"):
+            module = f"tensorflow_datasets.{package}.{stem}"
+            if stem.isidentifier() and importlib.util.find_spec(module):
+                importlib.import_module(module)
         try:
             return tfds.builder(self.name, data_dir=self.folder, file_format="array_record")
         except (tfds.core.DatasetNotFoundError, ValueError) as error:
@@ -166,15 +169,6 @@ def _why_not(name: str, error: Exception) -> str:
         return f"TFDS has no such data set.{did_you_mean(name, known)}"
     first_line = str(error).partition("\n")[0]
     return f"{first_line}  The configurations of {data_set}: {', '.join(legal) or 'none'}."
-
-
-def _import_builder(name: str) -> None:
-    """Imports a builder that TFDS does not import by itself, such as those of WMT."""
-    stem = name.partition("/")[0].removesuffix("_translate")
-    for package in ("translate", "text"):
-        module = f"tensorflow_datasets.{package}.{stem}"
-        if stem.isidentifier() and importlib.util.find_spec(module):
-            importlib.import_module(module)
 
 
 @contextlib.contextmanager

@@ -29,8 +29,6 @@ def whole_folder(target: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.building-"))
         try:
             yield folder
-            for path in folder.iterdir():
-                sync(path)
             _replace(folder, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -51,8 +49,6 @@ def resumable_folder(target: Path) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         try:
             yield folder
-            for path in folder.iterdir():
-                sync(path)
             _replace(folder, target)
         except Unfinished:
             raise
@@ -94,6 +90,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def _replace(folder: Path, target: Path) -> None:
+    for path in folder.iterdir():
+        sync(path)
     old = None
     if target.exists():
         old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.building-old-"))

@@ -95,21 +95,18 @@ class Translation(PairTask):
         else:
             source = source_vocab or self._make_vocab(self.source_vocab, "source vocab", tags)
             target = vocab or self._make_vocab(self.vocab, "target vocab", [])
-        self._check_tags(source)
+        for tag in tags:
+            [ids] = source.encode([tag])
+            if len(ids) != 1:
+                raise UserError(
+                    f"{self.name}: its source vocab splits {tag} into {len(ids)} sub-words, but a "
+                    "tag must be one.  Use a vocab that was trained with it, or let the task train "
+                    "one."
+                )
         vocabs = Vocabs(target, source)
         if self.bpe_dropout:
             vocabs.with_dropout(self.bpe_dropout, seed=0)  # raises where a vocab cannot do it
         return vocabs
-
-    def _check_tags(self, vocab: Vocab) -> None:
-        for tag in self.tags:
-            [ids] = vocab.encode([tag_word(tag)])
-            if len(ids) != 1:
-                raise UserError(
-                    f"{self.name}: its source vocab splits {tag_word(tag)} into {len(ids)} "
-                    "sub-words, but a tag must be one.  Use a vocab that was trained with it, or "
-                    "let the task train one."
-                )
 
     # Rows
 

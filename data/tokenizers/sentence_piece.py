@@ -70,7 +70,41 @@ class SentencePiece(Tokenizer):
         return self.model_file is not None or self.model_type == "bpe"
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
-        return _train(self, lines, words)
+        model, errors = io.BytesIO(), list[Exception]()
+        sentencepiece.set_random_generator_seed(0)
+        sentencepiece.set_min_log_level(2)
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                # SentencePiece's own sample is another one in each process, whatever the seed.
+                sentence_iterator=_noting_errors(
+                    _sampled(_with_warning(lines), self.train_lines), errors
+                ),
+                model_writer=model,
+                vocab_size=self.size,
+                model_type=self.model_type,
+                character_coverage=self.character_coverage,
+                byte_fallback=self.byte_fallback,
+                normalization_rule_name=self.normalization,
+                remove_extra_whitespaces=self.normalization != "identity",
+                input_sentence_size=self.train_lines,
+                shuffle_input_sentence=True,
+                max_sentence_length=_LONGEST_LINE_BYTES,
+                # A fixed number: the sums of unigram's training depend on how it shares out lines.
+                num_threads=4,
+                user_defined_symbols=[word if word.isspace() else "▁" + word for word in words],
+                pad_id=PAD,
+                eos_id=EOS,
+                unk_id=UNK,
+                bos_id=-1,
+            )
+        except RuntimeError as error:
+            if errors:
+                raise errors[0] from None
+            raise UserError(_explain(self, str(error))) from None
+        with contextlib.suppress(OSError, AttributeError):  # of another C library
+            # glibc keeps what training took: 0.9 GB of a million lines.
+            ctypes.CDLL(None).malloc_trim(0)
+        return SentencePieceVocab(model.getvalue())
 
 
 class SentencePieceVocab(Vocab):
@@ -137,50 +171,6 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
     except (RuntimeError, UnicodeDecodeError):
         return None
     return processor
-
-
-def _train(
-    settings: SentencePiece, lines: Iterator[str], words: Sequence[str]
-) -> SentencePieceVocab:
-    model, errors = io.BytesIO(), list[Exception]()
-    sentencepiece.set_random_generator_seed(0)
-    sentencepiece.set_min_log_level(2)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            # SentencePiece's own sample is another one in each process, whatever the seed.
-            sentence_iterator=_noting_errors(
-                _sampled(_with_warning(lines), settings.train_lines), errors
-            ),
-            model_writer=model,
-            vocab_size=settings.size,
-            model_type=settings.model_type,
-            character_coverage=settings.character_coverage,
-            byte_fallback=settings.byte_fallback,
-            normalization_rule_name=settings.normalization,
-            remove_extra_whitespaces=settings.normalization != "identity",
-            input_sentence_size=settings.train_lines,
-            shuffle_input_sentence=True,
-            max_sentence_length=_LONGEST_LINE_BYTES,
-            # A fixed number: the sums of unigram's training depend on how it shares out lines.
-            num_threads=4,
-            user_defined_symbols=[word if word.isspace() else "▁" + word for word in words],
-            pad_id=PAD,
-            eos_id=EOS,
-            unk_id=UNK,
-            bos_id=-1,
-        )
-    except RuntimeError as error:
-        if errors:
-            raise errors[0] from None
-        raise UserError(_explain(settings, str(error))) from None
-    _return_memory()
-    return SentencePieceVocab(model.getvalue())
-
-
-def _return_memory() -> None:
-    """Gives back to the system what training took, which glibc keeps: 0.9 GB of a million lines."""
-    with contextlib.suppress(OSError, AttributeError):  # of another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _sampled(lines: Iterator[str], count: int) -> Iterator[str]:

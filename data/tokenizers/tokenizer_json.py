@@ -94,7 +94,9 @@ class TokenizerJsonVocab(Vocab):
                 f"vocab {name}: no token is known to end a text ({CONFIG} beside it has no "
                 f'eos_token).  Set TokenizerJson.end, as in "</s>".{self._known_tokens()}'
             )
-        before = self._ids_before_a_text()
+        # What tokenizer.json puts before every text, as Hugging Face's library does.
+        encoding = self._tokenizer.encode("a")
+        before = list(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
         begins = [i for i in (ids["begin"], *before, end) if i is not None]
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         is_chosen = special.get("begin") != _special_tokens(files).get("begin")
@@ -126,12 +128,6 @@ class TokenizerJsonVocab(Vocab):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._tokenizer.id_to_token(int(i)) or f"<{i}>" for i in ids]
-
-    def _ids_before_a_text(self) -> list[int]:
-        """Returns what tokenizer.json puts before every text, as Hugging Face's library does."""
-        encoding = self._tokenizer.encode("a")
-        is_added = [*encoding.special_tokens_mask, 0]
-        return list(encoding.ids[: is_added.index(0)])
 
     def _id(self, token: str | None, key: str, name: str) -> int | None:
         if token is None:

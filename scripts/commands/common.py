@@ -106,16 +106,12 @@ def rounded(rows: int, shards: int) -> int:
     return -(-rows // shards) * shards
 
 
-def read_input(path: str) -> Iterator[str]:
-    """Reads the lines of a file, plain, .gz, .xz or .zst, or of the standard input."""
-    if path != "-":
-        return read_lines(path)
-    return map(without_carriage_return, decoded_lines(sys.stdin.buffer, "standard input"))
-
-
 def input_lines(path: str) -> list[str]:
-    """Reads the lines of a file, or of the standard input, in process 0 for all."""
-    return from_first_process(lambda: list(read_input(path)))
+    """Reads a file, plain, .gz, .xz or .zst, or the standard input, in process 0 for all."""
+    if path == "-":
+        raw_lines = decoded_lines(sys.stdin.buffer, "standard input")
+        return from_first_process(lambda: list(map(without_carriage_return, raw_lines)))
+    return from_first_process(lambda: list(read_lines(path)))
 
 
 @contextlib.contextmanager

@@ -57,10 +57,8 @@ class ListingHandler(ocp.PyTreeCheckpointHandler):
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
-        files = {}
-        for name, _ in lookup.sizes_below(directory):
-            files[name] = fingerprint(directory / name)
-        saved = self._save
+        names = [name for name, _ in lookup.sizes_below(directory)]
+        files, saved = {name: fingerprint(directory / name) for name in names}, self._save
         manifest = Manifest(saved.metric, saved.higher_is_better, files, saved.run)
         (directory / MANIFEST).write_text(manifest.dump())
         sync_below(directory)
@@ -187,7 +185,9 @@ def read(call: Callable[[], T]) -> T:
         raise
     except Exception as error:  # Orbax raises Exception itself for an array that ends too early
         _hide_abandoned_reads()
-        cause = _first_cause(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # Orbax's error prints all the settings of TensorStore's
+            cause = cause.__cause__
         if problem := remote.failure(cause):
             raise RunError(problem) from error
         raise DamagedCheckpoint(one_line(cause)) from error
@@ -221,10 +221,3 @@ def _hide_abandoned_reads() -> None:
             show(unraisable)
 
     sys.unraisablehook = show_others
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Returns TensorStore's error, which Orbax wraps into one that prints all its settings."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error

@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -94,12 +93,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.wait()
         except RunError as failure:
@@ -268,7 +262,11 @@ class Checkpoints:
         records = starts(path_of(self.model_dir))
         self._record = records[-1].dump() if records else None
         if is_remote(self.folder):
-            self._keep_folder()
+            # Orbax removes what a killed save left and then lists the folder, which would be gone
+            # without this object, which nothing reads.
+            if jax.process_index() == 0:
+                (self.folder / ".keep").write_bytes(b"")
+            _sync("folder of checkpoints kept")
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), _KeepBest(self)]),
             cleanup_tmp_directories=True,
@@ -287,15 +285,6 @@ class Checkpoints:
         )
         handlers = {ITEM: ListingHandler(use_zarr3=True, type_handler_registry=registry)}
         return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
-
-    def _keep_folder(self) -> None:
-        """Writes an object that nothing reads: a remote folder is there while an object is in it.
-
-        Orbax removes what a killed save left and then lists the folder, which would be gone.
-        """
-        if jax.process_index() == 0:
-            (self.folder / ".keep").write_bytes(b"")
-        _sync("folder of checkpoints kept")
 
     def _close(self) -> None:
         manager, self._manager = self._manager, None

@@ -42,14 +42,11 @@ class StreamedHandler(ocp.type_handlers.NumpyHandler):
         infos: Sequence[ocp.type_handlers.ParamInfo],
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> Sequence[ocp.future.Future]:
-        work = self._background_serialize(values, infos, args)
+        work = self._write(values, infos)
         return [ocp.future.CommitFutureAwaitingContractedSignals(work, name="streamed_arrays")]
 
-    async def _background_serialize(
-        self,
-        values: Sequence[StreamedArray],
-        infos: Sequence[ocp.type_handlers.ParamInfo],
-        args: Sequence[ocp.SaveArgs] | None = None,
+    async def _write(
+        self, values: Sequence[StreamedArray], infos: Sequence[ocp.type_handlers.ParamInfo]
     ) -> None:
         for value, info in zip(values, infos, strict=True):
             await info.await_path_creation()

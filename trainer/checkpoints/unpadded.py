@@ -33,20 +33,14 @@ class StatePadding:
         return jax.tree.map(lambda a, b: a if a.shape == b.shape else b, self.padded, even_state)
 
     def unpad(self, state: State) -> State:
-        return (
-            state
-            if self.step_spec.without_padding() is self.step_spec
-            else self._like(self.unpadded, state)
-        )
+        return self._like(self.unpadded, state)
 
     def pad(self, state: State) -> State:
-        return (
-            state
-            if self.step_spec.without_padding() is self.step_spec
-            else self._like(self.padded, state)
-        )
+        return self._like(self.padded, state)
 
     def _like(self, abstract: State, state: State) -> State:
+        if self.step_spec.without_padding() is self.step_spec:
+            return state
         leaves, structure = jax.tree.flatten(state)
         targets = jax.tree.leaves({name: abstract[name] for name in state})
         differ = [i for i, leaf in enumerate(targets) if leaf.shape != leaves[i].shape]

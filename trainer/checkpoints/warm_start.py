@@ -52,9 +52,21 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
                 f"Run.start_from = {folder!r}: no checkpoint there.  Legal: the model directory of "
                 "a run that has saved one."
             )
-        saved = saved_weights(checkpoints, step)
+        saved = {
+            path.removeprefix("params/"): array
+            for path, array in checkpoints.describe(step).items()
+            if path.startswith("params/")
+        }
         sources = weight_sources(new, saved, f"Run.start_from = {folder!r}, step {step}")
-        abstract = abstract_weights(saved, layout, mesh)
+        shardings = {
+            path: NamedSharding(mesh, layout.place(axes_of_path(path), stored=True))
+            for path in saved
+        }
+        in_float32 = {
+            path: jax.ShapeDtypeStruct(array.shape, jnp.float32, sharding=shardings[path])
+            for path, array in saved.items()
+        }
+        abstract = traverse_util.unflatten_dict(in_float32, sep="/")
         restored = traverse_util.flatten_dict(checkpoints.restore_params(abstract, step), sep="/")
 
     def replace(restored: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
@@ -70,30 +82,6 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
         "Weights of %s, step %d%s.", folder, step, f"; new: {', '.join(kept)}" if kept else ""
     )
     return traverse_util.unflatten_dict(weights, sep="/")
-
-
-def saved_weights(checkpoints: Checkpoints, step: int) -> dict[str, Saved]:
-    """Returns what a checkpoint holds of each weight, by its path."""
-    return {
-        path.removeprefix("params/"): array
-        for path, array in checkpoints.describe(step).items()
-        if path.startswith("params/")
-    }
-
-
-def abstract_weights(saved: dict[str, Saved], layout: Layout, mesh: Mesh) -> Params:
-    """Returns shapes and placements of the saved weights, to restore them in float32."""
-    return traverse_util.unflatten_dict(
-        {
-            path: jax.ShapeDtypeStruct(
-                array.shape,
-                jnp.float32,
-                sharding=NamedSharding(mesh, layout.place(axes_of_path(path), stored=True)),
-            )
-            for path, array in saved.items()
-        },
-        sep="/",
-    )
 
 
 def weight_sources(

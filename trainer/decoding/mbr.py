@@ -1,5 +1,6 @@
 """Chooses among samples the one that most agrees with all: the minimum Bayes risk under chrF."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -36,21 +37,14 @@ def utilities(samples: Sequence[str], weights: Sequence[float] | None = None) ->
         masses[text] += weight
     whole = sum(masses.values())
     assert whole > 0
-    totals = _totals(masses)
-    return [totals[text] / whole for text in samples]
-
-
-def _totals(masses: dict[str, float]) -> dict[str, float]:
-    """Returns the weighted sum of each text's chrF against all texts, itself among them."""
+    # The weighted sum of each text's chrF against all texts, itself among them.
     totals = {text: SAME * mass for text, mass in masses.items()}
     ngrams = {text: extract_all_char_ngrams(text, CHRF2.char_order) for text in masses}
-    texts = list(masses)
-    for i, text in enumerate(texts):
-        for other in texts[:i]:
-            there, back = _both_ways(ngrams[text], ngrams[other])
-            totals[text] += masses[other] * there
-            totals[other] += masses[text] * back
-    return totals
+    for text, other in itertools.combinations(masses, 2):
+        there, back = _both_ways(ngrams[text], ngrams[other])
+        totals[text] += masses[other] * there
+        totals[other] += masses[text] * back
+    return [totals[text] / whole for text in samples]
 
 
 def _both_ways(hypothesis: Ngrams, reference: Ngrams) -> tuple[float, float]:

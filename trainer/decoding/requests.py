@@ -190,11 +190,8 @@ def best_texts(
 
 def check_search(options: DecodeOptions, search: object) -> None:
     """Refuses options that need samples where there are none."""
-    ranks = {
-        "--consensus": options.consensus,
-        "--rescore_suffix": options.rescore_suffix is not None,
-    }
-    names = [name for name, is_given in ranks.items() if is_given]
+    names = ["--consensus"] if options.consensus else []
+    names += [] if options.rescore_suffix is None else ["--rescore_suffix"]
     if len(names) > 1:
         raise UserError(f"{' and '.join(names)} both rank samples.  Remove one.")
     if names and not (isinstance(search, Sampling) and search.width > 1):

@@ -49,7 +49,9 @@ class TextStream:
         if is_done:
             added = self._text_of(self._ids[len(self.prompt) :])[len(self.text) :]
         else:
-            added = self._kept + self._new_text()
+            # What the tokens behind the last whole character add.
+            added = self.vocab.text(self._ids[self._context :])[len(self._context_text) :]
+            added = self._kept + added
         stops = [(at + len(stop), at) for stop in self.stops if (at := added.find(stop)) >= 0]
         if stops:
             end, at = min(stops)
@@ -59,10 +61,6 @@ class TextStream:
             added = self._settled(added)
         self._given.append(added)
         return added
-
-    def _new_text(self) -> str:
-        """Returns what the tokens behind the last whole character add."""
-        return self.vocab.text(self._ids[self._context :])[len(self._context_text) :]
 
     def _settled(self, added: str) -> str:
         """Returns what stays as it is, of what was added; keeps the rest, if it is whole."""

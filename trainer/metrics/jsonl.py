@@ -36,7 +36,10 @@ def split_lines(path: Path, *numbers: str) -> tuple[list[Line], list[str]]:
     damaged: list[str] = []
     *texts, last = path.read_bytes().decode("utf-8", "replace").split("\n")
     for text in [*texts, last]:
-        line = _line_of(text) or {}
+        try:
+            line = read_json(text, Line, "line")
+        except UserError:
+            line = {}
         is_step = type(line.get("step")) is int
         if is_step and all(is_number(line.get(name)) for name in ("step", *numbers)):
             lines.append(line)
@@ -50,10 +53,3 @@ def is_number(value: object) -> bool:
     if type(value) is int:
         return abs(value) < 1 << 63
     return type(value) is float and not LARGEST < abs(value) < math.inf
-
-
-def _line_of(text: str) -> Line | None:
-    try:
-        return read_json(text, Line, "line")
-    except UserError:
-        return None

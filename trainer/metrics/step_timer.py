@@ -49,18 +49,14 @@ class StepTimer:
         else:
             self.first_wait_s = self.spent_s["data"]
         self.steps += 1
+        totals = {f"{activity}_total_s": seconds for activity, seconds in self.spent_s.items()}
         return {
             "tokens_per_s": tokens / step_s,
             "step_s": step_s,
             "data_stall_fraction": self.data_stall_fraction,
-            **self.totals(now),
+            "host_total_s": now - self.began - sum(self.spent_s.values()),
+            **totals,
         }
-
-    def totals(self, now: float) -> dict[str, float]:
-        """Returns the seconds since the loop began, by activity; the host has the rest of them."""
-        host_s = now - self.began - sum(self.spent_s.values())
-        totals = {f"{activity}_total_s": seconds for activity, seconds in self.spent_s.items()}
-        return {"host_total_s": host_s, **totals}
 
     @property
     def step_s(self) -> float | None:

@@ -216,13 +216,18 @@ class MLflowRun(Tracker):
 
     def __init__(self, spec: MLflow, run: TrackedRun):
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         self._client = MlflowClient(tracking_uri=spec.tracking_uri)
         path = run.folder / MLFLOW_ID
         is_new = not path.exists()
         self._id = known_id(path, lambda: self._create(spec, run))
-        if is_new:
-            self._log_settings(run.settings)
+        if is_new:  # MLflow allows no change later, and 100 at a time
+            params = [
+                Param(name, str(x)[:MAX_PARAM_CHARACTERS]) for name, x in run.settings.items()
+            ]
+            for start in range(0, len(params), 100):
+                self._client.log_batch(self._id, params=params[start : start + 100])
         else:
             self._client.update_run(self._id, status="RUNNING")
         self._is_new = is_new
@@ -255,14 +260,6 @@ class MLflowRun(Tracker):
         experiment_id = known.experiment_id if known else create(spec.experiment)
         made = self._client.create_run(experiment_id, run_name=spec.name or run.name)
         return str(made.info.run_id)
-
-    def _log_settings(self, settings: Mapping[str, Any]) -> None:
-        """Logs the settings of a new run; MLflow allows no change later, and 100 at a time."""
-        from mlflow.entities import Param
-
-        params = [Param(name, str(x)[:MAX_PARAM_CHARACTERS]) for name, x in settings.items()]
-        for start in range(0, len(params), 100):
-            self._client.log_batch(self._id, params=params[start : start + 100])
 
 
 def known_id(path: Path, make: Callable[[], str]) -> str:

@@ -47,8 +47,9 @@ class Adafactor(OptimizerSpec):
 
         from trainer.optimizers import chain, factored
 
+        scaling = factored.FactoredScaling(self.decay, self.factored_from, weights)
         parts = [
-            factored.scale_by_factored_rms(self.decay, self.factored_from, weights),
+            optax.GradientTransformation(scaling.init, scaling.update),
             factored.clip_by_rms(self.clip_update_rms, weights),
         ]
         if self.multiply_by_parameter_scale:

@@ -31,17 +31,6 @@ class Moments(NamedTuple):
     full: Array
 
 
-def scale_by_factored_rms(
-    decay: Callable[[Array], Array], factored_from: int, infos: Infos
-) -> optax.GradientTransformation:
-    """Divides gradients by the root of their second moment, factored where a weight is large.
-
-    Shazeer and Stern 2018, algorithm 4.
-    """
-    scaling = FactoredScaling(decay, factored_from, infos)
-    return optax.GradientTransformation(scaling.init, scaling.update)
-
-
 @dataclasses.dataclass(frozen=True)
 class FactoredScaling:
     """Keeps the second moments of all weights, and scales gradients by them."""
@@ -99,11 +88,9 @@ class FactoredScaling:
         column = mixed(old.column, mean(square, true[second], second) + EPSILON)
         along = second - (second > first)
         of_rows = mean(row, true[second], along, keepdims=True)
-        factors = (
-            jnp.expand_dims((row / of_rows) ** -0.5, first),
-            jnp.expand_dims(column**-0.5, second),
-        )
-        return gradient * factors[0] * factors[1], Moments(row, column, old.full)
+        row_factor = jnp.expand_dims((row / of_rows) ** -0.5, first)
+        column_factor = jnp.expand_dims(column**-0.5, second)
+        return gradient * row_factor * column_factor, Moments(row, column, old.full)
 
 
 def factored_state(count: Array, moments: dict[str, Moments]) -> optax.FactoredState:

@@ -1,5 +1,6 @@
 """Calls a function in a child process, where an abort of the TPU compiler ends no command."""
 
+import functools
 import multiprocessing
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from configs.errors import RunError, UserError, brief
+from data.workers import end_with_parent
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -35,7 +37,7 @@ def in_child(
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with receiver, tempfile.NamedTemporaryFile(mode="r", errors="replace") as log:
-        arguments = (sender, log.name, function, args, kwargs)
+        arguments = (sender, log.name, functools.partial(function, *args, **kwargs))
         process = context.Process(target=_answer, args=arguments, daemon=True)
         process.start()
         sender.close()
@@ -72,28 +74,15 @@ def describe_abort(exit_code: int | None, log: str) -> str:
     )
 
 
-def _answer(
-    sender: Connection,
-    log: str,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Sends an error's class, or None, and its text or the function's result."""
+def _answer(sender: Connection, log: str, call: Callable[[], Any]) -> None:
+    """Sends an error's class, or None, and its text or what the call returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.dup2(os.open(log, os.O_WRONLY), 2)
     jax.config.update("jax_platforms", "cpu")  # those of this machine may be in use
     try:
-        sender.send((None, function(*args, **kwargs)))
+        sender.send((None, call()))
     except (UserError, RunError) as error:
         sender.send((UserError if isinstance(error, UserError) else RunError, str(error)))
     except Exception:
         sender.send((RuntimeError, traceback.format_exc()))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

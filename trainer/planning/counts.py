@@ -116,11 +116,9 @@ class TracedFunction:
 
     def device_coords(self, topology: Topology | None) -> np.ndarray | None:
         """Returns the coordinates of each device of the mesh on the torus of a slice."""
-        return (
-            None
-            if topology is None
-            else coordinates(topology, self.sizes, self.layout.order, self.layout.slices)
-        )
+        if topology is None:
+            return None
+        return coordinates(topology, self.sizes, self.layout.order, self.layout.slices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,15 +121,14 @@ class TracedDecode(TracedFunction):
             read_bytes=loop_bytes,
         )
         both = WorkCounts(whole.flops, whole.collectives, read_bytes=weight_bytes)
-        suffix = self._suffix_on(sizes, loop_bytes) if self.shape.suffix_tokens else None
+        suffix = None
+        if self.shape.suffix_tokens:  # reads weights and cache once
+            scopes = [str(eqn.source_info.name_stack).split("/") for eqn in self.jaxpr.eqns]
+            of_suffix = zip(self.jaxpr.eqns, scopes, strict=True)
+            eqns = [eqn for eqn, scope in of_suffix if SUFFIX in scope]
+            cost = cost_of(self.jaxpr.replace(eqns=eqns), sizes, self.traits)
+            suffix = WorkCounts(cost.flops, cost.collectives, read_bytes=loop_bytes)
         return work_of_parts(both, token, suffix)
-
-    def _suffix_on(self, sizes: Mapping[str, int], read_bytes: int) -> WorkCounts:
-        """Counts the work of the suffix, which reads weights and cache once."""
-        scopes = (str(eqn.source_info.name_stack).split("/") for eqn in self.jaxpr.eqns)
-        eqns = [eqn for eqn, scope in zip(self.jaxpr.eqns, scopes, strict=True) if SUFFIX in scope]
-        suffix = cost_of(self.jaxpr.replace(eqns=eqns), sizes, self.traits)
-        return WorkCounts(suffix.flops, suffix.collectives, read_bytes=read_bytes)
 
     def output_flops(self, work: DecodeWork) -> int:
         suffix_flops = 0 if work.suffix is None else work.suffix.flops

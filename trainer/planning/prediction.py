@@ -11,16 +11,9 @@ from data.storage.files import atomic_write
 from layouts.cost.collectives import size_text
 from layouts.cost.interconnect import Topology
 from trainer.observers import CompiledStep, Observer, Outcome
+from trainer.planning import training
 from trainer.planning.counts import Compilation
 from trainer.planning.report import as_json, scaled
-from trainer.planning.training import (
-    StepCounts,
-    StepPlan,
-    TracedStep,
-    count_step,
-    estimate_step,
-    plan_step,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -51,30 +44,32 @@ class CostPrediction(Observer):
 class Prediction(NamedTuple):
     """Holds the predicted cost of a step, in numbers and in one or two lines."""
 
-    plan: StepPlan
+    plan: training.StepPlan
     summary: str
 
 
 def predict(compiled: CompiledStep) -> Prediction:
     """Reads the compiled program for its memory, FLOPs and traffic; on TPUs, predicts its time."""
     c, mesh = compiled, compiled.mesh
-    step = TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
+    step = training.TracedStep(c.run, c.layout, mesh, c.traced, c.state, c.batch)
     counted, how_counted = count(step, c.executable, c.compile_s)
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
-    plan = plan_step(step, topology, counted)
+    plan = training.plan_step(step, topology, counted)
     return Prediction(plan, summary(plan) + how_counted + time_summary(plan))
 
 
-def count(step: TracedStep, executable: object, compile_s: float) -> tuple[StepCounts, str]:
+def count(
+    step: training.TracedStep, executable: object, compile_s: float
+) -> tuple[training.StepCounts, str]:
     """Counts what is in an executable; from its trace if the text is of a newer compiler."""
     try:
-        return count_step(step, Compilation.read(executable, step.platform, compile_s)), ""
+        return training.count_step(step, Compilation.read(executable, step.platform, compile_s)), ""
     except Exception as error:  # training goes on without a prediction
         reason = f"  Counted from its trace, because its text cannot be read: {error!r}."
-        return estimate_step(step), reason
+        return training.estimate_step(step), reason
 
 
-def summary(plan: StepPlan) -> str:
+def summary(plan: training.StepPlan) -> str:
     """Returns memory, FLOPs and traffic of a step in one line."""
     causes = sorted(plan.memory.bytes_by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
@@ -87,7 +82,7 @@ def summary(plan: StepPlan) -> str:
     )
 
 
-def time_summary(plan: StepPlan) -> str:
+def time_summary(plan: training.StepPlan) -> str:
     """Returns another line with the predicted time of a step; an empty text if there is none."""
     if plan.step_s is None or plan.topology is None:
         return ""

@@ -52,6 +52,7 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
     shape, timings = plan.step.shape, plan.timings
     search, work = shape.search, plan.work
     suffix = None if timings is None else timings.suffix
+    parts = {"token": work.token, "start": work.prefill, "suffix": work.suffix}
     return {
         **common_figures(plan),
         "batch_sequences": shape.rows,
@@ -65,11 +66,7 @@ def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
         "cache_bytes": plan.cache_bytes,
         "collectives": [
             {"part": name, **row}
-            for name, part in (
-                ("token", work.token),
-                ("start", work.prefill),
-                ("suffix", work.suffix),
-            )
+            for name, part in parts.items()
             if part is not None
             for row in collectives(plan, part.collectives)
         ],

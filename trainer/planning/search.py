@@ -16,15 +16,10 @@ from layouts.lint.report import table
 from layouts.lint.warnings import executed_flops
 from layouts.mesh import batch_shards, make_mesh, mesh_sizes
 from trainer.checks import find_untraceable, record_loss
+from trainer.planning import training
 from trainer.planning.child import CompilerAborted
 from trainer.planning.counts import TEMPORARIES
 from trainer.planning.step_benchmark import StepBenchmark, median_s, slowdown, time_rounds
-from trainer.planning.training import (
-    StepPlan,
-    plan_from_trace,
-    plan_on_host,
-    with_device_order,
-)
 from trainer.run import Run
 from trainer.traces import trace_train_step
 
@@ -40,7 +35,7 @@ class RankedLayout(NamedTuple):
     """Holds a layout and what it costs."""
 
     layout: Layout
-    plan: StepPlan
+    plan: training.StepPlan
     measured_s: float | None = None
     """Seconds of a step that was run."""
 
@@ -129,13 +124,13 @@ def fewest_products_first(
     return sorted(((least_s(layout), layout) for layout in layouts), key=lambda pair: pair[0])
 
 
-def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> StepPlan | None:
+def plan_if_traceable(run: Run, layout: Layout, hardware: Hardware) -> training.StepPlan | None:
     """Plans a layout; None if JAX cannot shard the step by it, although it is legal."""
     sizes = mesh_sizes(layout.mesh, hardware.devices)
     try:
         if isinstance(hardware, HostRates):
-            return plan_on_host(run, layout, make_mesh(layout), hardware)
-        return plan_from_trace(run, layout, sizes, hardware)
+            return training.plan_on_host(run, layout, make_mesh(layout), hardware)
+        return training.plan_from_trace(run, layout, sizes, hardware)
     except (UserError, RunError):
         raise
     except Exception:
@@ -176,7 +171,9 @@ def with_best_order(ranked: RankedLayout) -> RankedLayout:
     layout, plan = ranked.layout, ranked.plan
     assert plan.topology is not None
     reordered = [
-        RankedLayout(dataclasses.replace(layout, order=order), with_device_order(plan, order))
+        RankedLayout(
+            dataclasses.replace(layout, order=order), training.with_device_order(plan, order)
+        )
         for order in (None, *orders(plan.mesh, plan.topology.torus), layout.order)
     ]
     limit_s = (1 + MIN_GAIN) * min(other.step_s for other in reordered)
@@ -212,7 +209,7 @@ def shortlist(
     return list({unordered(ranked.layout): ranked for ranked in chosen}.values())
 
 
-def may_fit(plan: StepPlan) -> bool:
+def may_fit(plan: training.StepPlan) -> bool:
     """Returns whether memory holds everything but temporaries, which a trace overestimates."""
     if plan.topology is None:
         return True
@@ -223,7 +220,7 @@ def may_fit(plan: StepPlan) -> bool:
 def compile_layouts(
     first: Sequence[RankedLayout],
     further: Sequence[RankedLayout],
-    compile_plan: Callable[[Layout], StepPlan],
+    compile_plan: Callable[[Layout], training.StepPlan],
 ) -> list[RankedLayout]:
     """Compiles the first layouts, then further ones until one fits; sorts them by their steps.
 

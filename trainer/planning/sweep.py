@@ -80,13 +80,10 @@ def sweep(run: Run, layouts: Mapping[str, Layout], topology: Topology) -> list[S
             logger.info("%d of %d: %s: does not fit", number, len(combinations), name)
             continue
         points.append(SweepPoint(name, plan, tokens))
-        logger.info("%d of %d: %s", number, len(combinations), describe(points[-1]))
+        settings = ", ".join(f"{name} = {value}" for name, value in points[-1].settings.items())
+        step_s = points[-1].step_s
+        logger.info("%d of %d: %s: %.4g s", number, len(combinations), settings, step_s)
     return sorted(points, key=lambda point: point.chip_hours)
-
-
-def describe(point: SweepPoint) -> str:
-    settings = ", ".join(f"{name} = {value}" for name, value in point.settings.items())
-    return f"{settings}: {point.step_s:.4g} s"
 
 
 def variants(run: Run) -> Iterator[Run]:

@@ -212,16 +212,10 @@ def attention_choices(step: TracedStep) -> dict[str, str]:
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:
     """Returns the same plan with the devices in another order."""
     assert plan.topology is not None and plan.timing is not None
-    device_coords = coordinates(plan.topology, plan.mesh, order)
-    timing = add_up(
-        plan.topology,
-        device_coords,
-        plan.mesh,
-        plan.work.collectives,
-        plan.timing.products_s,
-        plan.timing.other_s,
-    )
-    return dataclasses.replace(plan, device_coords=device_coords, timing=timing)
+    coords = coordinates(plan.topology, plan.mesh, order)
+    compute_s = plan.timing.products_s, plan.timing.other_s
+    timing = add_up(plan.topology, coords, plan.mesh, plan.work.collectives, *compute_s)
+    return dataclasses.replace(plan, device_coords=coords, timing=timing)
 
 
 def plan_on_host(run: Run, layout: Layout, mesh: Mesh, host: HostRates) -> StepPlan:

@@ -46,13 +46,6 @@ class Link:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def receive_open(self) -> list[Message]:
-        """Returns the complete messages that are there; raises where the connection is closed."""
-        messages = self.receive()
-        if messages is None:
-            raise EOFError
-        return messages
-
     def close(self) -> None:
         self.connection.close()
 

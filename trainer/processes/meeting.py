@@ -74,7 +74,9 @@ class Hub:
     def _greet(self, link: Link) -> bool:
         """Admits a process that identifies itself; returns whether to go on listening to it."""
         try:
-            greetings = [_greeting(*message) for message in link.receive_open()]
+            if (messages := link.receive()) is None:
+                raise EOFError
+            greetings = [_greeting(*message) for message in messages]
         except (ValueError, TypeError, EOFError):  # it left, or is no process of a run
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]

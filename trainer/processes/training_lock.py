@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 from pydantic import Field
 
@@ -107,7 +107,7 @@ def lock(model_dir: Path) -> Iterator[None]:
         model_dir.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
     with file:
-        is_locked, other = try_lock(file), _holder_of(file)
+        is_locked, other = try_lock(file), Holder.parse(bytes(file.buffer.read()))
         is_removed = not os.fstat(file.fileno()).st_nlink  # by the one before, as it ended
         is_taken = is_locked is False or is_removed
         if is_taken or (other and _is_alive(path, other, is_locked=is_locked is True)):
@@ -156,11 +156,6 @@ def lock_object(path: Path, target: Path, work: str, flag: str) -> Iterator[None
             yield
     finally:
         lock.remove()
-
-
-def _holder_of(file: TextIO) -> Holder | None:
-    file.seek(0)
-    return Holder.parse(file.buffer.read())
 
 
 def _refusal(target: Path, work: str, flag: str, other: Holder | None) -> UserError:

@@ -49,17 +49,11 @@ class Watchdog(Observer):
 
     def _watch(self, limit_s: float) -> None:
         while not self._closed.wait(limit_s / CHECKS):
-            if time.monotonic() - self._moved > limit_s:
-                self._end()
-
-    def _end(self) -> None:
-        others = peers.current()
-        if others is not None:
-            others.stalled()
-            self._closed.set()
-            return
-        dump_stacks()
-        end_process(
-            STALLED,
-            f"No step ended within Run.stall_minutes: the last one that did is {self._step}.",
-        )
+            if time.monotonic() - self._moved <= limit_s:
+                continue
+            if (others := peers.current()) is not None:
+                others.stalled()
+                return
+            dump_stacks()
+            line = f"No step ended within Run.stall_minutes: the last one that did is {self._step}."
+            end_process(STALLED, line)

@@ -26,28 +26,22 @@ OVERRIDABLE = ("Run.batch_sequences", "Run.label_smoothing", "Run.z_loss", "Run.
                "Run.best_by", "Run.bleu_sentences")  # fmt: skip
 
 
-def changes_of(saved: Run, run: Run) -> list[Change]:
-    """Lists the settings in which two runs differ."""
-    return [Change(*row) for row in diff(saved, run)]
-
-
 def check_changes(title: str, saved: Run, run: Run, *, override: bool) -> list[Change]:
     """Returns the settings that change; raises those that may not, by their names."""
-    changes = changes_of(saved, run)
+    changes = [Change(*row) for row in diff(saved, run)]
     refused = [change for change in changes if not _may_change(change)]
     if not refused and opt_state_shapes(saved) != opt_state_shapes(run):
-        refused = [change for change in changes if _reshapes_opt_state(change)]
+        of_optimizer = [c for c in changes if issubclass(_spec_of(c), OptimizerSpec)]
+        refused = [c for c in of_optimizer if not isinstance(c.new, ScheduleSpec)]
     waiting = [] if override else [c for c in changes if _needs_override(c) and c not in refused]
     if not refused and not waiting:
         return changes
     problems = [f"{change}: no longer the same model, opt_state or data." for change in refused]
     problems += [f"{change}: legal with --override." for change in waiting]
-    names = ", ".join(change.name for change in refused)
-    remedy = (
-        f"Leave {names} unchanged, also in config.gin, or choose another --model_dir."
-        if refused
-        else ("Add --override to continue with the new values.")
-    )
+    remedy = "Add --override to continue with the new values."
+    if refused:
+        names = ", ".join(change.name for change in refused)
+        remedy = f"Leave {names} unchanged, also in config.gin, or choose another --model_dir."
     raise UserError(f"{listed(title, problems)}\n  {remedy}")
 
 
@@ -69,11 +63,6 @@ def _may_change(change: Change) -> bool:
 
 def _needs_override(change: Change) -> bool:
     return change.name in OVERRIDABLE or issubclass(_spec_of(change), OptimizerSpec | ScheduleSpec)
-
-
-def _reshapes_opt_state(change: Change) -> bool:
-    is_schedule = isinstance(change.new, ScheduleSpec)
-    return issubclass(_spec_of(change), OptimizerSpec) and not is_schedule
 
 
 def _spec_of(change: Change) -> type[Any]:

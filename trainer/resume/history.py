@@ -94,17 +94,13 @@ def record_of(model_dir: Path) -> Start | None:
     last = next(reversed(starts(model_dir)), None)
     if last and last.settings:  # which only the newest has
         return last
-    return _in_checkpoints(model_dir) or last
-
-
-def _in_checkpoints(model_dir: Path) -> Start | None:
     folder = model_dir / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     for step in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             text = (folder / str(step) / ITEM / MANIFEST).read_text()
             return Start.parse(json.loads(text)["run"])
-    return None
+    return last
 
 
 def record_start(model_dir: Path, start: Start) -> None:

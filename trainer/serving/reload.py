@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,8 @@ class FiniteCheck:
         paths, arrays = zip(*jax.tree.leaves_with_path(trained.params), strict=True)
         with jax.set_mesh(trained.mesh):
             if self._all_finite is None:
-                self._all_finite = jax.jit(all_finite).lower(arrays).compile()
+                check = jax.jit(lambda arrays: [jnp.all(jnp.isfinite(x)) for x in arrays])
+                self._all_finite = check.lower(arrays).compile()
             finite = fetched(self._all_finite(arrays))
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
         bad = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
@@ -38,11 +39,6 @@ class FiniteCheck:
                 f"checkpoint {trained.step}: NaN or infinity in {brief(', '.join(bad))}.  Serve an "
                 "earlier one: --checkpoint=STEP."
             )
-
-
-def all_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns of each array whether all its numbers are finite."""
-    return [jnp.all(jnp.isfinite(array)) for array in arrays]
 
 
 class CheckpointWatcher:

@@ -194,7 +194,9 @@ class Service(abc.ABC):
         """Waits until there is work; returns the jobs to begin, or None at the end."""
         with self._changed:
             while True:
-                self._drop_cancelled()
+                if any(job.is_cancelled for job in self._waiting):
+                    kept = (job for job in self._waiting if not job.is_cancelled)
+                    self._waiting = collections.deque(kept)
                 if self._next_weights is not None and not self.running():
                     weights, self._next_weights = self._next_weights, None
                     self.set_weights(weights)
@@ -211,10 +213,6 @@ class Service(abc.ABC):
                 if self._is_stopping and not self._waiting:
                     return None
                 self._changed.wait()
-
-    def _drop_cancelled(self) -> None:
-        if any(job.is_cancelled for job in self._waiting):
-            self._waiting = collections.deque(j for j in self._waiting if not j.is_cancelled)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

@@ -80,15 +80,11 @@ class SlotEngine:
         self._executables = dict[Hashable, Callable[..., Any]]()
         self._slots: Slots | None = None
         self._weights, self._unprepared = None, params
-        self._check_memory()
-
-    def _check_memory(self) -> None:
-        """Refuses more slots than fit; while they grow to twice the length, both are there."""
-        with jax.set_mesh(self.mesh):
-            weights = jax.eval_shape(self.model.prepare, self._unprepared)
+        with jax.set_mesh(mesh):  # while slots grow to twice the length, both are there
+            weights = jax.eval_shape(model.prepare, params)
             sizes = [SlotSize(self.slots, length) for length in self.lengths[-2:]]
             caches = [jax.eval_shape(self.decoder(size).start, weights).cache for size in sizes]
-            check_cache_memory(weights, caches, self.mesh)
+            check_cache_memory(weights, caches, mesh)
 
     def decoder(self, size: SlotSize) -> SlotDecoder:
         """Returns what runs slots of a size."""

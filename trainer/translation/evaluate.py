@@ -100,28 +100,6 @@ def translate(
     progress: Progress = no_progress,
 ) -> list[TranslatedSet]:
     """Translates each part; where there are several, all of them together come first."""
-    texts = translated_texts(decoder, parts, task, vocabs, options, max_length, progress)
-    parts = [*parts]
-    if len(parts) > 1:
-        parts.insert(0, joined(parts))
-        texts.insert(0, [text for part_texts in texts for text in part_texts])
-    measure = functools.partial(compute_metrics, tokenize=tokenize, resamples=resamples, ter=ter)
-    return [
-        TranslatedSet(part, part_texts, measure(part_texts, part.references))
-        for part, part_texts in zip(parts, texts, strict=True)
-    ]
-
-
-def translated_texts(
-    decoder: Decoder,
-    parts: Sequence[EvaluationSet],
-    task: Task,
-    vocabs: Vocabs,
-    options: DecodeOptions,
-    max_length: int | None,
-    progress: Progress,
-) -> list[list[str]]:
-    """Returns the best translations of each part, each in one line."""
     total, done, texts = sum(len(part.sources) for part in parts), 0, []
     for part in parts:
         part_options = dataclasses.replace(options, tag=part.tag)
@@ -134,7 +112,15 @@ def translated_texts(
         best = best_texts(decoder, requests, vocabs, part_options, update)
         texts.append([*map(in_one_line, best)])
         done += len(part.sources)
-    return texts
+    parts = [*parts]
+    if len(parts) > 1:
+        parts.insert(0, joined(parts))
+        texts.insert(0, [text for part_texts in texts for text in part_texts])
+    measure = functools.partial(compute_metrics, tokenize=tokenize, resamples=resamples, ter=ter)
+    return [
+        TranslatedSet(part, part_texts, measure(part_texts, part.references))
+        for part, part_texts in zip(parts, texts, strict=True)
+    ]
 
 
 def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:

@@ -3,7 +3,6 @@
 import os
 
 from sacrebleu.dataset import DATASETS
-from sacrebleu.dataset.base import Dataset
 from sacrebleu.dataset.wmt_xml import WMTXMLDataset
 
 from configs.errors import UserError, did_you_mean
@@ -28,8 +27,12 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
             f"{did_you_mean(languages, dataset.langpairs)}  "
             f"Legal: {', '.join(sorted(dataset.langpairs))}."
         )
-    fields = ["src", *_reference_fields(dataset, languages)]
-    paths = [dataset._get_txt_file_path(languages, field) for field in fields]
+    # The fields of an XML set would be read out of its archive, which is downloaded if need be.
+    if isinstance(dataset, WMTXMLDataset):
+        fields = dataset._get_langpair_allowed_refs(languages)
+    else:
+        fields = [field for field in dataset.fieldnames(languages) if field.startswith("ref")]
+    paths = [dataset._get_txt_file_path(languages, field) for field in ("src", *fields)]
     if not all(map(os.path.exists, paths)):
         raise UserError(
             f"test set {name}, languages {languages}: not in sacrebleu's cache at "
@@ -39,10 +42,3 @@ def read_test_set(name: str, languages: str) -> tuple[list[str], list[list[str]]
     sources, *references = [list(read_lines(path)) for path in paths]
     check_texts({paths[0]: sources}, references)
     return sources, references
-
-
-def _reference_fields(dataset: Dataset, languages: str) -> list[str]:
-    # The fields of an XML set would be read out of its archive, which is downloaded if need be.
-    if isinstance(dataset, WMTXMLDataset):
-        return dataset._get_langpair_allowed_refs(languages)
-    return [field for field in dataset.fieldnames(languages) if field.startswith("ref")]

@@ -47,7 +47,12 @@ from trainer.checkpoints.huggingface.folder import (
     tensor_writer,
 )
 from trainer.checkpoints.huggingface.tokenizer import SENTENCE_PIECE, tokenizer_files
-from trainer.checkpoints.huggingface.weights import ConvertedWeight, TensorInfo, check_tensors
+from trainer.checkpoints.huggingface.weights import (
+    ConvertedWeight,
+    TensorInfo,
+    check_tensors,
+    common_type,
+)
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import averaged_steps
 from trainer.checkpoints.streamed import StreamedArray
@@ -85,7 +90,8 @@ def import_hf(flags: ImportHfFlags) -> None:
     check_tied(stored, unread, folder)
     tensors = {name: tensor for name, tensor in stored.items() if name not in unread}
     infos = {name: tensor.info for name, tensor in tensors.items()}
-    spec = decoder.spec_of(settings, decoder.stored_type(infos), folder / SETTINGS)
+    types = sorted({info.dtype for info in infos.values()})
+    spec = decoder.spec_of(settings, common_type(types), folder / SETTINGS)
     weights = list(decoder.weights_of(spec, family))
     check_tensors(weights, infos, folder, settings["model_type"])
 
@@ -93,7 +99,10 @@ def import_hf(flags: ImportHfFlags) -> None:
     config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
     run = config.make(Run)
     check_run(run, spec, model_dir)
-    vocab = make(with_chosen_tokens(tokenizer, run.task.vocab), iter(()))
+    chosen = run.task.vocab  # may name special tokens
+    if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
+        tokenizer = dataclasses.replace(chosen, path=tokenizer.path)
+    vocab = make(tokenizer, iter(()))
     vocabs = Vocabs(vocab, None)
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
@@ -109,7 +118,6 @@ def import_hf(flags: ImportHfFlags) -> None:
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
     for name in unread:
         print_note(f"Left out: {name}, which {settings['model_type']} does not read.")
-    types = sorted({info.dtype for info in infos.values()})
     if len(types) > 1:
         print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
     count = sum(int(np.prod(info.shape)) for info in infos.values())
@@ -126,13 +134,6 @@ def tokenizer_of(folder: Path) -> Tokenizer:
             return SentencePiece(model_file=str(model))
         other = f", and {SENTENCE_PIECE} is not a SentencePiece model"
     raise UserError(f"--input={folder}: {TOKENIZER} is missing{other}.  {how_to_make(folder)}")
-
-
-def with_chosen_tokens(tokenizer: Tokenizer, chosen: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer of a folder with the special tokens that the settings choose."""
-    if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
-        return dataclasses.replace(chosen, path=tokenizer.path)
-    return tokenizer
 
 
 def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder: Path) -> None:
@@ -168,15 +169,15 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     """Returns a run of a decoder, on the docstrings until the user names another task."""
     folder = absolute(model_dir)
     vocab_file = str(folder / TARGET_FILE)
-    is_json = isinstance(tokenizer, TokenizerJson)
+    kept: Tokenizer = SentencePiece(model_file=vocab_file)
+    if isinstance(tokenizer, TokenizerJson):
+        kept = TokenizerJson(path=vocab_file)
     return Run(
         model=spec,
         task=Task(
             name="hf_" + re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name),
             source=Docstrings(),
-            vocab=TokenizerJson(path=vocab_file)
-            if is_json
-            else SentencePiece(model_file=vocab_file),
+            vocab=kept,
             length=max(2, min(MAX_LENGTH, spec.length)),
         ),
         steps=1000,
@@ -237,7 +238,8 @@ def export_hf(flags: ExportHfFlags) -> None:
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
     run = config.make(Run)
     vocab = ModelDir(model_dir).vocabs(run.task).target
-    files, original = kept_files(model_dir), None
+    kept, original = model_dir / HUGGINGFACE, None
+    files = {name: (kept / name).read_bytes() for name in FILES if (kept / name).is_file()}
     if SETTINGS in files:
         original = json_reader.read_json(files[SETTINGS], Settings, SETTINGS)
     settings = decoder.exported_settings(run.model, original)
@@ -261,12 +263,6 @@ def export_hf(flags: ExportHfFlags) -> None:
     count = sum(int(np.prod(weight.shape)) for weight in weights)
     of = f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
     print_note(f"Exported {count:,} weights of {of} to {output}.")
-
-
-def kept_files(model_dir: Path) -> dict[str, bytes]:
-    """Returns the files that an import kept."""
-    folder = model_dir / HUGGINGFACE
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
 
 
 def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) -> list[int]:

@@ -113,22 +113,17 @@ def decode_file(flags: DecodeFlags) -> None:
         run, vocabs, options = models.run, models.vocabs, options_of(flags.search)
         decoder = decoder_of(members, flags.search, flags.batch_sequences)
         del members  # the decoder has its own copy of their weights
-        check_nbest(flags.nbest, decoder.search.width)
+        if flags.nbest is not None and flags.nbest > decoder.search.width:
+            raise UserError(
+                f"--nbest={flags.nbest}: the search keeps {decoder.search.width} texts per line.  "
+                "Widen it with --beam or --samples."
+            )
         requests = make_requests(lines, run.task, vocabs, options, run.model.max_length)
         job = DecodeJob(flags, lines, requests, decoder, vocabs, options)
         if flags.output == "-" or from_first_process(lambda: is_stream(path_of(flags.output))):
             job.write_stream(restored)
         else:
             job.write_file(restored)
-
-
-def check_nbest(nbest: int | None, width: int) -> None:
-    """Refuses more texts per line than the search keeps."""
-    if nbest is not None and nbest > width:
-        raise UserError(
-            f"--nbest={nbest}: the search keeps {width} texts per line.  "
-            "Widen it with --beam or --samples."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,17 +32,10 @@ def scores_of(
         trained = models.restore(
             single_checkpoint(models.checkpoints, model.checkpoint), model.average
         )
-        lines = lines_for(trained.run.task)
+        task, vocabs, rows = trained.run.task, trained.vocabs, batch_of(trained, batch_sequences)
+        lines = lines_for(task)
         scores = score_lines(
-            trained.model,
-            trained.params,
-            lines,
-            trained.run.task,
-            trained.vocabs,
-            trained.mesh,
-            batch_of(trained, batch_sequences),
-            bar.update,
-            tag=tag,
+            trained.model, trained.params, lines, task, vocabs, trained.mesh, rows, bar.update, tag
         )
     too_long = sum(not score.tokens for score in scores)
     if too_long:
@@ -51,7 +44,6 @@ def scores_of(
         )
     cut = sum(score.pieces > 1 for score in scores)
     if cut:
-        task = trained.run.task
         print_note(
             f"Warning: {cut} of {len(lines)} lines are longer than a row ({type(task).__name__}"
             f".length = {task.length} tokens) and scored in pieces, each without the ones before "

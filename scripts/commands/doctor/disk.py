@@ -31,19 +31,16 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
         return
     name, place = f"disk of {flag}", nearest(folder)
     free = shutil.disk_usage(place).free
+    make_room = f"du -xh {place} | sort -h | tail  lists what is large."
     try:
         bytes_per_s, ahead_s = write_rate(place)
     except OSError as error:
-        mend = (
-            f"du -xh {place} | sort -h | tail  lists what is large."
-            if error.errno in FULL
-            else f"chmod u+rwx {place}, or give another {flag}."
-        )
-        reason = describe_full(place, error) if error.errno in FULL else error.strerror
+        reason, mend = error.strerror, f"chmod u+rwx {place}, or give another {flag}."
+        if error.errno in FULL:
+            reason, mend = describe_full(place, error), make_room
         yield Finding(name, "error", f"{place} cannot be written: {reason or error}", mend)
         return
     text = f"{place} has {free / GIB:.1f} GiB free and writes {bytes_per_s / 1e6:,.0f} MB/s"
-    make_room = f"du -xh {place} | sort -h | tail  lists what is large."
     if free < checkpoint_bytes:
         text += f"; the next checkpoint needs {checkpoint_bytes / GIB:.1f} GiB"
         yield Finding(name, "error", text, make_room)

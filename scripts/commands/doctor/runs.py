@@ -103,11 +103,11 @@ def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
 
 
 def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
-    """Verifies each checkpoint of a run, and the lines of its metrics.
-
-    A training that is under way may remove checkpoints meanwhile.
-    """
-    yield from training(model_dir)
+    """Verifies the checkpoints of a run, which a training may remove, and lines of its metrics."""
+    if (lock := holder_of(model_dir)) is not None:
+        holder, is_alive = lock
+        text = f"{holder}, trains there" if is_alive else f"{holder}, has ended without unlocking"
+        yield Finding("lock", "ok", text)
     with Checkpoints(model_dir) as checkpoints:
         damages = {
             step: checkpoints.damage(step, reads_arrays=reads_arrays)
@@ -136,14 +136,6 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
         if damaged_lines:
             text = f"{damaged_lines} lines of {model_dir / name} are damaged"
             yield Finding("metrics", "warning", text, "The next `meshloom train` sets them aside.")
-
-
-def training(model_dir: Path) -> Iterator[Finding]:
-    """Names the process that trains in a model directory."""
-    if (lock := holder_of(model_dir)) is not None:
-        holder, is_alive = lock
-        text = f"{holder}, trains there" if is_alive else f"{holder}, has ended without unlocking"
-        yield Finding("lock", "ok", text)
 
 
 def newest_checkpoint_bytes(model_dir: Path) -> int:

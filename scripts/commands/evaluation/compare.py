@@ -1,7 +1,7 @@
 """Runs `meshloom compare`: measures translations and compares them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import UserError
@@ -24,7 +24,10 @@ def compare(flags: CompareFlags) -> dict[str, Any]:
     """Measures each file of translations; with several, computes p-values against the first."""
     check_flags(flags)
     check_settings(flags.metrics.tokenize, flags.languages)
-    references = read_references(flags)
+    if flags.test_set is not None and flags.languages is not None:
+        references = read_test_set(flags.test_set, flags.languages)[1]
+    else:
+        references = [list(read_lines(path)) for path in flags.references]
     texts = {path: list(read_lines(path)) for path in flags.system}
     check_texts(texts, references)
     metrics = dataclasses.asdict(flags.metrics)
@@ -53,13 +56,6 @@ def check_flags(flags: CompareFlags) -> None:
         raise UserError(
             "--test_set and --languages go together, as in --test_set=wmt14/full --languages=en-de."
         )
-
-
-def read_references(flags: CompareFlags) -> Sequence[Sequence[str]]:
-    """Reads the references from files or from a test set."""
-    if flags.test_set is not None and flags.languages is not None:
-        return read_test_set(flags.test_set, flags.languages)[1]
-    return [list(read_lines(path)) for path in flags.references]
 
 
 def show(measured: Mapping[str, TranslationMetrics], against: Paired | None) -> None:

@@ -16,14 +16,8 @@ from scripts.flag import given_flags
 from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
+from trainer.questions import choices
 from trainer.questions.answers import answer_questions, check_answers_fit
-from trainer.questions.choices import (
-    Completion,
-    Likelihood,
-    check_choices_fit,
-    choice_likelihoods,
-    make_completions,
-)
 from trainer.questions.measures import Share, is_exact_match
 from trainer.questions.prompts import Prompt, Template, draw_shots, make_prompts, scored_questions
 from trainer.questions.questions import Question, parse_questions
@@ -120,13 +114,13 @@ def search_flags(flags: EvaluateFlags) -> SearchFlags:
 
 def checked_completions(
     test: AnswerTest, prompts: Sequence[Prompt], task: Task, vocabs: Vocabs, flags: EvaluateFlags
-) -> list[list[Completion]]:
+) -> list[list[choices.Completion]]:
     """Returns the completions of questions with choices; refuses what is too long for a row."""
     if not test.has_choices:
         check_answers_fit(test.path, prompts, task, max_new_tokens(flags))
         return []
-    completions = make_completions(prompts, test.template, task, vocabs)
-    check_choices_fit(test.path, prompts, completions, task)
+    completions = choices.make_completions(prompts, test.template, task, vocabs)
+    choices.check_choices_fit(test.path, prompts, completions, task)
     return completions
 
 
@@ -161,12 +155,12 @@ def score_answers(
 def score_choices(
     trained: TrainedModel,
     prompts: Sequence[Prompt],
-    completions: Sequence[Sequence[Completion]],
+    completions: Sequence[Sequence[choices.Completion]],
     flags: EvaluateFlags,
 ) -> Scores:
     """Predicts the most likely choice of each question: in all, per token and per character."""
     with Bar("score") as bar:
-        likelihoods = choice_likelihoods(
+        likelihoods = choices.choice_likelihoods(
             trained.model, trained.params, trained.mesh, prompts, completions, trained.run.task,
             trained.vocabs, batch_of(trained, flags.batch_sequences), bar.update,
         )  # fmt: skip
@@ -181,7 +175,7 @@ def score_choices(
     return Scores(shares, entries)
 
 
-def choice_entry(question: Question, likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
+def choice_entry(question: Question, likelihoods: Sequence[choices.Likelihood]) -> dict[str, Any]:
     """Returns the likelihoods of the choices of a question; of equal ones, the first wins."""
     by_measure = {
         "": [one.log_likelihood for one in likelihoods],

@@ -28,15 +28,8 @@ from trainer.checks import (
     explained_errors,
     layout_name,
 )
+from trainer.planning import training
 from trainer.planning.child import CompilerAborted, in_child
-from trainer.planning.training import (
-    StepPlan,
-    compile_step,
-    plan_compiled,
-    plan_from_trace,
-    plan_step,
-    trace_step,
-)
 from trainer.run import Run
 from trainer.traces import trace_train_step
 
@@ -138,17 +131,17 @@ def sizes_on(layout: Layout, topology: Topology | None) -> dict[str, int]:
     return mesh_sizes(layout.mesh, topology.devices)
 
 
-def best_plan(inputs: PlanInputs, analytic: bool) -> StepPlan:
+def best_plan(inputs: PlanInputs, analytic: bool) -> training.StepPlan:
     """Makes the best plan that this machine can, and says what is missing in it."""
     _, run, layout, topology, sizes = inputs
     compiles = not analytic and can_compile(topology)
     with inputs.explained_errors(run, trace_train_step):
         if not compiles:
-            return plan_from_trace(run, layout, sizes, topology)
+            return training.plan_from_trace(run, layout, sizes, topology)
         if topology is not None:
-            return in_child(plan_compiled, run, layout, sizes, topology)
-        step = trace_step(run, layout, make_mesh(layout))
-        return plan_step(step, None, compile_step(step))
+            return in_child(training.plan_compiled, run, layout, sizes, topology)
+        step = training.trace_step(run, layout, make_mesh(layout))
+        return training.plan_step(step, None, training.compile_step(step))
 
 
 def can_compile(topology: Topology | None) -> bool:

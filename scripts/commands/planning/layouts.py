@@ -85,8 +85,13 @@ def search(flags: LayoutsFlags) -> None:
     ranking = rank_layouts(run, topology or measure_host(jax.devices()), configured)
     where = f"{len(jax.devices())} devices of one machine" if topology is None else topology.name
     best, basis = ranking, f"{len(ranking)} layouts on {where}, by their traces"
-    if topology is not None:
-        check_any_fits(ranking, topology)
+    least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
+    if topology is not None and not least.fits:
+        raise UserError(
+            f"--topology={topology.name}: none of {len(ranking)} layouts fits; the least needs "
+            f"{size_text(least.memory.needed_bytes)} per device of "
+            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}"
+        )
     if flags.verify:
         best = try_layouts(run, topology, ranking, configured)
         ranking = [*best, *without(ranking, best)]
@@ -148,16 +153,6 @@ def warn_of_excess(figures: dict[str, Any]) -> None:
     for name, plan in figures.items():
         if plan["excess_flops"] is not None:
             print_note(f"warning: {name}: the compiled program {plan['excess_flops']}.")
-
-
-def check_any_fits(ranking: Sequence[RankedLayout], topology: Topology) -> None:
-    least = min((ranked.plan for ranked in ranking), key=lambda plan: plan.memory.needed_bytes)
-    if not least.fits:
-        raise UserError(
-            f"--topology={topology.name}: none of {len(ranking)} layouts fits; the least needs "
-            f"{size_text(least.memory.needed_bytes)} per device of "
-            f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}"
-        )
 
 
 def comments(ranking: Sequence[RankedLayout]) -> list[str]:

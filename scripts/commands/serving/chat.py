@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from data.tokenizers.chat_template import BadMessages
-from data.vocab import Vocab
 from scripts.commands.serving.bodies import ChatBody
 from scripts.commands.serving.completions import (
     AnswerChoice,
@@ -20,7 +19,6 @@ from scripts.commands.serving.completions import (
 )
 from scripts.commands.serving.errors import ApiError, bad_field
 from scripts.commands.serving.exchange import read_body, tokenize
-from trainer.decoding.decoder import Ids
 
 RENDERING = ThreadPoolExecutor(1, "chat")
 """One thread, as a template renders one chat at a time: the others wait for no other thread."""
@@ -66,16 +64,12 @@ async def chat(request: Request) -> Response:
         raise bad_field("messages", messages, f"what the chat template takes ({error})") from None
 
     def choices() -> list[AnswerChoice]:
-        prompt = ServedPrompt("messages", messages, chat_ids(text, served.vocabs.target))
+        vocab = served.vocabs.target
+        [ids] = vocab.encode([text])
+        if vocab.reads_begin and len(ids) and ids[0] == vocab.begin_id:
+            ids = ids[1:]  # the model reads it anyway
+        prompt = ServedPrompt("messages", messages, ids)
         room = served.max_length - len(prompt.ids)
         return choices_of([prompt], body, served, default_max_tokens=max(room, 1))
 
     return await answer(request, await tokenize([text], body.n, choices), body, ChatForm())
-
-
-def chat_ids(text: str, vocab: Vocab) -> Ids:
-    """Returns the tokens of a rendered chat."""
-    [ids] = vocab.encode([text])
-    if vocab.reads_begin and len(ids) and ids[0] == vocab.begin_id:
-        ids = ids[1:]  # the model reads it anyway
-    return ids

@@ -197,9 +197,8 @@ def choices_of(
     sampling = Sampling(
         body.temperature, body.top_k or None, None if body.top_p == 1 else body.top_p
     )
-    vocab, needs_text, choices = (
-        served.vocabs.target, body.stream or bool(body.stops), list[AnswerChoice]()
-    )  # fmt: skip
+    vocab, needs_text = served.vocabs.target, body.stream or bool(body.stops)
+    choices = list[AnswerChoice]()
     for prompt in prompts:
         room = room_for(prompt, body, served.max_length)
         for _ in range(body.n):

@@ -124,11 +124,6 @@ class PendingAnswer:
                     504, f"The answer was not there after {self.time_s:g} s.  Ask for less."
                 )
 
-    async def finish(self) -> None:
-        """Waits for the end of all jobs."""
-        async for _ in self.changes():
-            pass
-
     def _note_deadline(self) -> None:
         self._is_late = True
         self._changed.set()

@@ -65,10 +65,8 @@ class Guard:
     def refusal(self, scope: Scope) -> ApiError | None:
         """Returns why a request is refused; None where it is not."""
         headers = Headers(scope=scope)
-        host = (
-            headers.get("host", "").rpartition("]")[0].lstrip("[")
-            or (headers.get("host", "").partition(":")[0])
-        )
+        address = headers.get("host", "")
+        host = address.rpartition("]")[0].lstrip("[") or address.partition(":")[0]
         if self.hosts is not None and host.lower() not in self.hosts:
             # A page of another site, whose name resolves to this machine, sends that name.
             return ApiError(403, f"Host = {host!r}.  Legal: {', '.join(sorted(self.hosts))}.")

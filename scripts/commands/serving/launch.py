@@ -54,9 +54,13 @@ def launch(flags: ServeFlags) -> None:
 def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
     """Restores a model and compiles all that serving needs; at the end, finishes all jobs."""
     check_address(flags.host, flags.token)
+
+    def traces(run: Run) -> list[TraceFn]:  # near enough to explain an error of the layout
+        return [decode_trace_fn(run, served_search(flags.search, run.task))]
+
     with (
         bound_socket(flags.host, flags.port) as listener,
-        trained_models(flags.model, lambda run: trace_fns_of(flags.search, run)) as models,
+        trained_models(flags.model, traces) as models,
     ):
         steps = chosen_steps(models.checkpoints, flags.model.checkpoint)
         check_finite = FiniteCheck()
@@ -73,9 +77,6 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
             trained = restore(step)
             return ServedWeights(trained.params, trained.step)
 
-        def latest() -> int | None:
-            return models.checkpoints.latest
-
         print_note("Compiling.")
         compilations = Compilations()
         served.service.start()
@@ -84,8 +85,10 @@ def server_of(flags: ServeFlags) -> Iterator[tuple[Server, socket.socket]]:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         server = make_server(served, flags, lambda: print_note(f"Serving {served.name} at {url}"))
         reload_s = flags.reload_s if flags.model.checkpoint == "latest" else 0.0
-        files = models.checkpoints.files
-        watcher = CheckpointWatcher(served.service, latest, files, newer, reload_s)
+        checkpoints = models.checkpoints
+        watcher = CheckpointWatcher(
+            served.service, lambda: checkpoints.latest, checkpoints.files, newer, reload_s
+        )
         watcher.start()
         yield server, listener
         watcher.stop()
@@ -149,11 +152,6 @@ def is_loopback(host: str) -> bool:
 def host_names(host: str, token: str | None) -> set[str] | None:
     """Returns what clients may call the host; None where a token says who may connect."""
     return {*LOOPBACK_NAMES, host.lower()} if token is None else None
-
-
-def trace_fns_of(flags: BeamFlags, run: Run) -> list[TraceFn]:
-    """Returns what serving traces, near enough to explain an error of the layout."""
-    return [decode_trace_fn(run, served_search(flags, run.task))]
 
 
 def served_search(flags: BeamFlags, task: Task) -> Search:

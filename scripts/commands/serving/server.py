@@ -106,16 +106,14 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()  # right after there was nothing to accept: what comes now is refused
         loop = asyncio.get_running_loop()
+        state = (self.config, self.server_state, self.lifespan.state)
         for connection in accepted:
-            await loop.connect_accepted_socket(self._protocol, connection)
+            await loop.connect_accepted_socket(lambda: Protocol(*state), connection)
         passes, until = 0, time.monotonic() + LAST_S
         while passes < PASSES or (self._has_unanswered() and time.monotonic() < until):
             await asyncio.sleep(0.01)
             passes += 1
         await super().shutdown(sockets)
-
-    def _protocol(self) -> Protocol:
-        return Protocol(self.config, self.server_state, self.lifespan.state)
 
     def _has_unanswered(self) -> bool:
         """Tells whether a connection has had no answer yet, or not all of its last one."""

@@ -31,7 +31,8 @@ async def translate(request: Request) -> Response:
     if len(running) > (limit := served.service.queue_limit):
         raise bad_field("text", body.text, f"at most {limit} texts, not {len(running)}: --queue")
     async with PendingAnswer(request, served.service, running, served.limits.time_s) as exchange:
-        await exchange.finish()
+        async for _ in exchange.changes():
+            pass  # until the end of all jobs
     return JSONResponse(
         {
             "id": f"trans-{secrets.token_hex(12)}",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 
 from configs.errors import UserError
-from configs.load import Config
 from data.cache import TaskCaches
 from data.packing.rows import Rows
 from data.pipeline import BeamPipeline
@@ -51,7 +50,9 @@ def prepare_task(flags: PrepareFlags) -> None:
     numbers = {name: rows.numbers() for name, rows in prepared.splits.items()}
     print_table(["split", *numbers["train"]], [(s, *n.values()) for s, n in numbers.items()])
     print_parts(prepared.splits)
-    for line in mixture_lines(prepared.splits["train"], rows_of_run(config)):
+    steps, batch = config.value("Run.steps"), config.value("Run.batch_sequences")
+    is_of_run = isinstance(steps, int) and isinstance(batch, int)
+    for line in mixture_lines(prepared.splits["train"], steps * batch if is_of_run else None):
         print_note(line)
     print_note(f"content hash {prepared.manifest['content_hash']}")
 
@@ -66,14 +67,6 @@ def pipeline_of(flags: PrepareFlags) -> BeamPipeline | None:
         return pipeline
     for name in ("--runner",) if flags.runner else flags.runner_flags[:1]:
         raise UserError(f"{name}: it is for a pipeline.  Add --beam, or leave it out.")
-    return None
-
-
-def rows_of_run(config: Config) -> int | None:
-    """Returns how many rows a run reads; None where the settings name no run."""
-    steps, batch_sequences = config.value("Run.steps"), config.value("Run.batch_sequences")
-    if isinstance(steps, int) and isinstance(batch_sequences, int):
-        return steps * batch_sequences
     return None
 
 

@@ -4,16 +4,7 @@ import time
 from collections import deque
 from typing import Self
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich import progress
 
 from data.build import OnProgress
 from data.packing.rows import Counts
@@ -29,14 +20,14 @@ class ProgressBar(Observer):
     """Shows a live bar on a terminal, a line now and then in a log."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
+        self._progress = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("step"),
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=None),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[numbers]}"),
+            progress.TimeRemainingColumn(),
             console=console,
             disable=not (console.is_terminal and is_first_process()),
         )
@@ -77,13 +68,13 @@ class BuildBar:
     def __init__(self) -> None:
         is_shown = console.is_terminal and is_first_process()
         self.on_progress: OnProgress | None = self._update if is_shown else None
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
+        self._progress = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[numbers]}"),
+            progress.TimeElapsedColumn(),
             console=console,
             disable=not is_shown,
             transient=True,

@@ -19,17 +19,8 @@ from scripts.commands.training import start
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.progress import ProgressBar
 from scripts.terminal import print_note
+from trainer import checks
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checks import (
-    TraceFn,
-    check_bubble,
-    check_layout,
-    check_precision,
-    check_run,
-    check_vocab_settings,
-    explained_errors,
-    step_flops,
-)
 from trainer.interrupts import NotFinite
 from trainer.loop import TrainJob
 from trainer.loop import train as train_loop
@@ -66,15 +57,15 @@ def train_locked(flags: TrainFlags) -> None:
         ModelDir(flags.model_dir), run, override=flags.override, step=step
     )
     mesh = make_mesh(layout)
-    check_run(run)
-    check_vocab_settings(run)
+    checks.check_run(run)
+    checks.check_vocab_settings(run)
     for tracker in run.trackers:
         tracker.check()
     profile = profile_observers(flags, run, step or 0)
     for warning in (
-        *check_layout(run, layout, dict(mesh.shape), setting_origins(config)),
-        *check_bubble(run, layout, dict(mesh.shape)),
-        *check_precision(run),
+        *checks.check_layout(run, layout, dict(mesh.shape), setting_origins(config)),
+        *checks.check_bubble(run, layout, dict(mesh.shape)),
+        *checks.check_precision(run),
     ):
         print_note(warning)
     if step is None:
@@ -86,7 +77,9 @@ def train_locked(flags: TrainFlags) -> None:
         )
     note_layout(layout, mesh, setting_origins(config))
     trace_fns = training_trace_fns(run, layout, dict(mesh.shape))
-    with explained_errors(run, layout, dict(mesh.shape), setting_origins(config), *trace_fns):
+    with checks.explained_errors(
+        run, layout, dict(mesh.shape), setting_origins(config), *trace_fns
+    ):
         check_memory(run, layout, mesh)
         # JAX keeps the traces for the calls that follow.
         for trace_fn in trace_fns:
@@ -121,7 +114,7 @@ def train_run(
     """
     model_dir = flags.model_dir
     metrics = MetricsWriter(
-        model_dir, step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
+        model_dir, checks.step_flops(run), peak_flops(mesh.devices.flat), values([run, layout])
     )
     observers = [
         ProgressBar(),
@@ -148,9 +141,11 @@ def train_run(
         sys.exit(128 + outcome.stop_signal)  # as a shell says it
 
 
-def training_trace_fns(run: Run, layout: Layout, mesh_sizes: Mapping[str, int]) -> list[TraceFn]:
+def training_trace_fns(
+    run: Run, layout: Layout, mesh_sizes: Mapping[str, int]
+) -> list[checks.TraceFn]:
     """Returns what a run traces: the step, its evaluation, and translations for BLEU."""
-    trace_fns: list[TraceFn] = [trace_train_step, trace_evaluate_step]
+    trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
     if run.bleu_sentences:
         rows = batch_shards(layout, mesh_sizes) * rows_of_group(run)
         one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from configs.errors import UserError, brief, did_you_mean, listed
 from configs.write import diff, shown
@@ -17,27 +17,9 @@ from models.norms.rms import RmsNorm
 from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
-from trainer.checkpoints.huggingface import rope
-from trainer.checkpoints.huggingface.families import (
-    ATTENTION,
-    BIASES,
-    DEFAULTS,
-    EMBEDDING,
-    FAMILIES,
-    FINAL_NORM,
-    IGNORED,
-    LAYER,
-    LEGAL,
-    MLP,
-    QK_NORMS,
-    SIZES,
-    SOFTMAX,
-    UNREAD,
-    Family,
-    Settings,
-)
+from trainer.checkpoints.huggingface import families, rope
 from trainer.checkpoints.huggingface.parts import of_kind, with_parts_of_its_block
-from trainer.checkpoints.huggingface.weights import FLOATS, ConvertedWeight, TensorInfo
+from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 # Settings that are free for an imported model: they change no prediction.
 FREE = (
@@ -66,31 +48,31 @@ UNSET = ("num_key_value_heads", "head_dim", "sliding_window")
 # From Hugging Face
 
 
-def family_of(settings: Settings, source: object) -> Family:
+def family_of(settings: families.Settings, source: object) -> families.Family:
     """Returns the family that the settings name."""
     kind = settings.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in families.FAMILIES:
         hint = "  `meshloom import t5` imports a T5." if kind == "t5" else ""
         raise UserError(
             f"{source}: model_type = {kind!r}: not a decoder that Meshloom imports.  Legal: "
-            f"{', '.join(map(repr, FAMILIES))}.{hint}"
+            f"{', '.join(map(repr, families.FAMILIES))}.{hint}"
         )
-    return FAMILIES[kind]
+    return families.FAMILIES[kind]
 
 
-def completed(settings: Settings, family: Family) -> Settings:
+def completed(settings: families.Settings, family: families.Family) -> families.Settings:
     """Returns the settings with the defaults of the family, under their first names."""
     named = {family.aliases.get(name, name): value for name, value in settings.items()}
-    return {**DEFAULTS, **family.defaults, **named}
+    return {**families.DEFAULTS, **family.defaults, **named}
 
 
-def legal_values(family: Family) -> Mapping[str, tuple[Any, ...]]:
+def legal_values(family: families.Family) -> Mapping[str, tuple[Any, ...]]:
     """Returns the settings that have few legal values in a family."""
     open_names = family.defaults.keys() - family.legal.keys()
-    return {n: v for n, v in {**LEGAL, **family.legal}.items() if n not in open_names}
+    return {n: v for n, v in {**families.LEGAL, **family.legal}.items() if n not in open_names}
 
 
-def check_settings(settings: Settings, source: object) -> None:
+def check_settings(settings: families.Settings, source: object) -> None:
     """Refuses settings that the Transformer here lacks, and unknown settings."""
     family = family_of(settings, source)
     full = completed(settings, family)
@@ -100,9 +82,9 @@ def check_settings(settings: Settings, source: object) -> None:
         raise UserError(listed(str(source), [f"{source}: {problem}" for problem in problems]))
 
 
-def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
+def _wrong_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
     counts = [name for name in COUNTS if name in full and name not in legal_values(family)]
-    for name in (*SIZES.values(), *counts):
+    for name in (*families.SIZES.values(), *counts):
         size, may_be_null = full.get(name), name in UNSET
         is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         if not is_count and not (size is None and may_be_null):
@@ -124,7 +106,7 @@ def _wrong_settings(full: Settings, family: Family) -> Iterator[str]:
         yield f"hidden_act = {full['hidden_act']!r}: legal: {legal}."
 
 
-def _wrong_windows(full: Settings) -> Iterator[str]:
+def _wrong_windows(full: families.Settings) -> Iterator[str]:
     layers, kinds = full.get("num_hidden_layers"), full.get("layer_types")
     first = full.get("max_window_layers") or 0
     is_one_each = isinstance(kinds, list) and len(kinds) == layers
@@ -140,8 +122,14 @@ def _wrong_windows(full: Settings) -> Iterator[str]:
         )
 
 
-def _unknown_settings(full: Settings, family: Family) -> Iterator[str]:
-    known = {*DEFAULTS, *SIZES.values(), *family.defaults, *legal_values(family), *IGNORED}
+def _unknown_settings(full: families.Settings, family: families.Family) -> Iterator[str]:
+    known = {
+        *families.DEFAULTS,
+        *families.SIZES.values(),
+        *family.defaults,
+        *legal_values(family),
+        *families.IGNORED,
+    }
     for name in sorted(full.keys() - known):
         yield (
             f"{name} = {full[name]!r}: Meshloom does not know whether it changes the model."
@@ -149,7 +137,7 @@ def _unknown_settings(full: Settings, family: Family) -> Iterator[str]:
         )
 
 
-def windows(full: Settings) -> set[Any]:
+def windows(full: families.Settings) -> set[Any]:
     """Returns the sliding windows that layers have; None is that of a layer without."""
     if not full.get("use_sliding_window", True):
         return {None}
@@ -160,12 +148,12 @@ def windows(full: Settings) -> set[Any]:
     return {full.get("sliding_window") if one else None for one in slides}
 
 
-def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer:
+def spec_of(settings: families.Settings, store: FloatType, source: object) -> Transformer:
     """Makes the spec of a decoder whose settings are checked."""
     family = family_of(settings, source)
     full = completed(settings, family)
     fields: dict[str, Any] = {
-        **{name: full[there] for name, there in SIZES.items()},
+        **{name: full[there] for name, there in families.SIZES.items()},
         "kv_heads": full["num_key_value_heads"] or full["num_attention_heads"],
         "d_kv": full["head_dim"] or full["hidden_size"] // full["num_attention_heads"],
         "tied": full["tie_word_embeddings"],
@@ -193,7 +181,7 @@ def spec_of(settings: Settings, store: FloatType, source: object) -> Transformer
         raise UserError(f"{source}: {error}") from None
 
 
-def experts_of(full: Settings, expert: Mlp) -> Moe:
+def experts_of(full: families.Settings, expert: Mlp) -> Moe:
     """Makes the settings of experts.  All tokens reach theirs."""
     return Moe(
         experts=full["num_experts"] if "num_experts" in full else full["num_local_experts"],
@@ -208,44 +196,37 @@ def experts_of(full: Settings, expert: Mlp) -> Moe:
     )
 
 
-def weights_of(spec: Transformer, family: Family) -> Iterator[ConvertedWeight]:
+def weights_of(spec: Transformer, family: families.Family) -> Iterator[ConvertedWeight]:
     """Yields all weights of a decoder."""
     spec = with_parts_of_its_block(spec)
     attention, moe = of_kind(spec.attention, MultiHead), spec.feed_forward
-    yield ConvertedWeight("embed_VD", (EMBEDDING,), "V D", spec.sizes)
+    yield ConvertedWeight("embed_VD", (families.EMBEDDING,), "V D", spec.sizes)
     if not spec.tied:
-        yield ConvertedWeight("softmax_VD", (SOFTMAX,), "V D", spec.sizes)
-    yield ConvertedWeight("decoder/norm/scale_D", (FINAL_NORM,), "D", spec.sizes)
+        yield ConvertedWeight("softmax_VD", (families.SOFTMAX,), "V D", spec.sizes)
+    yield ConvertedWeight("decoder/norm/scale_D", (families.FINAL_NORM,), "D", spec.sizes)
     sizes = spec.sizes
     if isinstance(moe, Moe):
         sizes = {**sizes, "E": moe.experts, "F": moe.width(spec)}
     names = {
-        **ATTENTION,
-        **BIASES[attention.biases],
-        **(QK_NORMS if attention.qk_norm else {}),
-        **(MLP if family.experts is None else family.experts),
+        **families.ATTENTION,
+        **families.BIASES[attention.biases],
+        **(families.QK_NORMS if attention.qk_norm else {}),
+        **(families.MLP if family.experts is None else family.experts),
     }
     for path, (name, axes) in names.items():
         experts = sizes["E"] if "{expert}" in name else 1
         tensors = tuple(
-            LAYER.format(layer=layer, name=name.format(expert=expert))
+            families.LAYER.format(layer=layer, name=name.format(expert=expert))
             for layer in range(spec.layers)
             for expert in range(experts)
         )
         yield ConvertedWeight(f"decoder/layers_N/{path}", tensors, axes, sizes)
 
 
-def is_unread(name: str, settings: Settings) -> bool:
+def is_unread(name: str, settings: families.Settings) -> bool:
     """Returns whether nothing reads a tensor: constants, and a softmax that is the embedding."""
-    is_tied = completed(settings, FAMILIES[settings["model_type"]])["tie_word_embeddings"]
-    return (name == SOFTMAX and is_tied) or re.fullmatch(UNREAD, name) is not None
-
-
-def stored_type(tensors: Mapping[str, TensorInfo]) -> FloatType:
-    """Returns the type of all tensors, float32 where they differ."""
-    types = {tensor.dtype for tensor in tensors.values()}
-    store = types.pop() if len(types) == 1 else "float32"
-    return cast(FloatType, store if store in FLOATS else "float32")
+    is_tied = completed(settings, families.FAMILIES[settings["model_type"]])["tie_word_embeddings"]
+    return (name == families.SOFTMAX and is_tied) or re.fullmatch(families.UNREAD, name) is not None
 
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
@@ -269,19 +250,19 @@ def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
 # To Hugging Face
 
 
-def settings_of(spec: Transformer, kind: str) -> Settings:
+def settings_of(spec: Transformer, kind: str) -> families.Settings:
     """Makes config.json of a model as one of a family, equal or not."""
-    family, spec = FAMILIES[kind], with_parts_of_its_block(spec)
+    family, spec = families.FAMILIES[kind], with_parts_of_its_block(spec)
     attention, norm = of_kind(spec.attention, MultiHead), of_kind(spec.norm, RmsNorm)
     moe = spec.feed_forward if isinstance(spec.feed_forward, Moe) else None
     mlp = of_kind(spec.feed_forward, Mlp) if moe is None else moe.expert
     window = attention.window
-    every: Settings = {
-        **{there: getattr(spec, name) for name, there in SIZES.items()},
+    every: families.Settings = {
+        **{there: getattr(spec, name) for name, there in families.SIZES.items()},
         **rope.settings_of(of_kind(spec.positions, Rotary)),
         "num_key_value_heads": spec.kv_heads or spec.heads,
         "head_dim": spec.d_kv,
-        "hidden_act": activation_name(mlp),
+        "hidden_act": "gelu_pytorch_tanh" if mlp.activation == "gelu" else mlp.activation,
         "rms_norm_eps": norm.epsilon,
         "attention_bias": attention.biases == "all",
         "attention_dropout": attention.dropout,
@@ -299,7 +280,7 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
             "norm_topk_prob": isinstance(moe.router, TopK) and moe.router.normalises,
             "router_aux_loss_coef": moe.router.aux_loss,
         }
-    known = {*SIZES.values(), *DEFAULTS, *family.defaults}
+    known = {*families.SIZES.values(), *families.DEFAULTS, *family.defaults}
     return {
         "architectures": [family.architecture],
         "model_type": kind,
@@ -308,12 +289,7 @@ def settings_of(spec: Transformer, kind: str) -> Settings:
     }
 
 
-def activation_name(mlp: Mlp) -> str:
-    """Returns Hugging Face's name of the activation."""
-    return "gelu_pytorch_tanh" if mlp.activation == "gelu" else mlp.activation
-
-
-def factors(model: Transformer, settings: Settings) -> dict[str, float]:
+def factors(model: Transformer, settings: families.Settings) -> dict[str, float]:
     """Returns by its path what each weight is multiplied by, so that the exported model, which
     scales embeddings, queries and hidden states otherwise, predicts the same."""
     exported = spec_of(settings, model.precision.store, "config.json")
@@ -337,11 +313,8 @@ def scales(spec: Transformer) -> tuple[float, float]:
     return spec.embed_scale or spec.d_model**0.5, attention.query_scale or spec.d_kv**-0.5
 
 
-def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
-    """Makes config.json of a model; refuses one that no family can express.
-
-    Of an imported model it is the file that was imported, but for what has changed.
-    """
+def exported_settings(model: ModelSpec, original: families.Settings | None) -> families.Settings:
+    """Makes config.json of a model: the imported one, if any, but for what has changed."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
     if model.has_encoder:
@@ -349,7 +322,7 @@ def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
             f"Transformer.encoder_layers = {model.encoder_layers}: Hugging Face's decoders have "
             "none.  Use `meshloom export t5`."
         )
-    kinds = FAMILIES if original is None else [original["model_type"]]
+    kinds = families.FAMILIES if original is None else [original["model_type"]]
     kind, problems = closest_family(model, kinds)
     if problems:
         rows = "".join(f"\n  {row}" for row in problems)
@@ -359,13 +332,13 @@ def exported_settings(model: ModelSpec, original: Settings | None) -> Settings:
         return settings
     if not changes(spec_of(original, model.precision.store, "config.json"), model):
         settings = dict(original)
-    settings = {name: original[name] for name in IGNORED if name in original} | settings
+    settings = {name: original[name] for name in families.IGNORED if name in original} | settings
     named_types = [name for name in ("torch_dtype", "dtype") if name in settings]
     return settings | dict.fromkeys(named_types, model.precision.store)
 
 
 def closest_family(
-    model: Transformer, kinds: Iterable[str] = FAMILIES
+    model: Transformer, kinds: Iterable[str] = families.FAMILIES
 ) -> tuple[str, Sequence[str]]:
     """Returns the family that differs least from a model, and the settings that it has not."""
     problems = {kind: inexpressible(model, kind) for kind in kinds}

@@ -1,8 +1,11 @@
 """Reads the parts of a Transformer for formats whose layers are all of one kind."""
 
 import dataclasses
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from configs.errors import UserError
+from configs.write import shown
 from models.parts import Block
 from models.transformer import Transformer
 
@@ -26,6 +29,20 @@ def with_parts_of_its_block(spec: Transformer) -> Transformer:
         **{name: getattr(block, name) for name in parts},
         pattern=(dataclasses.replace(block, **dict.fromkeys([*parts, *same])),),
     )
+
+
+def refuse_changes(
+    changed: Sequence[tuple[str, Any, Any]], owner: str, place: str, free: Sequence[str]
+) -> None:
+    """Refuses settings under which the weights of an imported model would be another model."""
+    if changed:
+        rows = "".join(
+            f"\n  {name}: {shown(old)} {place}, {shown(new)} set" for name, old, new in changed
+        )
+        raise UserError(
+            f"these settings are not the {owner}'s:{rows}\n"
+            f"  Unset them.  Free to choose: {', '.join(free)}."
+        )
 
 
 def of_kind(part: object, kind: type[T]) -> T:

@@ -95,18 +95,14 @@ def problems(settings: Settings) -> Iterator[str]:
 
 def rotary_of(settings: Settings) -> Rotary:
     """Makes the rotary positions."""
-    theta = float(parameters(settings)["rope_theta"])
-    return Rotary(theta=theta, scaling=_scaling_of(settings))
-
-
-def _scaling_of(settings: Settings) -> RopeScaling | None:
     rope = {LENGTH: settings["max_position_embeddings"], **parameters(settings)}
-    kind = kind_of(rope)
+    theta, kind = float(rope["rope_theta"]), kind_of(rope)
     if kind == PLAIN:
-        return None
+        return Rotary(theta=theta)
     scaling, names = SCALINGS[kind]
     given = {name: rope[there] for name, there in names.items() if rope.get(there) is not None}
-    return scaling(**{name: as_number(value) for name, value in given.items()})
+    numbers = {name: as_number(value) for name, value in given.items()}
+    return Rotary(theta=theta, scaling=scaling(**numbers))
 
 
 def as_number(value: Any) -> Any:

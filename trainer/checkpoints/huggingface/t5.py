@@ -18,20 +18,21 @@ from models.attention.multi_head import MultiHead
 from models.feed_forward.mlp import Activation, Mlp
 from models.norms.rms import RmsNorm
 from models.positions.relative import Relative
-from models.precision import FloatType, Precision
+from models.precision import Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface.families import FAMILIES
 from trainer.checkpoints.huggingface.folder import Settings
 from trainer.checkpoints.huggingface.parts import (
     ONE_KIND,
     of_kind,
+    refuse_changes,
     with_parts_of_its_block,
 )
 from trainer.checkpoints.huggingface.weights import (
-    FLOATS,
     ConvertedWeight,
     TensorInfo,
     check_tensors,
+    common_type,
 )
 
 Tensors = dict[str, np.ndarray]
@@ -187,8 +188,6 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
     relative: dict[str, Any] = {name: full[t5_name] for name, t5_name in RELATIVE.items()}
     activation, gated = ACTIVATIONS[full["feed_forward_proj"]]
     scaled = full.get("scale_decoder_outputs", full["tie_word_embeddings"])
-    types = {tensor.dtype.name for tensor in tensors.values()}
-    store = types.pop() if len(types) == 1 else "float32"
     rate = float(full["dropout_rate"])
     return Transformer(
         **cast(dict[str, Any], sizes),
@@ -199,7 +198,7 @@ def spec_of(settings: Settings, tensors: Tensors) -> Transformer:
         embed_scale=1.0,
         logit_scale=full["d_model"] ** -0.5 if scaled else 1.0,
         dropout=rate,
-        precision=Precision(store=cast(FloatType, store if store in FLOATS else "float32")),
+        precision=Precision(store=common_type(tensor.dtype.name for tensor in tensors.values())),
     )
 
 
@@ -221,14 +220,7 @@ def params_of(spec: Transformer, tensors: Tensors) -> Params:
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     """Refuses settings under which the weights of a T5 would be another model."""
     changed = [row for row in diff(spec, chosen) if row[0] not in FREE]
-    if changed:
-        rows = "".join(
-            f"\n  {name}: {shown(old)} in T5, {shown(new)} set" for name, old, new in changed
-        )
-        raise UserError(
-            f"these settings are not the T5's:{rows}\n"
-            f"  Unset them.  Free to choose: {', '.join(FREE)}."
-        )
+    refuse_changes(changed, "T5", "in T5", FREE)
 
 
 # To T5
@@ -239,7 +231,11 @@ def settings_of(model: ModelSpec) -> Settings:
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer can be a T5.")
     model = with_parts_of_its_block(model)
-    legal = _alternatives(model)
+    legal: dict[str, tuple[Any, ...]] = {
+        "Transformer.kv_heads": (None, model.heads),
+        "Transformer.logit_scale": (model.d_model**-0.5, 1.0),
+        "Mlp.dropout": (None, model.dropout),
+    }
     problems = [
         f"{name} = {shown(value)}, legal: {' or '.join(map(shown, legal.get(name, (same,))))}."
         for name, value, same in diff(model, _nearest(model))
@@ -262,15 +258,6 @@ def settings_of(model: ModelSpec) -> Settings:
         "tie_word_embeddings": model.tied,
         "scale_decoder_outputs": model.logit_scale != 1,
         "torch_dtype": model.precision.store,
-    }
-
-
-def _alternatives(model: Transformer) -> dict[str, tuple[Any, ...]]:
-    """Returns the values of the settings that have several in a T5 of this size."""
-    return {
-        "Transformer.kv_heads": (None, model.heads),
-        "Transformer.logit_scale": (model.d_model**-0.5, 1.0),
-        "Mlp.dropout": (None, model.dropout),
     }
 
 

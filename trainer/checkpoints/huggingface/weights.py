@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
 
 from configs.errors import UserError
 from layouts.axes import axes_of_path
+from models.precision import FloatType
 
 FLOATS = ("float32", "bfloat16", "float16")
 LISTED = 10
@@ -94,6 +95,12 @@ class ConvertedWeight(NamedTuple):
 
     def _sizes(self, letters: str) -> tuple[int, ...]:
         return tuple(self.sizes[letter] for letter in letters)
+
+
+def common_type(types: Iterable[str]) -> FloatType:
+    """Returns the type of all tensors, float32 where they differ."""
+    [store, *others] = {*types} or {"float32"}
+    return cast(FloatType, store if store in FLOATS and not others else "float32")
 
 
 def check_tensors(
