@@ -8,6 +8,7 @@ TPU v3: an all-reduce takes as long on any number of cores, an all-to-all 9 time
 as on 16.  The prediction is that of plans (layouts/cost/interconnect.py).
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,15 +54,6 @@ GROWTHS = (
     Growth("all-to-all", 16, 2048, 9.0, "GShard, section 5.3"),
     Growth("all-to-all", 128, 2048, 3.75, "GShard, section 5.2"),
 )
-
-
-def measured(kind: str, megabytes: int) -> list[Row]:
-    """Measures a collective on 2, 4, 8 .. and all of the devices at hand."""
-    import jax
-
-    devices = len(jax.devices())
-    counts = sorted({*(2**i for i in range(1, devices.bit_length())), devices} - {1})
-    return [measure_call(kind, megabytes, count) for count in counts]
 
 
 def measure_call(kind: str, megabytes: int, count: int) -> Row:
@@ -157,57 +149,50 @@ def predicted(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
 
 
 def growths(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Compares the published growths with those among the predictions, of whatever size."""
+    """Compares the published growths with those among the predictions, of the largest size."""
+    megabytes = max(row["megabytes"] for row in rows)
     times = {
         (row["kind"], row["devices"]): row["seconds"]
         for row in rows
-        if row["topology"].startswith(f"{CHIP_OF_GROWTHS}:")
+        if row["topology"].startswith(f"{CHIP_OF_GROWTHS}:") and row["megabytes"] == megabytes
     }
     compared = []
     for growth in GROWTHS:
-        first, last = ((growth.kind, n) for n in (growth.from_devices, growth.to_devices))
-        if first in times and last in times:
-            compared.append(growth._asdict() | {"predicted": times[last] / times[first]})
+        first, last = (times.get((growth.kind, n)) for n in growth[1:3])
+        if first is not None and last is not None:
+            compared.append({**growth._asdict(), "predicted": last / first, "from_s": first})
     return compared
-
-
-def pivoted(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[str]]:
-    """Returns the milliseconds of the rows that have the same values of these keys."""
-    lines: dict[tuple[Any, ...], list[str]] = {}
-    for row in rows:
-        lines.setdefault(tuple(row[key] for key in keys), []).append(milliseconds(row["seconds"]))
-    return lines
 
 
 def print_tables(result: Row) -> None:
     """Prints the measured times, the predicted ones, and the growths compared with the paper."""
     from scripts.terminal import print_table
 
-    if result["measured"]:
-        counts = sorted({row["devices"] for row in result["measured"]})
-        print_table(
-            ["measured here", "MB a device", *(f"ms on {n}" for n in counts), "compiled to"],
-            [
-                [kind, size, *times, ", ".join(compiled)]
-                for (kind, size, compiled), times in pivoted(
-                    result["measured"], "kind", "megabytes", "compiled"
-                ).items()
-            ],
-        )
-    lines = pivoted(result["predicted"], "topology", "devices", "megabytes")
-    print_table(
-        ["predicted for", "devices", "MB a device", *(f"{kind}, ms" for kind in KINDS)],
-        [[*keys, *times] for keys, times in lines.items()],
+    lines: dict[tuple[Any, ...], list[str]] = {}  # each time in the column of its kind
+    for row in result["predicted"]:
+        key = (row["topology"], row["devices"], row["megabytes"])
+        lines.setdefault(key, []).append(milliseconds(row["seconds"]))
+    measured = [
+        [row["kind"], row["megabytes"], row["devices"], milliseconds(row["seconds"]),
+         ", ".join(row["compiled"])]
+        for row in result["measured"]
+    ]  # fmt: skip
+    compared = [
+        [row["kind"], f"{row['from_devices']:,} to {row['to_devices']:,}",
+         f"{row['predicted']:.2f}", f"{row['published']:g}", row["source"]]
+        for row in result["growths"]
+    ]  # fmt: skip
+    tables = (
+        (["measured here", "MB a device", "devices", "ms", "compiled to"], measured),
+        (
+            ["predicted for", "devices", "MB a device", *(f"{kind}, ms" for kind in KINDS)],
+            [[*key, *times] for key, times in lines.items()],
+        ),
+        (["times as long", "devices", "predicted", "published", "in"], compared),
     )
-    if result["growths"]:
-        print_table(
-            ["times as long", "devices", "predicted", "published", "in"],
-            [
-                [row["kind"], f"{row['from_devices']:,} to {row['to_devices']:,}",
-                 f"{row['predicted']:.2f}", f"{row['published']:g}", row["source"]]
-                for row in result["growths"]
-            ],
-        )  # fmt: skip
+    for head, rows in tables:
+        if rows:
+            print_table(head, rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -243,7 +228,16 @@ def draw(result: Row, pyplot: Any) -> Any:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_title(title)
         axes.grid(alpha=0.3)
-    draw_growths(result, megabytes, panels[0, 0])
+    for row in result["growths"]:  # from the predicted time on the fewer devices
+        start = 1e3 * row["from_s"]
+        panels[0, 0].plot(
+            [row["from_devices"], row["to_devices"]],
+            [start, start * row["published"]],
+            "*:",
+            color=f"C{KINDS.index(row['kind'])}",
+            markersize=11,
+            label=f"{row['kind']}, x {row['published']:g} ({row['source']})",
+        )
     for axes in panels[0]:
         label_minor_ticks(axes)
     figure.legend(
@@ -264,35 +258,18 @@ def label_minor_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def draw_growths(result: Row, megabytes: int, axes: Any) -> None:
-    """Draws the published growths, from the predicted time on the fewer devices."""
-    times = {
-        (row["kind"], row["devices"]): 1e3 * row["seconds"]
-        for row in result["predicted"]
-        if row["megabytes"] == megabytes
-    }
-    for row in result["growths"]:
-        start = times[row["kind"], row["from_devices"]]
-        axes.plot(
-            [row["from_devices"], row["to_devices"]],
-            [start, start * row["published"]],
-            "*:",
-            color=f"C{KINDS.index(row['kind'])}",
-            markersize=11,
-            label=f"{row['kind']}, x {row['published']:g} ({row['source']})",
-        )
-
-
 def measure_here(sizes: Sequence[int], simulate_devices: int) -> tuple[str, list[Row]]:
-    """Measures each collective with each size; returns what the devices are as well."""
+    """Measures each collective on 2, 4, 8 .. and all devices; returns what they are as well."""
     import jax
 
     from layouts import mesh
 
     jax.config.update("jax_num_cpu_devices", simulate_devices)
     mesh.leave_absent_tpus()
-    device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
-    return device, [row for kind in KINDS for size in sizes for row in measured(kind, size)]
+    devices = len(jax.devices())
+    counts = sorted({*(2**i for i in range(1, devices.bit_length())), devices} - {1})
+    calls = itertools.product(KINDS, sizes, counts)
+    return f"{devices} x {jax.devices()[0].device_kind}", [measure_call(*call) for call in calls]
 
 
 @dataclass(frozen=True, kw_only=True)

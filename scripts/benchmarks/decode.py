@@ -24,23 +24,14 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import Count, SystemFlags
-from scripts.benchmarks.rounds import Worker, cores, ended, installed, ratio, rounds, serve, show
+from scripts.benchmarks.options import BaselineFlags, Count
+from scripts.benchmarks.rounds import cores, ended, ratio, rounds, serve, show, speedups, start
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 from scripts.command_line import run_command
 from scripts.flag import Flag
 
 WIDTH = 5
 MULTIPLE = 4  # what a number of tokens is rounded up to
-# PyTorch on all cores, and on one: with so small a model that can be faster, on a busy machine far.
-SYSTEMS = (
-    "meshloom",
-    "meshloom_apart",
-    "meshloom_one_device",
-    "huggingface",
-    "huggingface_one_thread",
-    "ctranslate2",
-)
 
 
 class Text(NamedTuple):
@@ -53,12 +44,6 @@ class Text(NamedTuple):
 Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how many tokens it made
 
 
-def texts_of(count: int) -> list[Text]:
-    """Draws so many sources, the shortest first."""
-    sources = tiny.sources(count, np.random.default_rng(0))
-    return [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
-
-
 def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
     """Batches of at most so many sources, about equally many in all batches of one length."""
     made = []
@@ -69,13 +54,8 @@ def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
     return made
 
 
-def meshloom(
-    *, flat: bool = True, devices: int | None = None
-) -> tuple[Translate, dict[str, object]]:
-    """Decodes as `meshloom decode --simulate_devices=2` does, on two cores.
-
-    Without a number of devices, each core is one.
-    """
+def meshloom() -> tuple[Translate, dict[str, object]]:
+    """Decodes as `meshloom decode --simulate_devices=2` does, on two cores."""
     import jax
 
     from layouts.layout import Layout
@@ -84,14 +64,14 @@ def meshloom(
     from trainer.decoding.decoder import Decoder, Request
 
     # The operations of one step are too small to be split: each core takes rows of its own.
-    simulate_devices(devices or cores())
+    simulate_devices(cores())
     layout = Layout(mesh="data:-1", rules="batch:data")
     mesh, model = make_mesh(layout), tiny.transformer().model(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(model.init)(jax.random.key(0))
 
     def translate(texts: Sequence[Text], batch_sequences: int) -> int:
-        decoder = Decoder(model, params, mesh, Beam(width=WIDTH, flat=flat), batch_sequences)
+        decoder = Decoder(model, params, mesh, Beam(width=WIDTH), batch_sequences)
         requests = [
             Request([], max_new_tokens=text.tokens, min_new_tokens=text.tokens, source=text.source)
             for text in texts
@@ -173,37 +153,36 @@ def fill(spec: Any) -> None:
         "embeddings": VOCAB,
         "projection": VOCAB,
     }
-    for path in spec.variables():
-        *parents, name = path.split("/")
-        owner = spec
-        for part in parents:
-            # The parts of a list are called name_0, name_1, ...
-            head, _, number = part.rpartition("_")
-            owner = (
-                getattr(owner, part) if hasattr(owner, part) else getattr(owner, head)[int(number)]
-            )
+
+    def set_weight(owner: Any, path: str, value: object) -> None:
+        name = path.rpartition("/")[2]
+        if isinstance(value, str):  # it is optional
+            return
         if name in ("gamma", "beta"):
             setattr(owner, name, np.full(D_MODEL, name == "gamma", np.float32))
         elif name == "weight":
             out = next((rows[part] for part in rows if part in path), D_MODEL)
             into = D_FF if "ffn/linear_1" in path else D_MODEL
-            weight = into**-0.5 * rng.standard_normal((out, into), np.float32)
-            setattr(owner, name, weight)
+            setattr(owner, name, into**-0.5 * rng.standard_normal((out, into), np.float32))
+
+    importlib.import_module("ctranslate2.specs.model_spec").visit_spec(spec, set_weight)
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = True
+
+
+SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
+    "meshloom": meshloom,
+    # PyTorch on all cores, and on one: with so small a model faster, on a busy machine by far.
+    "huggingface": lambda: huggingface(cores()),
+    "huggingface_one_thread": lambda: huggingface(1),
+    "ctranslate2": ctranslate2,
+}
 
 
 def work(system: str, count: int) -> None:
     """Answers a batch size with the seconds that it takes."""
-    build: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
-        "meshloom": meshloom,
-        "meshloom_apart": lambda: meshloom(flat=False),
-        "meshloom_one_device": lambda: meshloom(devices=1),
-        "huggingface": lambda: huggingface(cores()),
-        "huggingface_one_thread": lambda: huggingface(1),
-        "ctranslate2": ctranslate2,
-    }
-    translate, about = build[system]()
-    texts = texts_of(count)
+    translate, about = SYSTEMS[system]()
+    sources = tiny.sources(count, np.random.default_rng(0))
+    texts = [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
 
     def answer(question: str) -> float:
         start = time.perf_counter()
@@ -216,41 +195,33 @@ def work(system: str, count: int) -> None:
     serve(about, answer)
 
 
-def best_size(worker: Worker, sizes: Sequence[int]) -> tuple[int, dict[str, object]]:
-    """Returns the fastest batch size, and the seconds of a first and a second pass at each."""
-    warm_s = {size: worker.ask(size) for size in sizes}
-    pass_s = {size: worker.ask(size) for size in sizes}
-    return min(pass_s, key=pass_s.__getitem__), {"warm_s": warm_s, "sweep_s": pass_s}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Flags(SystemFlags):
-    """Compares translation speed with Hugging Face and CTranslate2."""
+class Flags(BaselineFlags):
+    """Compares translation speed with Hugging Face and CTranslate2, or with another checkout."""
 
     rounds: Count = 5
     sentences: Count = 1000
     """Sources to translate."""
     batch_sizes: tuple[int, ...] = (16, 32, 64, 128)
     """Batch sizes to try, separated by commas."""
-    systems: Annotated[tuple[str, ...], Flag(choices=SYSTEMS)] = SYSTEMS
+    systems: Annotated[tuple[str, ...], Flag(choices=tuple(SYSTEMS))] = tuple(SYSTEMS)
 
 
 def benchmark(flags: Flags) -> None:
     """Translates in alternating rounds, each system with its best batch size."""
     if flags.worker is not None:
         return work(flags.worker, flags.sentences)
-    names = installed(flags.systems)
-    arguments = [f"--sentences={flags.sentences}"]
-    workers = {name: Worker("scripts.benchmarks.decode", name, *arguments) for name in names}
-    sizes, result = {}, dict[str, Any]()
-    for name in workers:
-        sizes[name], measured = best_size(workers[name], flags.batch_sizes)
-        result[name] = {"batch_sequences": sizes[name], **measured}
+    workers = start("scripts.benchmarks.decode", flags, f"--sentences={flags.sentences}")
+    sizes, result = dict[str, int](), dict[str, Any]()
+    for name, worker in workers.items():
+        warm_s, pass_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
+        sizes[name] = min(pass_s, key=pass_s.__getitem__)
+        result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": pass_s}
     times = list(rounds(workers, sizes, flags.rounds))
     for name, system in ended(workers, times).items():
         result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}
-    for name in names[1:]:
-        result[f"to_{name}"] = ratio(times, names[0], name)
+    first, *others = (name for name in flags.systems if name in workers)
+    result |= {f"to_{name}": ratio(times, first, name) for name in others} | speedups(times)
     numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": cores()}
     show(result | numbers, flags.json_file)
 

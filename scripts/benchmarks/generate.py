@@ -5,21 +5,30 @@
 Each new token reads all weights and the cache once, so that the bandwidth of the memory bounds the
 speed.  The bandwidth is measured in the same session, by adding 1 to an array that no cache holds.
 Weights are random, in the type of products; a text is as long as the shape's rows at most.
+
+    meshloom bench generate --samples=16 --prompt=512 --new_tokens=64
+
+The Efficient Giant Models guide (section 3.2) prefills a prompt once, draws all its samples in one
+flat buffer and ranks them by a suffix in one pass.  With --samples this is compared with a cache
+for each sample, filled from the same prefill, and with samples that share nothing: each prefills
+the prompt itself.  All make the same number of tokens, in alternating rounds of one process.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
 from scripts.benchmarks.options import Count, JsonFlags
-from scripts.benchmarks.rounds import best_seconds, seconds, show
+from scripts.benchmarks.rounds import best_seconds, ratio, seconds, show
 from scripts.command_line import run_command
 from scripts.flag import Flag
 
 if TYPE_CHECKING:
     from models.decoding.generate import DecodeInputs
 
+SUFFIX = 16  # tokens
 BYTES = 2**28
 """Size of the array that measures the bandwidth."""
 
@@ -34,7 +43,7 @@ def bandwidth() -> float:
     return 2 * BYTES / best_seconds(lambda: add(array).block_until_ready())
 
 
-def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
+def inputs_of(rows: int, prompt: int, new_tokens: int, suffix: int = 0) -> "DecodeInputs":
     """Returns prompts of this length, each to be continued by exactly this many tokens."""
     import jax.numpy as jnp
 
@@ -43,9 +52,10 @@ def inputs_of(rows: int, prompt: int, new_tokens: int) -> "DecodeInputs":
     return DecodeInputs(
         prompts_BL=jnp.full((rows, prompt), 2, jnp.int32),
         prompt_lengths_B=jnp.full(rows, prompt, jnp.int32),
-        seeds_B=jnp.zeros(rows, jnp.uint32),
+        seeds_B=jnp.arange(rows, dtype=jnp.uint32),
         max_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
         min_new_tokens_B=jnp.full(rows, new_tokens, jnp.int32),
+        suffix_L=jnp.arange(2, 2 + suffix) if suffix else None,
     )
 
 
@@ -64,13 +74,6 @@ def model_on_device(shape: Shape) -> tuple[Any, Any, Any]:
         return model, jax.jit(model.init)(jax.random.key(0)), mesh
 
 
-def nbytes(tree: Any) -> int:
-    """Counts the bytes of all arrays of a tree."""
-    import jax
-
-    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(tree))
-
-
 def measure(
     shape: Shape, batch_sizes: Sequence[int], prompt: int, new_tokens: int
 ) -> dict[str, Any]:
@@ -79,6 +82,7 @@ def measure(
 
     from models.decoding.generate import generate, initial_cache
     from models.decoding.sampling import Sampling
+    from trainer.memory import shard_bytes
 
     model, params, mesh = model_on_device(shape)
     greedy = Sampling(temperature=0.0)
@@ -99,7 +103,7 @@ def measure(
             cache = jax.eval_shape(
                 lambda: initial_cache(model, greedy, new_tokens, params, None, inputs)
             )
-            read_bytes = nbytes(params) + nbytes(cache)
+            read_bytes = shard_bytes(params) + shard_bytes(cache)
             return {
                 "token_s": token_s,
                 "tokens_per_s": rows / token_s,
@@ -111,7 +115,7 @@ def measure(
         by_batch_size = {str(rows): times(rows) for rows in batch_sizes}
     return {
         "batch_sizes": by_batch_size,
-        "weight_bytes": nbytes(params),
+        "weight_bytes": shard_bytes(params),
         "bandwidth_bytes_per_s": bytes_per_s,
         "prompt_tokens": prompt,
         "new_tokens": new_tokens,
@@ -132,10 +136,46 @@ class Flags(JsonFlags):
     """Tokens of each prompt."""
     new_tokens: Count = 128
     """New tokens of each text."""
+    samples: Annotated[int | None, Flag(min=1)] = None
+    """Compares so many samples of one prompt in a flat buffer with separate ones instead."""
+    rounds: Count = 5
+    """With --samples: rounds to measure."""
+
+
+def compare_samples(flags: Flags, samples: int) -> dict[str, Any]:
+    """Compares the speed of samples, ranked by a suffix, that share a buffer, a prompt, nothing."""
+    import jax
+
+    from models.decoding.generate import generate
+    from models.decoding.sampling import Sampling
+
+    model, params, mesh = model_on_device(SHAPES[flags.shape])
+    searches = {
+        "flat": (1, Sampling(width=samples)),
+        "apart": (1, Sampling(width=samples, flat=False)),
+        "separate": (samples, Sampling()),
+    }
+
+    def decode(name: str) -> None:
+        rows, search = searches[name]
+        inputs = inputs_of(rows, flags.prompt, flags.new_tokens, SUFFIX)
+        with jax.set_mesh(mesh):
+            decoded = generate(model, search, flags.new_tokens, params, None, inputs)
+            decoded.score_BW.block_until_ready()
+
+    def measured() -> dict[str, float]:
+        return {name: seconds(functools.partial(decode, name)) for name in searches}
+
+    # The first round, which compiles, is not counted.
+    times = [measured() for _ in range(flags.rounds + 1)]
+    speeds = {name: ratio(times[1:], "flat", name) for name in ("apart", "separate")}
+    return {"shape": flags.shape, "warm_s": times[0], "seconds": times[1:], "speed_of_flat": speeds}
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures each batch size."""
+    """Measures each batch size, or samples."""
+    if flags.samples is not None:
+        return show(compare_samples(flags, flags.samples), flags.json_file)
     result = measure(SHAPES[flags.shape], flags.batch_sizes, flags.prompt, flags.new_tokens)
     show({"shape": flags.shape, **result}, flags.json_file)
 

@@ -38,17 +38,13 @@ class Shape:
         return self.rows * self.length
 
     @property
-    def layer_weights(self) -> int:
-        """Counts the weights of a layer that one token meets."""
-        return 4 * self.d_model**2 + 2 * self.d_model * self.d_ff
-
-    @property
     def step_flops(self) -> int:
         """Counts the FLOPs of the products of a step: three times those of a forward pass.
 
         Of attention only the half that causality leaves counts.
         """
-        products = 2 * (self.layers * self.layer_weights + self.vocab * self.d_model)
+        layer_weights = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff  # that one token meets
+        products = 2 * (self.layers * layer_weights + self.vocab * self.d_model)
         attention = 2 * self.layers * self.length * self.d_model
         return 3 * self.tokens * (products + attention)
 

@@ -13,10 +13,10 @@ dense layer of the same library in the same round.
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import cores, ended, rounds, seconds, serve, show, speedups, start
+from scripts.benchmarks.rounds import compare, cores, serve_steps, show, speedups
 from scripts.command_line import run_command
 from scripts.flag import Flag
 
@@ -42,10 +42,9 @@ def meshloom(kind: str) -> tuple[Pass, dict[str, object]]:
 
     layout = Layout(mesh="data:1", rules="")
     mesh = make_mesh(layout)
-    dispatch: dict[str, Dispatch] = {"gather": "gather", "einsum": "einsum", "dropless": "dropless"}
     part: Mlp | Moe = Mlp()
     if kind != "dense":
-        part = Moe(experts=EXPERTS, router=Top2(), dispatch=dispatch[kind], d_ff=D_FF)
+        part = Moe(experts=EXPERTS, router=Top2(), dispatch=cast(Dispatch, kind), d_ff=D_FF)
     spec = Transformer(
         vocab=1,
         layers=1,
@@ -128,28 +127,25 @@ class Flags(BaselineFlags):
 
 
 def work(system: str) -> None:
-    """Reads numbers of passes, and answers with seconds per pass."""
+    """Answers passes to run with seconds per pass."""
     once, about = torch(system) if system.startswith("torch") else meshloom(system)
-    for _ in range(3):
-        once()
 
     def passes(count: int) -> None:
         for _ in range(count):
             once()
 
-    serve(about, lambda question: seconds(lambda: passes(int(question))) / int(question))
+    passes(3)
+    serve_steps(about, passes)
 
 
 def benchmark(flags: Flags) -> None:
     """Measures the layers and prints their times and costs."""
     if flags.worker is not None:
         return work(flags.worker)
-    workers = start("scripts.benchmarks.moe", flags)
-    times = list(rounds(workers, dict.fromkeys(workers, flags.passes), flags.rounds))
-    result: dict[str, Any] = ended(workers, times)
-    for name in set(workers) & set(flags.systems):
+    result, times = compare("scripts.benchmarks.moe", flags, flags.passes)
+    for name in set(result) & set(flags.systems):
         dense = "torch_dense" if name.startswith("torch") else "dense"
-        costs = [one[name] / one[dense] for one in times] if dense in workers else []
+        costs = [one[name] / one[dense] for one in times] if dense in times[0] else []
         result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
     numbers = {"rounds": flags.rounds, "passes": flags.passes, "cores": cores()}
     show(result | speedups(times) | numbers, flags.json_file)

@@ -18,7 +18,7 @@ class JsonFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemFlags(JsonFlags):
+class BaselineFlags(JsonFlags):
     """Selects what a benchmark compares in alternating rounds, each in a process of its own."""
 
     worker: Annotated[str | None, Flag(is_hidden=True)] = None
@@ -27,12 +27,6 @@ class SystemFlags(JsonFlags):
     """Rounds to measure."""
     systems: tuple[str, ...]
     """Systems to compare, separated by commas."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineFlags(SystemFlags):
-    """Selects another checkout to compare with as well."""
-
     baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
     """Measures Meshloom also from another checkout of the project, and prints how many times as
     fast this one is."""

@@ -51,12 +51,8 @@ def installed(systems: Sequence[str]) -> list[str]:
     """Returns the systems whose libraries are installed; prints how to install the others."""
     names = []
     for name in systems:
-        missing = [
-            library
-            for library in LIBRARIES.get(name.split("_")[0], ())
-            if importlib.util.find_spec(library) is None
-        ]
-        if missing:
+        libraries = LIBRARIES.get(name.split("_")[0], ())
+        if missing := [x for x in libraries if importlib.util.find_spec(x) is None]:
             click.echo(f"{name} is left out: pip install {' '.join(missing)}", err=True)
         else:
             names.append(name)
@@ -72,6 +68,11 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
         question = line.strip()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(memory if question == "memory" else answer(question), flush=True)
+
+
+def serve_steps(about: Mapping[str, object], run: Callable[[int], object]) -> None:
+    """Runs a worker that answers a number of steps with seconds per step."""
+    serve(about, lambda question: seconds(lambda: run(int(question))) / int(question))
 
 
 class Worker:
@@ -102,11 +103,8 @@ class Worker:
         return line
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        with self._process:  # closes its pipes
+            self._process.kill()
 
 
 def start(module: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
@@ -146,6 +144,15 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
         }
         worker.close()
     return systems
+
+
+def compare(
+    module: str, flags: BaselineFlags, question: str | int, *arguments: str
+) -> tuple[dict[str, Any], list[Answers]]:
+    """Asks all systems in alternating rounds; returns what each is, and the rounds."""
+    workers = start(module, flags, *arguments)
+    times = list(rounds(workers, dict.fromkeys(workers, question), flags.rounds))
+    return ended(workers, times), times
 
 
 def ratio(rounds: Sequence[Answers], system: str, other: str) -> dict[str, object]:

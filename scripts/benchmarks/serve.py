@@ -14,11 +14,11 @@ import dataclasses
 import http.client
 import json
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +33,6 @@ from scripts.command_line import run_command
 
 WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
 TEMPERATURE = 0.8
-WAIT_S = 300
 
 
 class LoadCase(NamedTuple):
@@ -51,13 +50,6 @@ class Answer(NamedTuple):
     status: int
     text: str
     new_tokens: int
-    seconds: float
-
-
-class Measured(NamedTuple):
-    """Holds texts in the order of their requests, and the seconds that all took."""
-
-    texts: list[str]
     seconds: float
 
 
@@ -114,8 +106,8 @@ def server(model_dir: str, *flags: str) -> Iterator[int]:
             # What else it writes is read, too: a full pipe would stop it.
             threading.Thread(target=process.communicate, daemon=True).start()
             yield port
-            process.send_signal(signal.SIGTERM)
-            process.wait(WAIT_S)
+            process.terminate()
+            process.wait(timeout=300)
         finally:
             process.kill()
     if process.returncode:
@@ -136,7 +128,7 @@ def announced_port(process: "subprocess.Popen[str]") -> int:
 @contextlib.contextmanager
 def decoding(
     model_dir: Path, batch_sequences: int
-) -> Iterator[Callable[[Sequence[LoadCase]], Measured]]:
+) -> Iterator[Callable[[Sequence[LoadCase]], list[str]]]:
     """Restores the model; yields what decodes requests as `meshloom decode` does."""
     from scripts.commands.decoding.decode import decoder_of, options_of
     from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
@@ -149,15 +141,14 @@ def decoding(
         flags = SearchFlags(temperature=TEMPERATURE)
         decoder, options = decoder_of([trained], flags, batch_sequences), options_of(flags)
 
-        def decode(cases: Sequence[LoadCase]) -> Measured:
-            start, requests = time.perf_counter(), []
+        def decode(cases: Sequence[LoadCase]) -> list[str]:
+            requests = []
             for case in cases:
                 of_case = dataclasses.replace(
                     options, max_tokens=case.max_tokens, min_tokens=case.min_tokens, seed=case.seed
                 )
                 requests += make_requests([case.prompt], task, vocabs, of_case, max_length)
-            texts = best_texts(decoder, requests, vocabs, options)
-            return Measured(texts, time.perf_counter() - start)
+            return best_texts(decoder, requests, vocabs, options)
 
         yield decode
 
@@ -174,25 +165,26 @@ def allowed(model_dir: Path, limits: Sequence[int]) -> list[int]:
 
 def metric(port: int, name: str) -> float:
     """Reads a metric without labels."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        text = response.read().decode()
     return float(dict(line.rsplit(" ", 1) for line in text.splitlines())[name])
 
 
-def summary(answers: Sequence[Answer], seconds: float, decoded: Measured) -> dict[str, Any]:
+def summary(
+    answers: Sequence[Answer], texts: Sequence[str], serve_s: float, decode_s: float
+) -> dict[str, Any]:
     """Summarizes a round: what was lost, what differs, how fast both are."""
     latencies = [answer.seconds for answer in answers if answer.status == 200]
     new_tokens = sum(answer.new_tokens for answer in answers)
-    pairs = zip(answers, decoded.texts, strict=True)
+    pairs = zip(answers, texts, strict=True)
     return {
         "lost": sum(answer.status != 200 for answer in answers),
         "different_from_decode": sum(a.status == 200 and a.text != text for a, text in pairs),
         "new_tokens": new_tokens,
-        "serve_s": seconds,
-        "decode_s": decoded.seconds,
-        "serve_tokens_per_s": new_tokens / seconds,
-        "ratio_to_decode": decoded.seconds / seconds,
+        "serve_s": serve_s,
+        "decode_s": decode_s,
+        "serve_tokens_per_s": new_tokens / serve_s,
+        "ratio_to_decode": decode_s / serve_s,
         "median_latency_s": float(np.median(latencies)),
         "p95_latency_s": float(np.quantile(latencies, 0.95)),
     }
@@ -231,8 +223,10 @@ def measure(flags: Flags, cases: Sequence[LoadCase], max_length: int) -> dict[st
         for _ in range(flags.rounds):
             start = time.perf_counter()
             answers = load(port, cases, clients)
-            seconds = time.perf_counter() - start
-            rounds.append(summary(answers, seconds, decode(cases)))
+            served = time.perf_counter()
+            texts = decode(cases)
+            end = time.perf_counter()
+            rounds.append(summary(answers, texts, served - start, end - served))
         compilations = metric(port, "meshloom_compilations_total") - compiled
     medians = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
     sizes = {"clients": clients, "requests": len(cases), "slots": flags.slots, "cores": cores()}

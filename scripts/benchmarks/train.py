@@ -11,7 +11,7 @@ runs eagerly as "torch" and through torch.compile as "torch_compiled".
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -20,133 +20,78 @@ from scripts.benchmarks.options import BaselineFlags, Count
 from scripts.benchmarks.rounds import (
     MATRIX,
     best_seconds,
+    compare,
     cores,
-    ended,
     ratio,
-    rounds,
     seconds,
-    serve,
+    serve_steps,
     show,
     speedups,
-    start,
 )
+from scripts.benchmarks.training import TORCH_ADAMW, Trainer
 from scripts.command_line import run_command
 from scripts.flag import Flag
 
-if TYPE_CHECKING:
-    from layouts.layout import Layout
-    from trainer.step import TrainStepSpec
-
 WARMUP_STEPS = 3
-LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.98), 0.01
 LEGAL = ("meshloom", "torch", "torch_compiled")
 DEFAULT_SHAPE = "small"
 
 Run = Callable[[int], object]  # runs so many steps and waits for the last
 
 
-def train_step_spec(shape: Shape, layout: "Layout") -> "TrainStepSpec":
-    """Returns the training step of the model, with the settings that are fastest here."""
-    import jax
-
-    from models.loss import Criterion
-    from trainer.optimizers.adamw import AdamW
-    from trainer.optimizers.schedules import Constant
-    from trainer.step import TrainStepSpec
-
-    optimizer = AdamW(
-        schedule=Constant(peak=LEARNING_RATE),
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        weight_decay=WEIGHT_DECAY,
-        clip_global_norm=None,
-    )
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return TrainStepSpec(
-        model=transformer(shape).model(layout),
-        optimizer=optimizer,
-        criterion=Criterion(),
-        steps=10**6,
-        seed=0,
-        microbatches=shape.cpu_slices[0] if on_cpu else 1,
-    )
-
-
-def meshloom(shape: Shape) -> tuple[Run, Callable[[], float], dict[str, object]]:
-    """Returns Meshloom's training step, as `meshloom train` runs it."""
+def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
+    """Returns Meshloom's training step, with the settings that are fastest here."""
     import jax
     import jax.numpy as jnp
 
-    from layouts.layout import Layout
-    from layouts.mesh import make_mesh
-    from trainer.feed import BatchSharding
-    from trainer.step import init_state, train_step
-
-    layout = Layout(mesh="data:1", rules="batch:data")
-    mesh = make_mesh(layout)
-    step_spec = train_step_spec(shape, layout)
+    platform, kind = jax.devices()[0].platform, jax.devices()[0].device_kind
+    microbatches = shape.cpu_slices[0] if platform == "cpu" else 1
+    trainer = Trainer(transformer(shape), shape.rows, microbatches)
     ids = shape.ids()
-    host = {
-        "inputs_BL": ids[:, :-1],
-        "targets_BL": ids[:, 1:],
-        "segments_BL": np.ones((shape.rows, shape.length), np.int32),
-        "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
-    }
-    sharding = BatchSharding(layout, mesh, shape.rows, step_spec.microbatches)
-    batch = sharding.to_global_arrays(host)
-    state = init_state(step_spec, mesh)
-
-    def run(steps: int) -> None:
-        nonlocal state
-        with jax.set_mesh(mesh):
-            for _ in range(steps):
-                state, metrics = train_step(step_spec, state, batch)
-            jax.block_until_ready((state, metrics))
-
-    gpu = jax.devices()[0].platform == "gpu"
-    size = MATRIX[gpu]
-    square = jnp.ones((size, size), jnp.bfloat16 if gpu else jnp.float32)
-    product = jax.jit(jnp.matmul)
-    return (
-        run,
-        lambda: 2 * size**3 / best_seconds(lambda: product(square, square).block_until_ready()),
-        {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+    batch = trainer.to_device(
+        {
+            "inputs_BL": ids[:, :-1],
+            "targets_BL": ids[:, 1:],
+            "segments_BL": np.ones((shape.rows, shape.length), np.int32),
+            "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
+        }
     )
+    size = MATRIX[platform == "gpu"]
+    square = jnp.ones((size, size), jnp.bfloat16 if platform == "gpu" else jnp.float32)
+    product = jax.jit(jnp.matmul)
+    product_s = best_seconds(lambda: product(square, square).block_until_ready())
+    about = {"jax": jax.__version__, "device": kind, "matrix_flops_per_s": 2 * size**3 / product_s}
+    return lambda steps: trainer.train([batch] * steps), about
 
 
-def torch(shape: Shape, *, compiled: bool) -> tuple[Run, Callable[[], float], dict[str, object]]:
+def torch(shape: Shape, *, compiled: bool) -> tuple[Run, dict[str, object]]:
     """Returns the same model in PyTorch: fused AdamW, scaled-dot-product attention."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    gpu = torch.cuda.is_available()
+    device = "cuda" if gpu else "cpu"
     torch.set_num_threads(cores())
-    torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
+    torch.set_float32_matmul_precision("high" if gpu else "highest")
     model = torch_model(shape).to(device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), **TORCH_ADAMW)
     loss_of = torch.compile(model) if compiled else model
     ids = torch.from_numpy(shape.ids().astype(np.int64)).to(device)
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def run(steps: int) -> None:
         for _ in range(steps):
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            with torch.autocast(device, torch.bfloat16, enabled=gpu):
                 loss = loss_of(inputs, targets)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
         float(loss.detach())
 
-    gpu = device == "cuda"
     size = MATRIX[gpu]
-    dtype = torch.bfloat16 if gpu else torch.float32
-    square = torch.ones(size, size, device=device, dtype=dtype)
-    return (
-        run,
-        lambda: 2 * size**3 / best_seconds(lambda: float((square @ square)[0, 0])),
-        {"torch": torch.__version__, "threads": torch.get_num_threads()},
-    )
+    square = torch.ones(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
+    product_s = best_seconds(lambda: float((square @ square)[0, 0]))
+    about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    return run, {**about, "matrix_flops_per_s": 2 * size**3 / product_s}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,20 +108,14 @@ class Flags(BaselineFlags):
 
 
 def work(system: str, shape: Shape) -> None:
-    """Answers steps to run with seconds per step, and "matrix" with FLOP/s."""
+    """Answers steps to run with seconds per step."""
     if system.startswith("torch"):
-        run, rate, about = torch(shape, compiled=system == "torch_compiled")
+        run, about = torch(shape, compiled=system == "torch_compiled")
     else:
-        run, rate, about = meshloom(shape)
+        run, about = meshloom(shape)
     about["warm_s"] = seconds(lambda: run(1))
     run(WARMUP_STEPS - 1)
-
-    def answer(question: str) -> float:
-        if question == "matrix":
-            return rate()
-        return seconds(lambda: run(int(question))) / int(question)
-
-    serve(about, answer)
+    serve_steps(about, run)
 
 
 def benchmark(flags: Flags) -> None:
@@ -186,17 +125,15 @@ def benchmark(flags: Flags) -> None:
         return work(flags.worker, shape)
     # Older checkouts have no --shape.
     arguments = [] if flags.shape == DEFAULT_SHAPE else [f"--shape={flags.shape}"]
-    workers = start("scripts.benchmarks.train", flags, *arguments)
-    times = list(rounds(workers, dict.fromkeys(workers, flags.steps), flags.rounds))
-    rate = max(worker.ask("matrix") for worker in workers.values())
-    result: dict[str, Any] = ended(workers, times)
+    result, times = compare("scripts.benchmarks.train", flags, flags.steps, *arguments)
+    rate = max(system.get("matrix_flops_per_s", 0) for system in result.values())
     for system in result.values():
         system["tokens_per_s"] = shape.tokens / system["median_s"]
         system["flops_per_s"] = shape.step_flops / system["median_s"]
         system["share_of_matrix_rate"] = system["flops_per_s"] / rate
-    if "meshloom" in workers and "torch" in workers:
+    if {"meshloom", "torch"} <= set(result):
         result |= ratio(times, "meshloom", "torch")
-    if "meshloom" in workers and "torch_compiled" in workers:
+    if {"meshloom", "torch_compiled"} <= set(result):
         result["to_torch_compiled"] = ratio(times, "meshloom", "torch_compiled")
     result |= {
         **speedups(times),

@@ -13,23 +13,14 @@ pairs once, and counts the target tokens without padding.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
 from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import (
-    cores,
-    ended,
-    ratio,
-    rounds,
-    seconds,
-    serve,
-    show,
-    speedups,
-    start,
-)
+from scripts.benchmarks.rounds import compare, cores, ratio, seconds, serve, show, speedups
+from scripts.benchmarks.training import TORCH_ADAMW, Trainer
 from scripts.command_line import run_command
 from scripts.flag import Flag
 
@@ -37,7 +28,6 @@ SYSTEMS = ("meshloom", "huggingface")
 ROWS, LENGTH, MICROBATCHES = 32, 64, 2
 BATCH_TOKENS = ROWS * LENGTH
 DROPOUT, SMOOTHING = 0.3, 0.1
-LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.98), 0.01
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 Epoch = Callable[[], object]  # trains on all pairs once, and waits for the last update
@@ -59,49 +49,19 @@ def meshloom(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
     from data.packing.pack import pack
     from data.packing.pair_rows import PairRows
     from data.packing.rows import NO_ROW, Counts
-    from layouts.layout import Layout
-    from layouts.mesh import make_mesh
     from models.attention.multi_head import MultiHead
-    from models.loss import Criterion
-    from trainer.feed import BatchSharding
-    from trainer.optimizers.adamw import AdamW
-    from trainer.optimizers.schedules import Constant
-    from trainer.step import TrainStepSpec, init_state, train_step
 
-    layout = Layout(mesh="data:1", rules="batch:data")
-    mesh = make_mesh(layout)
-    step_spec = TrainStepSpec(
-        model=tiny.transformer(
-            dropout=DROPOUT, attention=MultiHead(combined_qkv=True), loss_chunks=2
-        ).model(layout),
-        optimizer=AdamW(
-            schedule=Constant(peak=LEARNING_RATE),
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            weight_decay=WEIGHT_DECAY,
-            clip_global_norm=None,
-        ),
-        criterion=Criterion(label_smoothing=SMOOTHING),
-        steps=10**6,
-        seed=0,
-        microbatches=MICROBATCHES,
-    )
+    spec = tiny.transformer(dropout=DROPOUT, attention=MultiHead(combined_qkv=True), loss_chunks=2)
+    trainer = Trainer(spec, ROWS, MICROBATCHES, SMOOTHING)
     # Packing adds the END that the sentences have.
     sources, targets = ([ids[:-1] for ids in side] for side in zip(*pairs, strict=True))
     packed = pack(targets, LENGTH, sources, LENGTH)
     rows = PairRows(packed.arrays, Counts())
     ids = np.full(-(-len(rows) // ROWS) * ROWS, NO_ROW)
     ids[: len(rows)] = np.arange(len(rows))
-    sharding = BatchSharding(layout, mesh, ROWS, MICROBATCHES)
-    state = init_state(step_spec, mesh)
 
     def epoch() -> None:
-        nonlocal state
-        with jax.set_mesh(mesh):
-            for row_ids in ids.reshape(-1, ROWS):
-                batch = sharding.to_global_arrays(rows.batch(row_ids))
-                state, metrics = train_step(step_spec, state, batch)
-            jax.block_until_ready((state, metrics))
+        trainer.train(trainer.to_device(rows.batch(some)) for some in ids.reshape(-1, ROWS))
 
     fill = float(np.mean(rows.counted_BL))
     return epoch, {"jax": jax.__version__, "updates": len(ids) // ROWS, "fill": fill}
@@ -116,9 +76,7 @@ def marian(pairs: Pairs) -> tuple[Epoch, dict[str, object]]:
         cores(), dropout=DROPOUT, activation_dropout=DROPOUT, attention_dropout=0.0
     )
     model.train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), **TORCH_ADAMW)
     batches = list(sorted_batches(pairs))
     order = np.random.default_rng(1)
 
@@ -186,13 +144,12 @@ def benchmark(flags: Flags) -> None:
     """Trains in alternating rounds and prints the speeds."""
     if flags.worker is not None:
         return work(flags.worker, flags.pairs)
-    workers = start("scripts.benchmarks.translate", flags, f"--pairs={flags.pairs}")
-    times = list(rounds(workers, dict.fromkeys(workers, "epoch"), flags.rounds))
+    arguments = f"--pairs={flags.pairs}"
+    result, times = compare("scripts.benchmarks.translate", flags, "epoch", arguments)
     tokens = sum(len(target) for _, target in pairs_of(flags.pairs))
-    result: dict[str, Any] = ended(workers, times)
     for system in result.values():
         system["target_tokens_per_s"] = tokens / system["median_s"]
-    if set(SYSTEMS) <= set(workers):
+    if set(SYSTEMS) <= set(result):
         result |= ratio(times, *SYSTEMS)
     numbers = {"rounds": flags.rounds, "pairs": flags.pairs, "target_tokens": tokens}
     show(result | speedups(times) | numbers | {"cores": cores()}, flags.json_file)

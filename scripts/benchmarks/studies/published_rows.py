@@ -1,33 +1,32 @@
 """Plans the published runs and compares the predictions with the published figures.
 
     python -m scripts.benchmarks.studies.published_rows                   (5 minutes)
-    python -m scripts.benchmarks.studies.published_rows --folder=plans --compile   (2 hours)
+    python -m scripts.benchmarks.studies.published_rows --folder=plans    (2 hours)
 
 All rows are planned with the constants of layouts/cost/hardware.py.  By its trace, each row takes
-seconds.  With --compile (needs libtpu), each is compiled too, in a process of its own, which leaves
-`meshloom plan`'s JSON in the folder; one whose file is there is not compiled again.  Several slices
-are planned by their traces alone.  The tables go to the standard output, as Markdown.
+seconds.  With --folder (needs libtpu), each is compiled too, which leaves `meshloom plan`'s JSON
+there; one whose file is there is not compiled again.  Several slices are planned by their traces
+alone.
 """
 
-import datetime
-import importlib.metadata
 import json
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from configs.errors import UserError
-from configs.imports import CHECKOUT
 from configs.load import load
 from layouts.cost.interconnect import Topology
+from layouts.mesh import has_tpu_compiler
 from scripts.command_line import run_command
+from scripts.commands.common import write_json
+from scripts.commands.doctor.machine import installed
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
-from scripts.commands.planning.inputs import PlanInputs, best_plan
+from scripts.commands.planning.inputs import NO_COMPILER, PlanInputs, best_plan
 from scripts.commands.planning.plan_decode import plan_batch
-from scripts.flag import Flag, given_flags
+from scripts.terminal import print_note, print_table
+from trainer.planning.child import CompilerAborted
 from trainer.planning.report import as_json, decode_as_json
 
 POD, V5E = "v3:32x32", "v5e:16x16"
@@ -37,7 +36,7 @@ NO_DROPOUT = ("Transformer.dropout=0.0", "MultiHead.dropout=0.0")
 FLOAT32 = "Precision.compute='float32'"
 # Rows of 256 source and 256 target tokens.  With a million of each, GShard's 37B would do 1.0e16
 # FLOPs in 1.49 s on 128 cores, 86 % of their peak; but 28 % of its cycles computed things again.
-MILLION_TOKENS, ROW_TOKENS = 2048, 256
+MILLION_TOKENS = 2048
 Figures = Mapping[str, Any]
 
 
@@ -57,25 +56,12 @@ class PublishedRun(NamedTuple):
         """Reads the settings."""
         return PlanInputs.read(load(self.files, self.settings), Topology.named(self.topology))
 
-    @property
-    def flags(self) -> list[str]:
-        """Lists the flags of `meshloom plan`."""
-        flags = [
-            *(f"--gin_file={file}" for file in self.files),
-            *(f"--gin_param={setting}" for setting in self.settings),
-            f"--topology={self.topology}",
-        ]
-        if self.decoding is not None:
-            given = given_flags(self.decoding)
-            flags += ["--decode", *(f"{x}={getattr(self.decoding, x[2:])}" for x in given)]
-        return flags
-
-    def trace(self) -> Figures:
-        """Plans the run by its trace."""
+    def plan(self, *, analytic: bool) -> Figures:
+        """Plans the run, by its trace or compiled."""
         inputs = self.plan_inputs()
         if self.decoding is None:
-            return as_json(best_plan(inputs, analytic=True), inputs.layout)
-        flags = PlanFlags(analytic=True, decoding=self.decoding)
+            return as_json(best_plan(inputs, analytic), inputs.layout)
+        flags = PlanFlags(analytic=analytic, decoding=self.decoding)
         return decode_as_json(plan_batch(inputs, flags))
 
 
@@ -193,7 +179,6 @@ ONE_SLICE = (
         LLAMA_CHIP_TOKENS / LLAMA_TOKENS_PER_S,
     ),
 )
-BY_NAME = {row.name: row for row in ONE_SLICE}
 SLICES = (2, 4, 8, 16, 32)
 OVER_SLICES = {
     "maxtext_16b": (0.5937, 0.5914, 0.5827, 0.5656, 0.5465),
@@ -201,21 +186,9 @@ OVER_SLICES = {
     "maxtext_64b": (0.5666, 0.5585, 0.5496, 0.5329, 0.5018),
     "maxtext_128b": (0.5582, 0.5493, 0.5293, 0.5086, 0.4625),
 }
-# GShard (5.2) does not print the tokens per core at which 16 times the experts take 1.7 times as
-# long, but that all-to-alls take 3.75 times as long: so they do, nearly, at one of these numbers.
-GROWTH_TOKENS = (1024, 2048, 4096)
-GROWING = ("step_time_s", "bytes_per_device", "compile_s")
 ONE_SLICE_HEAD = ("model", "slice", "figure", "published", "by trace", "difference", "compiled",
                   "difference", "bytes per device")  # fmt: skip
 SLICES_HEAD = ("model", "of one slice's utilisation", *(f"{count} slices" for count in SLICES))
-GROWTH_HEAD = ("tokens per core", "figure", "128 experts", "2,048 experts", "ratio")
-
-
-def with_tokens(row: PublishedRun, tokens: int) -> PublishedRun:
-    """Makes the same row with this many source and target tokens on each core, as one group."""
-    rows = tokens * Topology.named(row.topology).devices // ROW_TOKENS
-    settings = (*row.settings, f"Run.batch_sequences={rows}", f"Moe.group_tokens={tokens}")
-    return row._replace(name=f"{row.name}_{tokens}", settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,57 +198,35 @@ class Flags:
     only: str = ""
     """Only rows whose name contains this text."""
     folder: Path | None = None
-    """Where the compiled plans are kept."""
-    compiles: Annotated[bool, Flag(name="compile")] = False
-    """Compiles what the folder lacks."""
+    """Compiles the rows as well (needs libtpu), and keeps their plans in this folder."""
 
 
 def study(flags: Flags) -> None:
     """Plans the rows and prints the tables."""
-    if flags.compiles and flags.folder is None:
-        raise UserError("--compile needs --folder, where the compiled plans are kept.")
     compared = [
-        Comparison(row, row.trace(), compiled_plan(row, flags))
+        Comparison(row, row.plan(analytic=True), compiled_plan(row, flags.folder))
         for row in ONE_SLICE
         if flags.only in row.name
     ]
-    print(f"{datetime.date.today()}, {versions()}")
-    print_table(ONE_SLICE_HEAD, map(one_slice_cells, compared))
-    print_table(SLICES_HEAD, slices_cells(compared))
-    print_table(GROWTH_HEAD, growth_cells(flags))
+    print(f"jax {installed('jax')}, libtpu {installed('libtpu')}")
+    print_table(ONE_SLICE_HEAD, [*map(one_slice_cells, compared)])
+    print_table(SLICES_HEAD, [*slices_cells(compared)])
 
 
-def versions() -> str:
-    """Names the versions on which the predictions depend."""
-    named = []
-    for name in ("jax", "libtpu"):
-        try:
-            named.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            named.append(f"no {name}")
-    return ", ".join(named)
-
-
-def compiled_plan(row: PublishedRun, flags: Flags) -> Figures | None:
-    """Reads a compiled plan, after making it if it is missing and wanted; None without one."""
-    if flags.folder is None:
+def compiled_plan(row: PublishedRun, folder: Path | None) -> Figures | None:
+    """Reads a compiled plan, after making it if it is missing; None without one."""
+    if folder is None:
         return None
-    file = flags.folder / f"{row.name}.json"
-    if not file.exists() and flags.compiles:
-        flags.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "scripts.meshloom", "plan", *row.flags, f"--json={file}"]
-        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True)
-        file.with_suffix(".log").write_bytes(done.stdout + done.stderr)
-        print(f"{row.name}: compilation exits with {done.returncode}", file=sys.stderr)
-    return json.loads(file.read_text()) if file.exists() else None
-
-
-def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table in Markdown; nothing if it has no rows."""
-    rows = list(rows)
-    if rows:
-        lines = (head, ["---"] * len(head), *rows)
-        print("", *(f"| {' | '.join(cells)} |" for cells in lines), sep="\n")
+    file = folder / f"{row.name}.json"
+    if not file.exists():
+        if not has_tpu_compiler():
+            raise UserError(f"--folder={folder} has no {file.name}.  {NO_COMPILER}")
+        try:
+            write_json(str(file), row.plan(analytic=False))
+        except CompilerAborted as error:
+            print_note(f"{row.name}: {error}")
+            return None
+    return json.loads(file.read_text())
 
 
 def one_slice_cells(compared: Comparison) -> list[str]:
@@ -304,31 +255,10 @@ def slices_cells(compared: Iterable[Comparison]) -> Iterable[list[str]]:
     for run, one, _ in (row for row in compared if row.run.name in OVER_SLICES):
         several = zip(SLICES, OVER_SLICES[run.name], strict=True)
         rows = [over_slices(run, count, published) for count, published in several]
-        planned = [row.trace()["utilisation"] / one["utilisation"] for row in rows]
+        planned = [row.plan(analytic=True)["utilisation"] / one["utilisation"] for row in rows]
         published = [row.published / run.published for row in rows]
         yield [run.name, "published", *(f"{share:.1%}" for share in published)]
         yield ["", "by trace", *(f"{share:.1%}" for share in planned)]
-
-
-def growth_cells(flags: Flags) -> Iterable[list[str]]:
-    """Compares 128 with 2,048 experts at the same tokens per core, as compiled."""
-    for tokens in GROWTH_TOKENS:
-        pair = [with_tokens(BY_NAME[f"gshard_{size}"], tokens) for size in ("37b", "600b")]
-        plans = [compiled_plan(row, flags) for row in pair if flags.only in row.name]
-        first, last = plans if len(plans) == 2 else (None, None)
-        if first is None or last is None:
-            continue
-        figures = {name: (first[name], last[name]) for name in GROWING}
-        for name, (a, b) in (
-            figures | {"all-to-all": (exchange_s(first), exchange_s(last))}
-        ).items():
-            yield [f"{tokens:,}", name, f"{a:.4g}", f"{b:.4g}", f"{b / a:.2f}"]
-
-
-def exchange_s(figures: Figures) -> float:
-    """Sums the seconds of a step that bring tokens to experts and back."""
-    rows = figures["collectives"]
-    return sum(row["seconds"] for row in rows if row["kind"] == "all-to-all")
 
 
 if __name__ == "__main__":

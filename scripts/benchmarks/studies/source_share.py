@@ -38,9 +38,6 @@ class SourceScores(NamedTuple):
     tokens: Floats
     words: Floats
 
-    def per_token(self, nats: Floats) -> float:
-        return float(nats.sum() / self.tokens.sum())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(JsonFlags):
@@ -55,27 +52,20 @@ class Flags(JsonFlags):
 def study(flags: Flags) -> None:
     """Scores the pairs with each model, and prints a table."""
     models = flags.model_dir
-    task = task_of(settings(model_and_step(models[0])[0], (), ()))
+    task = task_of(settings(checkpoint_of(models[0]).model_dir, (), ()))
     pairs = with_strangers(task, flags.split)
     scores = {name: scores_with_strangers(name, pairs) for name in models}
     scored = np.all([np.isfinite(one.paired + one.stranger) for one in scores.values()], axis=0)
     kept = {name: SourceScores(*(column[scored] for column in one)) for name, one in scores.items()}
     figures = {name: compared(one, kept[models[0]]) for name, one in kept.items()}
-    print_table(
-        ["model", "per word", "without its source", "the source tells", "more of it"],
-        [
-            [name, f"{figure['perplexity_per_word']:.2f}", f"{figure['without_source']:.4f}",
-             f"{figure['source_tells']:.4f}",
-             f"{figure['difference']:+.4f} +- {figure['standard_error']:.4f}"]
-            for name, figure in figures.items()
-        ],
-    )  # fmt: skip
+    rows = [[name, *(f"{x:.4f}" for x in figure.values())] for name, figure in figures.items()]
+    print_table(["model", *(column.replace("_", " ") for column in figures[models[0]])], rows)
     write_json(flags.json_file, {"pairs": int(scored.sum()), "models": figures})
 
 
-def model_and_step(name: str) -> tuple[Path, str]:
+def checkpoint_of(name: str) -> CheckpointFlags:
     folder, _, step = name.partition("@")
-    return Path(folder), step or "latest"
+    return CheckpointFlags(model_dir=Path(folder), checkpoint=step or "latest")
 
 
 def with_strangers(task: Task, split: str) -> list[tuple[Pair, str]]:
@@ -108,9 +98,7 @@ def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> Sourc
     """Scores each target with its own source and with the stranger's."""
     paired = ["\t".join(pair) for pair, _ in pairs]
     stranger = [f"{source}\t{pair.target}" for pair, source in pairs]
-    folder, step = model_and_step(name)
-    lines, checkpoint = [*paired, *stranger], CheckpointFlags(model_dir=folder, checkpoint=step)
-    scores = scores_of(lambda task: lines, checkpoint)
+    scores = scores_of(lambda task: [*paired, *stranger], checkpoint_of(name))
     nats = np.array([score.log_likelihood for score in scores])
     counts = [(s.tokens, s.words + 1) for s in scores[: len(paired)]]  # the end counts as a word
     tokens, words = np.array(counts, np.float64).T
@@ -120,11 +108,12 @@ def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> Sourc
 def compared(one: SourceScores, baseline: SourceScores) -> dict[str, float]:
     source_tells = one.paired - one.stranger
     more = source_tells - (baseline.paired - baseline.stranger)
+    tokens = one.tokens.sum()
     return {
         "perplexity_per_word": float(np.exp(-one.paired.sum() / one.words.sum())),
-        "without_source": -one.per_token(one.stranger),
-        "source_tells": one.per_token(source_tells),
-        "difference": one.per_token(more),
+        "without_source": -float(one.stranger.sum() / tokens),
+        "source_tells": float(source_tells.sum() / tokens),
+        "difference": float(more.sum() / tokens),
         "standard_error": float(more.std() / len(more) ** 0.5 / one.tokens.mean()),
     }
 

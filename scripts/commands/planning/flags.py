@@ -86,8 +86,10 @@ class LayoutsFlags:
     )
     topology: shared.Topology = None
     verify: Annotated[bool, Flag(name="search")] = False
-    """Compiles the best three, the standard layouts and that of the gin files (needs libtpu);
+    """Compiles the --best layouts, the standard ones and that of the gin files (needs libtpu);
     without --topology, runs them."""
+    best: Annotated[int, Flag(min=1)] = 3
+    """With --search: how many layouts to compile or run, the first by their traces."""
     output: Annotated[str | None, Flag(metavar="FILE", names_output=True)] = None
     """Writes the best layout to FILE as a layout file."""
     json_file: shared.JsonFile = None

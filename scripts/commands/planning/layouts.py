@@ -42,7 +42,6 @@ from trainer.planning.search import (
 from trainer.planning.training import StepPlan, plan_compiled
 from trainer.run import Run
 
-BEST = 3  # by their traces, that are compiled or run with the standard ones
 RUNNERS_UP = 4  # in the file
 COLUMNS = [
     "fits",
@@ -93,7 +92,7 @@ def search(flags: LayoutsFlags) -> None:
             f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}"
         )
     if flags.verify:
-        best = try_layouts(run, topology, ranking, configured)
+        best = try_layouts(run, topology, ranking, configured, flags.best)
         ranking = [*best, *without(ranking, best)]
         tried = "run" if topology is None else "compiled"
         basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {where}"
@@ -135,9 +134,10 @@ def try_layouts(
     topology: Topology | None,
     ranking: Sequence[RankedLayout],
     configured: Sequence[Layout],
+    best: int,
 ) -> list[RankedLayout]:
     """Compiles the best and the standard layouts for a slice, or runs them on this machine."""
-    first = shortlist(ranking, configured, BEST)
+    first = shortlist(ranking, configured, best)
     if topology is None:
         return benchmark_layouts(run, first)
 

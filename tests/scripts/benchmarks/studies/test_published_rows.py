@@ -1,18 +1,22 @@
 """Tests the table of published rows: which runs it plans, and what it prints of them."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from scripts.benchmarks.studies.published_rows import (
-    BY_NAME,
     ONE_SLICE,
     OVER_SLICES,
     Comparison,
     PublishedRun,
+    compiled_plan,
     one_slice_cells,
     over_slices,
     slices_cells,
 )
 
+BY_NAME = {row.name: row for row in ONE_SLICE}
 FIGURES = {"utilisation": 0.45, "step_time_s": 2.0, "fits": True, "bytes_per_device": 3.14e9}
 
 
@@ -23,16 +27,18 @@ def test_a_row_names_settings_that_exist_and_a_mesh_of_its_slice(row: PublishedR
     assert {name for name in unused if not name.startswith("Layout.")} == set()
 
 
-def test_a_row_that_decodes_has_the_flags_of_its_plan() -> None:
-    *_, decode, rows, k, samples, new, prompt, suffix = BY_NAME["giant_64b decodes, 16 cores"].flags
-    assert (decode, rows, k, samples) == (
-        "--decode", "--batch_sequences=1", "--top_k=40", "--samples=16",
-    )  # fmt: skip
-    assert (new, prompt, suffix) == (
-        "--max_tokens=64",
-        "--prompt_tokens=1024",
-        "--suffix_tokens=16",
-    )
+def test_a_row_that_decodes_plans_its_samples() -> None:
+    plan = BY_NAME["giant_64b decodes, 16 cores"].plan(analytic=True)
+    names = ("batch_sequences", "hypotheses", "prompt_tokens", "new_tokens", "suffix_tokens")
+    assert [plan[name] for name in names] == [1, 16, 1024, 64, 16]
+    assert plan["draws"] is True and plan["devices"] == 16
+
+
+def test_a_plan_in_the_folder_is_not_compiled_again(tmp_path: Path) -> None:
+    row = BY_NAME["giant_64b"]
+    assert compiled_plan(row, None) is None
+    (tmp_path / "giant_64b.json").write_text(json.dumps(FIGURES))
+    assert compiled_plan(row, tmp_path) == FIGURES
 
 
 @pytest.mark.parametrize("name", OVER_SLICES)
@@ -60,7 +66,8 @@ def test_several_slices_are_compared_by_what_they_keep_of_one(
 ) -> None:
     row = BY_NAME["maxtext_16b"]._replace(published=0.5)
     monkeypatch.setitem(OVER_SLICES, row.name, (0.4,) * 5)
-    monkeypatch.setattr(PublishedRun, "trace", lambda _: FIGURES | {"utilisation": 0.36})
+    planned = FIGURES | {"utilisation": 0.36}
+    monkeypatch.setattr(PublishedRun, "plan", lambda _, analytic: planned)
     lines = [*slices_cells([Comparison(row, FIGURES)])]
     assert [line[-1] for line in lines] == ["80.0%", "80.0%"]
     assert not [*slices_cells([Comparison(row._replace(name="mine"), FIGURES)])]

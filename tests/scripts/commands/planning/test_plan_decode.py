@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from configs.load import load
+from layouts.cost.interconnect import Topology
+from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
+from scripts.commands.planning.inputs import PlanInputs
+from scripts.commands.planning.plan_decode import plan_batch
 from tests.scripts.commands.planning.test_plan import toy
 from tests.scripts.conftest import Meshloom
+from trainer.memory import shard_bytes
 
 STABLE = {
     "fits", "bytes_per_device", "bytes_by_cause", "cache_bytes", "parameters", "model_flops",
@@ -101,3 +107,33 @@ def test_layouts_of_decoding_beside_each_other(run: Meshloom, tmp_path: Path) ->
     for name, plan in plans.items():
         alone = run("plan", *toy(tmp_path, layout=name), *flags, f"--json={json_file}")
         assert alone.code == 0 and json.loads(json_file.read_text()) == plan
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "rules", "topology", "rows"),
+    [
+        ("llama3_8b", "model:1", "", "v6e:1x1", 1),
+        ("llama2_70b", "model:8,wide:2", ";d_ff:wide;vocab:wide", "v5e:4x4", 64),
+    ],
+)
+def test_a_token_takes_at_least_as_long_as_reading_weights_and_cache(
+    model: str, mesh: str, rules: str, topology: str, rows: int
+) -> None:
+    """No table of docs/planning.md has a token that is faster than its memory."""
+    settings = [
+        "Precision.store = 'bfloat16'",
+        f"Layout.mesh = '{mesh}'",
+        f"Layout.rules = 'heads:model;d_ff:model;vocab:model{rules}'",
+    ]
+    config = load([f"configs/models/{model}.gin"], settings)
+    decoding = DecodePlanFlags(
+        batch_sequences=rows, prompt_tokens=512, max_tokens=128, temperature=0.0
+    )
+    inputs = PlanInputs.read(config, Topology.named(topology))
+    plan = plan_batch(inputs, PlanFlags(analytic=True, decoding=decoding))
+    read_bytes = plan.step.array_bytes["parameters"] + plan.step.array_bytes["cache"]
+    read_bytes -= shard_bytes(plan.step.params["embed_VD"])  # of which a token reads one row
+    assert plan.topology is not None and plan.token_s is not None
+    assert plan.token_s > read_bytes / plan.topology.chip.memory_bandwidth > 0
+    bits = 16 * plan.parameters / plan.devices  # of the weights, were all of them split evenly
+    assert 8 * plan.step.array_bytes["parameters"] == pytest.approx(bits, rel=0.25)

@@ -1,28 +1,23 @@
-"""Compares Mesh-TensorFlow's two-layer example under its five layouts with Table 1.
-
-    python -m scripts.benchmarks.studies.toy_layouts
+"""Mesh-TensorFlow's two-layer example costs what its Table 1 says, under its five layouts.
 
 Shazeer et al. 2018, algorithm 1 and section 8: y = relu(x w + bias) v, with all gradients.  Each
 layout is compiled for eight virtual devices; what the compiled program sums up over the network,
-multiplies and holds is printed next to the paper's formulas.  The last layout is the illegal one of
-section 8.5.  The axes io and hidden are called d_model and d_ff here.
+multiplies and holds equals the paper's formulas.  The last layout is the illegal one of section
+8.5.  The axes io and hidden are called d_model and d_ff here.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from configs.errors import UserError
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import record
 from layouts.lint.report import check
-from layouts.mesh import make_mesh, mesh_sizes, simulate_devices
-from scripts.benchmarks.options import JsonFlags
-from scripts.command_line import run_command
-from scripts.commands.common import write_json
-from scripts.terminal import print_table
+from layouts.mesh import make_mesh, mesh_sizes
 
 DEVICES = 8
 BATCH, IO, HIDDEN = 64, 96, 160
@@ -122,24 +117,29 @@ def illegal() -> str:
     raise AssertionError("a layout that splits two axes of one tensor over one mesh axis passed")
 
 
-def study(flags: JsonFlags) -> None:
-    """Compiles the two layers under each layout."""
-    simulate_devices(DEVICES)
-    costs = {name: (measure(layout), formulas(layout)) for name, layout in LAYOUTS.items()}
-    columns = [f"{what} ({source})" for what in ("summed bytes", "FLOPs", "argument bytes")
-               for source in ("measured", "formula")]  # fmt: skip
-    rows = [
-        [name, LAYOUTS[name].mesh, *(f"{x:,}" for pair in zip(*both, strict=True) for x in pair)]
-        for name, both in costs.items()
-    ]
-    print_table(["layout", "mesh", *columns], rows)
-    print(f"\n{illegal()}")
-    as_json = {
-        name: {"measured": measured._asdict(), "formula": formula._asdict()}
-        for name, (measured, formula) in costs.items()
-    }
-    write_json(flags.json_file, as_json)
+@pytest.mark.parametrize(
+    ("name", "costs"),
+    [
+        ("empty", Costs(0, 11_796_480, 172_672)),
+        ("batch", Costs(123_520, 1_474_560, 129_664)),
+        ("hidden", Costs(49_152, 1_474_560, 64_592)),
+        ("batch, hidden", Costs(55_456, 1_474_560, 55_456)),
+        ("batch, hidden, io", Costs(63_808, 1_474_560, 43_328)),
+    ],
+)
+def test_compiled_programs_cost_what_table_1_says(name: str, costs: Costs) -> None:
+    """The figures are those of docs/planning.md."""
+    assert measure(LAYOUTS[name]) == formulas(LAYOUTS[name]) == costs
 
 
-if __name__ == "__main__":
-    run_command(JsonFlags, study)
+def test_the_formulas_are_those_of_the_paper() -> None:
+    """By hand, from sections 8.1 to 8.3: values that a device sums, times four bytes."""
+    b, d_io, d_h = 64, 96, 160
+    assert formulas(LAYOUTS["batch"]).summed_bytes == 4 * (2 * d_io * d_h + d_h)
+    assert formulas(LAYOUTS["hidden"]).summed_bytes == 4 * 2 * b * d_io
+    both = 2 * b * d_io // 2 + (2 * d_io * d_h + d_h) // 4
+    assert formulas(LAYOUTS["batch, hidden"]).summed_bytes == 4 * both
+
+
+def test_the_illegal_layout_is_refused_with_its_reason() -> None:
+    assert "batch and d_ff both want the mesh axis all" in illegal()
