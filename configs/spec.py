@@ -157,7 +157,8 @@ def no_such_parameter(cls: type[Any], name: str) -> str:
     if now := getattr(cls, "renamed", {}).get(name):
         return f"{cls.__name__}.{name}: no such parameter.  It is {now} now."
     near = did_you_mean(name, names(cls))
-    return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {', '.join(names(cls))}."
+    legal_names = ", ".join(names(cls)) or "none, as it has no parameters"
+    return f"{cls.__name__}.{name}: no such parameter.{near}  Legal: {legal_names}."
 
 
 def legal(field_type: Any, bounds: tuple[Any, ...] = ()) -> str:

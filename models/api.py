@@ -154,6 +154,9 @@ class Model(Decodable, Protocol):
     """Describes a network, frozen and hashable: static settings and a layout, no weights."""
 
     @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
     def runs_stages(self) -> bool:
         """Returns whether the loss runs layers in stages under the layout and the mesh that is set.
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import jax
 from flax import nnx
 
+from configs.errors import UserError
 from configs.spec import abstract_spec, spec
 from layouts.axes import Axis
 from layouts.layout import Layout
@@ -60,7 +61,10 @@ class Norm(Part):
 
     def build_for_heads(self, layout: Layout, weights: Weights, axis: str = "K") -> HeadNormLayer:
         """Makes a norm along the last axis of heads, which has this letter."""
-        raise NotImplementedError
+        raise UserError(
+            f"@{type(self).__name__}() does not normalize heads (build_for_heads).  Legal: "
+            "another norm, or attention without a norm of its heads."
+        )
 
 
 class BiasLayer(Protocol):
@@ -179,7 +183,10 @@ class Attention(Part):
         self, parts: "BlockParts", sizes: Sizes, layout: Layout, weights: Weights
     ) -> AttentionLayer:
         """Makes attention to a source."""
-        raise NotImplementedError
+        raise UserError(
+            f"@{type(self).__name__}() does not attend to a source (build_cross).  Legal: "
+            "Block.source_attention = @MultiHead()."
+        )
 
 
 class FeedForwardLayer(Protocol):

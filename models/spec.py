@@ -101,12 +101,14 @@ class TransformerSpec(Sizes):
                 self._check_block(block, causal=causal)
 
     def _check_pattern(self, name: str, pattern: tuple[Block, ...]) -> None:
-        layers, turn = getattr(self, name), max(len(pattern), 1)
-        if not pattern or layers % turn:
+        layers, turn = getattr(self, name), len(pattern)
+        if not pattern:
+            raise UserError(f"Transformer.pattern of {name} = (): legal: at least one block.")
+        if layers % turn:
             below = layers // turn * turn
             legal = " or ".join(str(n) for n in (below, below + turn) if n)
             raise UserError(
-                f"Transformer.{name} = {layers} is not a multiple of the {len(pattern)} blocks of "
+                f"Transformer.{name} = {layers} is not a multiple of the {turn} blocks of "
                 f"its pattern.  Legal: {name} {legal}, or another pattern."
             )
 

@@ -119,9 +119,9 @@ def restore_or_init(
     if checkpoints.latest is None:
         state = init_state(padding.step_spec, padding.mesh)
         if start_from is not None:
-            layout = padding.step_spec.without_padding().model.layout
+            model = padding.step_spec.without_padding().model
             fresh = padding.unpad(state)["params"]
-            params = warm_started(fresh, start_from, layout, padding.mesh)
+            params = warm_started(fresh, start_from, model, padding.mesh)
             state |= padding.pad({"params": params})
         return state, 0
     state, step = checkpoints.restore(padding.unpadded)

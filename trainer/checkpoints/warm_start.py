@@ -16,11 +16,14 @@ from configs.errors import UserError, listed
 from configs.paths import path_of
 from layouts.axes import axes_of_path
 from layouts.layout import Layout
-from models.api import Params
+from layouts.padding import with_axes
+from models.api import Model, Params
 from trainer.checkpoints.manager import Checkpoints, Saved
 
 Array = jax.Array
 logger = logging.getLogger(__name__)
+NEW_WITH_EXPERTS = re.compile("/mlp/(router_DE|bias_E|shared/.*)$")
+"""Weights that no dense model has, which stay as they are initialized."""
 
 
 class WeightSource(NamedTuple):
@@ -39,10 +42,10 @@ class WeightSource(NamedTuple):
         return (layers * self.stride, *rest)
 
 
-def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Params:
+def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Params:
     """Returns the weights of the newest checkpoint of another run in place of these.
 
-    Routers that the other run has not stay as they are.
+    Routers and shared experts that the other run does not have stay as they are.
     """
     new = traverse_util.flatten_dict(params, sep="/")
     with Checkpoints(path_of(folder)) as checkpoints:
@@ -58,8 +61,12 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
             if path.startswith("params/")
         }
         sources = weight_sources(new, saved, f"Run.start_from = {folder!r}, step {step}")
+        layouts = {path: layout_of(model, path) for path in new}
+        places = {source.path: layouts[path] for path, source in sources.items()}
         shardings = {
-            path: NamedSharding(mesh, layout.place(axes_of_path(path), stored=True))
+            path: NamedSharding(
+                mesh, places.get(path, model.layout).place(axes_of_path(path), stored=True)
+            )
             for path in saved
         }
         in_float32 = {
@@ -71,7 +78,7 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
 
     def replace(restored: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
         return new | {
-            path: converted(layout, restored[source.path], source, new[path], path)
+            path: converted(layouts[path], restored[source.path], source, new[path], path)
             for path, source in sources.items()
         }
 
@@ -84,10 +91,17 @@ def warm_started(params: Params, folder: str, layout: Layout, mesh: Mesh) -> Par
     return traverse_util.unflatten_dict(weights, sep="/")
 
 
+def layout_of(model: Model, path: str) -> Layout:
+    """Returns the layout in which the letters of a weight stand for the axes of its part."""
+    named = set(zip(axes_of_path(path), model.weights()[path].axes, strict=True))
+    declared = [axis for axis in model.spec.declared_axes if (axis.letter, axis.name) in named]
+    return with_axes(model.layout, *declared)
+
+
 def weight_sources(
     new: dict[str, Array], saved: dict[str, Saved], title: str
 ) -> dict[str, WeightSource]:
-    """Returns the source of each weight but the routers; raises all that does not fit at once."""
+    """Returns the source of each weight but new routers; raises all that does not fit at once."""
     blocks: dict[str, int] = {}
     for path in new:
         for stack, block in re.findall(r"^(.*/layers_N)/block(\d+)/", path):
@@ -96,7 +110,7 @@ def weight_sources(
     for path, weight in new.items():
         source = _source(path, blocks, saved)
         if source.path not in saved:
-            if not path.endswith("/router_DE"):
+            if not NEW_WITH_EXPERTS.search(path):
                 problems.append(f"{path}: there is no {source.path}.")
         elif saved[source.path].shape != source.shape(weight.shape):
             problems.append(
@@ -112,17 +126,17 @@ def weight_sources(
 
 def _source(path: str, blocks: dict[str, int], saved: dict[str, Saved]) -> WeightSource:
     """Returns the same path, or the dense model's for a layer of a pattern and for an expert."""
-    if path in saved:
-        return WeightSource(path)
-    first, stride, dense = 0, 1, path
+    candidates = [WeightSource(path)]
     layer = re.match(r"^(.*/layers_N)/block(\d+)/(.*)$", path)
     if layer is not None:
         stack, block, rest = layer.groups()
-        first, stride, dense = int(block), blocks[stack], f"{stack}/{rest}"
-    expert = re.match(r"^(.*/mlp/w[igo])_E(DF|FD)$", dense)
-    if expert is not None and dense not in saved:
-        return WeightSource(f"{expert[1]}_{expert[2]}", first, stride, copied=True)
-    return WeightSource(dense, first, stride)
+        candidates.append(WeightSource(f"{stack}/{rest}", int(block), blocks[stack]))
+    for source in tuple(candidates):
+        expert = re.match(r"^(.*/mlp/w[igo])_E(DF|FD)$", source.path)
+        if expert is not None:
+            dense = f"{expert[1]}_{expert[2]}"
+            candidates.append(source._replace(path=dense, copied=True))
+    return next((source for source in candidates if source.path in saved), candidates[-1])
 
 
 def converted(layout: Layout, saved: Array, source: WeightSource, new: Array, path: str) -> Array:

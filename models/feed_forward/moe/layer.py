@@ -62,8 +62,8 @@ class Moe(FeedForward):
         if causal and not self.router.causal:
             raise UserError(
                 f"Moe.router = @{type(self.router).__name__}(): it reads later tokens, which a "
-                "decoder must not.  Legal: @Top2() or @TopK(), or experts only in the encoder: "
-                "Transformer.pattern = (@Block(),) and Transformer.encoder_pattern = "
+                "decoder must not.  Legal: @Top2(), @TopK() or @SigmoidTopK(), or experts only in "
+                "the encoder: Transformer.pattern = (@Block(),) and Transformer.encoder_pattern = "
                 "(@Block(), @experts/Block()), with experts/Block.feed_forward = @Moe()."
             )
 

@@ -37,6 +37,9 @@ def params(flags: InspectParamsFlags) -> None:
             for r in rows
         ],
     )  # fmt: skip
+    if init.declared_axes:
+        axes = ", ".join(f"{axis.letter} {axis.name}" for axis in init.declared_axes)
+        print(f"Axes of parts: {axes}")
     print(f"{total:,} parameters, {per_device:,} bytes on each device of mesh {layout.mesh}")
     write_json(
         flags.json_file,

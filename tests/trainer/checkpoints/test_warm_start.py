@@ -11,9 +11,10 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
+from models.attention.latent import Latent
 from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.layer import Moe
-from models.feed_forward.moe.routing import Top2, TopK
+from models.feed_forward.moe.routing import SigmoidTopK, Top2, TopK
 from models.loss import Criterion
 from models.parts import Block
 from models.positions.rotary import Rotary
@@ -44,7 +45,7 @@ def started(spec: Transformer, layout: Layout, folder: Path) -> Params:
     mesh = make_mesh(layout)
     with jax.set_mesh(mesh):
         params = jax.jit(spec.model(layout).init)(jax.random.key(2))
-    return warm_started(params, str(folder), layout, mesh)
+    return warm_started(params, str(folder), spec.model(layout), mesh)
 
 
 def loss(spec: Transformer, layout: Layout, params: Params) -> float:
@@ -95,3 +96,28 @@ def test_what_does_not_fit_is_told_at_once(dense: tuple[Path, Params], tmp_path:
     )
     with pytest.raises(UserError, match="no checkpoint there"):
         started(SPARSE, WHOLE, tmp_path)
+
+
+def test_a_pattern_gives_its_layers_to_one_with_biased_routers_and_shared_experts(
+    tmp_path: Path,
+) -> None:
+    """Latent weights are split by the names of their own axes; a dense block becomes experts."""
+    latent = Block(attention=Latent(latent=8, rotated=4))
+    moe = Moe(experts=8, expert=GATED, router=SigmoidTopK(), shared_d_ff=8)
+    before = dataclasses.replace(DENSE, pattern=(latent, Block()))
+    after = dataclasses.replace(before, pattern=(latent, Block(feed_forward=moe)))
+    with jax.set_mesh(make_mesh(WHOLE)), Checkpoints(tmp_path) as checkpoints:
+        saved = jax.jit(before.model(WHOLE).init)(jax.random.key(1))
+        checkpoints.save(1, {"params": saved, "opt_state": {}, "step": jax.numpy.asarray(1)})
+    layout = Layout(mesh="data:2,model:4", rules="batch:data;experts:data;latent:model")
+    block = started(after, layout, tmp_path)["decoder"]["layers_N"]
+    wk_NRJK = block["block0"]["attention"]["wk_RJK"]
+    assert wk_NRJK.sharding.shard_shape(wk_NRJK.shape)[1] == 2
+    old = saved["decoder"]["layers_N"]
+    np.testing.assert_array_equal(wk_NRJK, old["block0"]["attention"]["wk_RJK"])
+    wi_NEDF, wi_NDF = jax.device_get(
+        (block["block1"]["mlp"]["wi_EDF"], old["block1"]["mlp"]["wi_DF"])
+    )
+    for expert in range(8):
+        np.testing.assert_array_equal(wi_NEDF[:, expert], wi_NDF)
+    assert not np.asarray(block["block1"]["mlp"]["bias_E"]).any()
