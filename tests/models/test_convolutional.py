@@ -201,5 +201,5 @@ def test_a_search_of_layouts_splits_images() -> None:
 
 
 def test_a_network_of_images_continues_no_text() -> None:
-    with pytest.raises(UserError, match=r"@ConvNet\(\): it continues no text.*Legal: meshloom evaluate"):
+    with pytest.raises(UserError, match=r"@ConvNet\(\): it continues no text.*evaluate"):
         SPEC.model(WHOLE).prepare({})
