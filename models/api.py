@@ -176,7 +176,7 @@ class Model(Decodable, Protocol):
         """Sums the loss over the targets of a batch.  With a key, dropout is on."""
 
     def update_routers(self, params: Params, loads: Any) -> Params:
-        """Returns the weights after a step's change of what routers keep beside gradients."""
+        """Returns the weights, with the biases of routers updated by the loads of a step."""
 
     def token_losses(self, params: Params, batch: Batch) -> Array:
         """Returns the negative log-likelihood of each target, 0 where there is none.

@@ -4,7 +4,6 @@ A part is a spec with its settings, their checks, and `build`, which makes the n
 A part of a new kind is a module with such a spec, which a run file imports.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -133,7 +132,7 @@ class AttentionLayer(Protocol):
         """Attends to what the context says, or to the cache after the row is written to it."""
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes the arrays that decoding keeps for so many rows.
+        """Makes the arrays that decoding keeps, for this number of rows.
 
         Their names end in their axes, of which the first is B.  Those that start with "source"
         are of the source; in all others M numbers the tokens of a row.
@@ -254,7 +253,3 @@ class BlockParts(NamedTuple):
     positions: Positions
     feed_forward: FeedForward
     norm: Norm
-
-    @property
-    def each(self) -> Mapping[str, Part]:
-        return self._asdict()

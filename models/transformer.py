@@ -204,7 +204,7 @@ def with_updated_biases(
 
     def updated(block: BlockParts, layer: Params, load: Load) -> Params:
         router = block.feed_forward.router
-        if router is None or not router.has_bias:
+        if router is None or not is_biased(block):
             return layer
         bias_NE = layer["mlp"]["bias_E"]
         whole_Ne = layout.reshard(bias_NE, "Ne", stored=True)[:, : load.kept_e.shape[-1]]

@@ -85,9 +85,9 @@ class LatentAttention(nnx.Module):
         # A head has columns of two kinds side by side, which no device may cut.
         self.layout = layout = with_axes(layout.without("d_kv"), *spec.axes)
         weights = weights.with_axes(*spec.axes)
-        weights = weights.with_sizes(R=spec.latent, P=spec.rotated, O=spec.query_latent or 1)
-        source = "D" if spec.query_latent is None else "O"
+        weights, source = weights.with_sizes(R=spec.latent, P=spec.rotated), "D"
         if spec.query_latent is not None:
+            weights, source = weights.with_sizes(O=spec.query_latent), "O"
             self.wq_latent_DO = weights.normal("DO", fan_in="D")
             self.q_norm = parts.norm.build_for_heads(layout, weights, "O")
         self.names = (f"wq_{source}JQK", f"wq_rotated_{source}JQP")

@@ -40,8 +40,8 @@ class Mlp(FeedForward):
         activation = ACTIVATIONS[self.activation]
         if gate is None:
             return activation(h)
-        # A TPU's compiler would compute these, and their gradients, anew for each tile of the
-        # products beside them (docs/planning.md).
+        # A TPU's compiler would recompute these, and their gradients, for each tile of the
+        # products that read them (docs/planning.md).
         h, gate = jax.lax.optimization_barrier((h, gate))
         return jax.lax.optimization_barrier(activation(gate) * h)
 

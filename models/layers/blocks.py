@@ -82,7 +82,7 @@ class BlockLayer(nnx.Module):
         return x_BLD + self.drop(y_BLD, keys[3]), cache, load
 
     def init_cache(self, rows: int, length: int, memory_BMD: Array | None) -> Cache:
-        """Makes the caches of all attentions, for so many rows of this length."""
+        """Makes the caches of all attentions, for this number of rows of this length."""
         cache = self.attention.init_cache(rows, length, None)
         if memory_BMD is None:
             return cache

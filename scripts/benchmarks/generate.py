@@ -137,7 +137,7 @@ class Flags(JsonFlags):
     new_tokens: Count = 128
     """New tokens of each text."""
     samples: Annotated[int | None, Flag(min=1)] = None
-    """Compares so many samples of one prompt in a flat buffer with separate ones instead."""
+    """Compares this number of samples of one prompt in a flat buffer with separate ones instead."""
     rounds: Count = 5
     """With --samples: rounds to measure."""
 

@@ -45,8 +45,8 @@ class Moe(FeedForward):
     measured there), "gather" by index, which is faster on CPUs, "dropless" by index into as many
     blocks as each expert needs. The results are equal, except that "dropless" drops no token."""
     shared_d_ff: Count | None = None
-    """Width of a feed-forward layer of each MoE layer that all tokens go through, beside their
-    experts (Dai et al. 2024, section 3.2). None: there is none."""
+    """Width of a feed-forward layer of each MoE layer that all tokens go through, in addition to
+    their experts (Dai et al. 2024, section 3.2). None: there is none."""
     group_tokens: Count | None = None
     """Tokens that are routed together and share the experts' slots. None: a row. Groups are smaller
     if the batch of an evaluation does not divide into groups of this size."""

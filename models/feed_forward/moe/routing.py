@@ -181,8 +181,8 @@ class SigmoidTopK(Router):
     """Takes the k best experts of each token by sigmoid gates and balances them without a loss.
 
     DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2: a bias of each expert is added to its gate in the
-    choice alone.  After a step it falls where an expert had more tokens than the mean, and rises
-    where it had fewer.
+    choice alone.  After a step it falls where an expert kept more choices than the mean, and
+    rises where it kept fewer.
     """
 
     has_bias: ClassVar[bool] = True

@@ -66,3 +66,20 @@ def test_ctrl_c_stays_ignored_in_a_background_job() -> None:
     command = [*ignoring("INT"), sys.executable, "-c", PROGRAM, program]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ready\nalive\n", "")
+
+
+def test_an_import_ends_before_ctrl_c_is_raised() -> None:
+    code = (
+        "import os, signal\n"
+        "from trainer.processes import keyboard\n"
+        "keyboard.end_on_interrupt()\n"
+        "try:\n"
+        "    with keyboard.interrupted_after_import():\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        print('imported', flush=True)\n"
+        "    print('went on', flush=True)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["imported", "interrupted"]

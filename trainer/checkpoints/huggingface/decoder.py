@@ -314,7 +314,7 @@ def scales(spec: Transformer) -> tuple[float, float]:
 
 
 def exported_settings(model: ModelSpec, original: families.Settings | None) -> families.Settings:
-    """Makes config.json of a model: the imported one, if any, but for what has changed."""
+    """Makes config.json of a model: the imported one, if any, with what has changed."""
     if not isinstance(model, Transformer):
         raise UserError(f"Run.model = @{type(model).__name__}(): only a Transformer is exported.")
     if model.has_encoder:
