@@ -18,7 +18,7 @@ from models.feed_forward.moe.routing import Top2
 from models.layers.blocks import Contexts
 from models.loss import Criterion, LossSums
 from models.norms.rms import RmsNorm
-from models.parts import Block
+from models.parts import Block, BlockParts
 from models.positions.none import NoPositions
 from models.positions.relative import Relative
 from models.positions.rope_scaling import YarnScaling
@@ -186,6 +186,35 @@ def test_a_token_sees_a_window_of_each_layer_and_any_scale_of_its_query() -> Non
         assert_close(gradient(x_BLD, params)[1], y_BLD, 1e-3)
         attention["q_norm"]["scale_K"] = 5 + attention["q_norm"]["scale_K"]
         assert np.abs(gradient(x_BLD, params)[1] - y_BLD).max() > 0.1
+
+
+@pytest.mark.parametrize(("windows", "first"), [((3, None), 0), ((3, 2), 4), ((2, 2), 5)])
+def test_each_block_of_a_pattern_has_its_own_window(
+    windows: tuple[int | None, ...], first: int
+) -> None:
+    """The last token of eight sees the inputs that the windows of both blocks reach."""
+    pattern = tuple(Block(attention=MultiHead(window=window)) for window in windows)
+    model = toy(pattern=pattern, positions=NoPositions()).model(WHOLE)
+    mesh, batch = on_mesh(WHOLE, packed_rows([[8]], 8, 22))
+    with jax.set_mesh(mesh):
+        params = randomised(model)
+
+        @jax.jit
+        def last_output(x_BLD: jax.Array) -> jax.Array:
+            network = model.network(params)
+
+            def contexts(block: BlockParts) -> Contexts:
+                row = network.row_context(
+                    block, batch["positions_BL"], batch["segments_BL"], drop_tokens=False,
+                    training=False,
+                )  # fmt: skip
+                return Contexts(row)
+
+            return jnp.sum(network.decoder(x_BLD, contexts)[0][0, 7] ** 2)
+
+        x_BLD = jax.random.normal(jax.random.key(2), (1, 8, 10))
+        gradient_BLD = jax.grad(last_output)(x_BLD)
+    assert np.flatnonzero(np.abs(gradient_BLD[0]).sum(-1))[0] == first
 
 
 @pytest.mark.parametrize("kind", KINDS)
