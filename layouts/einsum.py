@@ -5,12 +5,16 @@ has two: axes that are adjacent in every operand are merged for it.  Compilers f
 choose the order of axes in memory themselves, and need none of this.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from layouts.reduction import like_sums, spec_of
+from layouts.shards import mesh_axes
 
 Array = jax.Array
 
@@ -24,7 +28,40 @@ def einsum(
     """
     is_product = len(operands) > 1
     compute = merged_einsum if is_product and platform() == "cpu" else plain_einsum
-    return compute(equation, operands, place, dtype)
+    if not is_product or not any(spec_of(operand).reduced for operand in operands):
+        return compute(equation, operands, place, dtype)
+    operands, inner_place = align_tokens(equation, operands, place)
+    return jax.sharding.reshard(compute(equation, operands, inner_place, dtype), place)
+
+
+def align_tokens(
+    equation: str, operands: Sequence[Array], place: jax.P
+) -> tuple[Sequence[Array], jax.P]:
+    """Places the operands and the result of a product with a weight that is reduced.
+
+    The weight's gradient sums over the axes of tokens, those that the weight lacks.  JAX needs them
+    split over the mesh axes where the weight is reduced, and over no others.
+    """
+    terms = equation.replace("->", ",").split(",")
+    weight = next(i for i, operand in enumerate(operands) if spec_of(operand).reduced)
+    reduced = spec_of(operands[weight]).reduced
+    entries = dict(zip(terms[-1], place.partitions, strict=True))
+    tokens = {
+        letter: tuple(name for name in mesh_axes(entries[letter]) if name in reduced)
+        for letter in entries
+        if letter not in terms[weight]
+    }
+    used = frozenset(itertools.chain(*tokens.values()))
+
+    def aligned(axes: str, operand: Array) -> Array:
+        spec = spec_of(operand)
+        if spec.reduced:
+            return jax.sharding.reshard(operand, spec.update(reduced=used))
+        place = zip(axes, spec.partitions, strict=True)
+        return jax.sharding.reshard(operand, jax.P(*(tokens.get(*each) or None for each in place)))
+
+    inner_place = jax.P(*(tokens.get(*each) or None for each in entries.items()))
+    return [aligned(*each) for each in zip(terms, operands, strict=False)], inner_place
 
 
 def mesh_device() -> jax.sharding.AbstractDevice | None:
@@ -49,7 +86,7 @@ def plain_einsum(
     # Placed after it: for a TPU, merging axes here costs copies of what experts exchange, and sends
     # it in float32 (docs/planning.md).
     result = jnp.einsum(equation.lower(), *operands, preferred_element_type=dtype)
-    return jax.sharding.reshard(result, place)
+    return jax.sharding.reshard(result, like_sums(result, place))
 
 
 def merged_einsum(
@@ -58,7 +95,7 @@ def merged_einsum(
     """Computes a product over merged axes, and places its result so."""
     inputs, out = equation.split("->")
     terms = [*inputs.split(","), out]
-    places = [*(jax.typeof(operand).sharding.spec for operand in operands), place]
+    places = [*(spec_of(operand).partitions for operand in operands), place.partitions]
     sizes = {
         letter: size
         for axes, operand in zip(terms, operands, strict=False)
@@ -78,14 +115,16 @@ def merged_einsum(
         for axes, entries, merged in zip(terms, places, merged_terms, strict=True)
     )
     merged_operands = [
-        jax.lax.reshape(operand, [size_of[letter] for letter in axes], out_sharding=entries)
+        jax.lax.reshape(
+            operand, [size_of[letter] for letter in axes], out_sharding=like_sums(operand, entries)
+        )
         for operand, axes, entries in zip(operands, merged_terms[:-1], merged_places, strict=True)
     ]
     merged_equation = f"{','.join(merged_terms[:-1])}->{merged_terms[-1]}"
     result = jnp.einsum(
         merged_equation.lower(),
         *merged_operands,
-        out_sharding=merged_out,
+        out_sharding=merged_out.update(unreduced=place.unreduced),
         preferred_element_type=dtype,
     )
     return jax.lax.reshape(result, [sizes[letter] for letter in out], out_sharding=place)

@@ -14,6 +14,7 @@ from configs.errors import UserError
 from configs.spec import Count, spec
 from layouts import annotations, convolution, einsum, top_k
 from layouts.axes import SYNONYMS, Axis, alphabet
+from layouts.reduction import like_sums, reduced_over, spec_of
 from layouts.shards import mesh_axes, num_shards
 
 Array = jax.Array
@@ -208,7 +209,7 @@ class Layout:
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
         """Places x as these letters say."""
-        return jax.sharding.reshard(x, self.place(axes, stored=stored))
+        return jax.sharding.reshard(x, like_sums(x, self.place(axes, stored=stored)))
 
     def reshape(self, x: Array, shape: tuple[int, ...], axes: str) -> Array:
         """Reshapes x, placed as these letters say."""
@@ -244,7 +245,9 @@ class Layout:
 
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         """Gathers rows of a table by integer ids; the result is placed as these letters say."""
-        return table.at[ids].get(mode="clip", out_sharding=self.place(axes))
+        place = self.place(axes)
+        table = reduced_over(table, place.partitions[: ids.ndim])
+        return table.at[ids].get(mode="clip", out_sharding=place)
 
     def take_last(self, x: Array, index: Array, axes: str) -> Array:
         """Gathers the element at an index along the last axis of a tensor with these axes."""
@@ -318,10 +321,10 @@ class Layout:
         """Replicates the first axis of stacked arrays, as a loop over it needs."""
 
         def gathered(array: Array) -> Array:
-            spec = jax.typeof(array).sharding.spec
-            if spec[0] is None:  # a reshard, even to where it is, counts as a copy in a trace
+            first, *others = spec_of(array).partitions
+            if first is None:  # a reshard, even to where it is, counts as a copy in a trace
                 return array
-            return jax.sharding.reshard(array, jax.P(None, *spec[1:]))
+            return jax.sharding.reshard(array, like_sums(array, jax.P(None, *others)))
 
         return jax.tree.map(gathered, tree)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from layouts.axes import Axis, alphabet, letters_of
 from layouts.layout import Layout
+from layouts.reduction import like_sums
 from layouts.shards import num_shards
 
 Array = jax.Array
@@ -122,7 +123,7 @@ class ModelLayout(Layout):
         )
 
     def reshard(self, x: Array, axes: str, *, stored: bool = False) -> Array:
-        place = self.place(axes, stored=stored)
+        place = like_sums(x, self.place(axes, stored=stored))
         whole = tuple(
             true if letter.islower() else size
             for letter, size, true in zip(

@@ -34,7 +34,10 @@ def is_gatherable(before: jax.P, after: jax.P, over: tuple[str, ...]) -> bool:
     >>> [is_gatherable(split, after, ("x",)) for after in (whole, split, moved)]
     [True, True, False]
     """
-    entries = [(mesh_axes(old), mesh_axes(new)) for old, new in zip(before, after, strict=True)]
+    entries = [
+        (mesh_axes(old), mesh_axes(new))
+        for old, new in zip(before.partitions, after.partitions, strict=True)
+    ]
     return all(old[: len(new)] == new and set(old[len(new) :]) <= set(over) for old, new in entries)
 
 
@@ -44,10 +47,10 @@ def gather_shard(x: Array, before: jax.P, after: jax.P, over: tuple[str, ...]) -
     Its gradient is scattered back.  That of an operand which is gathered before the function runs
     on each device is added up whole on every one.
     """
-    for axis, (old, new) in enumerate(zip(before, after, strict=True)):
+    for axis, (old, new) in enumerate(zip(before.partitions, after.partitions, strict=True)):
         if names := mesh_axes(old)[len(mesh_axes(new)) :]:
             x = jax.lax.all_gather(x, names, axis=axis, tiled=True)
-    split = {name for entry in before for name in mesh_axes(entry)}
+    split = {name for entry in before.partitions for name in mesh_axes(entry)}
     return jax.lax.pcast(x, tuple(name for name in over if name not in split), to="varying")
 
 

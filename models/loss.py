@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
+from layouts.reduction import scaled, spec_of, zero_gradient
 
 Array = jax.Array
 
@@ -175,7 +176,7 @@ def _scale_gradients(
     gradients: tuple[Array, Array],
     cotangent: LossSums,
 ) -> tuple[Array, Array, None, None]:
-    dx_BLD, dsoftmax_VD = (g * cotangent.objective.astype(g.dtype) for g in gradients)
+    dx_BLD, dsoftmax_VD = (scaled(g, cotangent.objective.astype(g.dtype)) for g in gradients)
     return dx_BLD, dsoftmax_VD, None, None
 
 
@@ -255,16 +256,21 @@ def _zero(layout: Layout, softmax_VD: Array | None) -> Total:
     sums = LossSums(*(jnp.zeros(()) for _ in range(4)))
     if softmax_VD is None:
         return sums, None
-    zero_DV = jnp.zeros(softmax_VD.shape[::-1], softmax_VD.dtype)
-    return sums, layout.reshard(zero_DV, "DV", stored=True)
+    zero_VD = zero_gradient(softmax_VD, softmax_VD.dtype)
+    return sums, layout.reshard(zero_VD.T, "DV", stored=True)
 
 
 def _backward(layout: Layout, axes: str, softmax_VD: Array, x: Array, dlogits: Array) -> Gradients:
     """Returns the gradients of one slice, with axes "BLD" or "BlD", from that of its logits."""
     dlogits = dlogits.astype(x.dtype)
-    # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
-    x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
-    dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
+    if spec_of(softmax_VD).reduced:
+        product = functools.partial(layout.einsum, f"{axes},VD->{axes[:2]}V", x)
+        (dsoftmax_VD,) = jax.vjp(product, softmax_VD)[1](dlogits)
+        dsoftmax_DV = layout.reshard(dsoftmax_VD.T, "DV", stored=True)
+    else:
+        # The narrow operand is the one to transpose: XLA's CPU backend would take the wide one.
+        x_DBL = jax.lax.optimization_barrier(jnp.transpose(x, (2, 0, 1)))
+        dsoftmax_DV = layout.einsum("DBL,BLV->DV", x_DBL, dlogits, stored=True)
     dx = layout.einsum(f"B{axes[1]}V,VD->{axes}", dlogits, softmax_VD)
     return Gradients(dx, jax.lax.optimization_barrier(dsoftmax_DV))
 

@@ -13,6 +13,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from layouts.layout import Layout
 from layouts.mesh import use_mesh
 from layouts.padding import without_padding
+from layouts.reduction import defer_sum, spec_of, zero_gradient
+from layouts.shards import mesh_axes
 from models.api import Batch, Model, Params
 from models.loss import Criterion, LossSums, source_token_weight
 from trainer.optimizers.optimizer import OptimizerSpec
@@ -128,7 +130,9 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
     """Updates the state once.  Several microbatches are a leading axis of the batch's arrays."""
     key = jax.random.fold_in(jax.random.key(step_spec.seed), state["step"])
     gradients, sums = add_microbatches(step_spec, state["params"], batch, key)
-    gradients = jax.tree.map(lambda g: (g / sums.tokens).astype(g.dtype), gradients)
+    gradients = jax.tree.map(
+        lambda g, p: (g / sums.tokens).astype(p.dtype), gradients, state["params"]
+    )
     metrics = {
         "loss": sums.loss / sums.tokens,
         "objective": sums.total_objective(source_token_weight(batch)) / sums.tokens,
@@ -145,7 +149,10 @@ def train_step(step_spec: TrainStepSpec, state: State, batch: Batch) -> tuple[St
 def add_microbatches(
     step_spec: TrainStepSpec, params: Params, batch: Batch, key: Array
 ) -> tuple[Params, LossSums]:
-    """Adds up gradients and sums over microbatches; memory does not grow with their number."""
+    """Adds up gradients and sums over microbatches; memory does not grow with their number.
+
+    Several microbatches are added up in JAX's float type, whatever the types of weights.
+    """
     source_weight = source_token_weight(batch)
 
     def objective(params: Params, batch: Batch, key: Array) -> tuple[Array, LossSums]:
@@ -158,18 +165,36 @@ def add_microbatches(
     if step_spec.model.runs_stages:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(step_spec.microbatches))
         return gradient(params, batch, keys)
+    deferred = with_deferred_sums(step_spec.model, params)
 
     def add(total: Total, microbatch: tuple[Batch, Array]) -> tuple[Total, None]:
         batch, index = microbatch
-        part = gradient(params, batch, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, total, part), None
+        gradients, sums = gradient(deferred, batch, jax.random.fold_in(key, index))
+        gradients = jax.tree.map(lambda g: g.astype(float), gradients)
+        return jax.tree.map(jnp.add, total, (gradients, sums)), None
 
     first = jax.tree.map(lambda x: x[0], batch)
     sums = jax.eval_shape(lambda: objective(params, first, key)[1])
     zero_sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
-    zero = (jax.tree.map(jnp.zeros_like, params), zero_sums)
-    total, _ = jax.lax.scan(add, zero, (batch, jnp.arange(step_spec.microbatches)))
-    return total
+    zero = (jax.tree.map(lambda x: zero_gradient(x, float), deferred), zero_sums)
+    (gradients, sums), _ = jax.lax.scan(add, zero, (batch, jnp.arange(step_spec.microbatches)))
+    places = jax.tree.map(spec_of, params)
+    return jax.tree.map(jax.sharding.reshard, gradients, places), sums
+
+
+def with_deferred_sums(model: Model, params: Params) -> Params:
+    """Returns the weights so that the gradients of their products cross devices once a step.
+
+    Those of biases and scales, which no product reads, cross once a microbatch.
+    """
+    infos, place = model.weights(), model.layout.place("BL")
+    rows, columns = map(mesh_axes, place)
+
+    def deferred(path: tuple[Any, ...], weight: Array) -> Array:
+        info = infos[jax.tree_util.keystr(path, simple=True, separator="/")]
+        return defer_sum(weight, rows, (*rows, *columns)) if info.reads else weight
+
+    return jax.tree.map_with_path(deferred, params)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -77,7 +77,7 @@ class Flow:
 def places(aval: Any) -> tuple[Entry, ...]:
     """Returns the sharding in a type, an entry for each axis; None where it is replicated."""
     sharding = getattr(aval, "sharding", None)
-    spec = tuple(sharding.spec) if sharding is not None else ()
+    spec = sharding.spec.partitions if sharding is not None else ()
     return spec + (None,) * (len(getattr(aval, "shape", ())) - len(spec))
 
 

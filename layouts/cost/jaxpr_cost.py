@@ -78,6 +78,12 @@ class LocalTensor(NamedTuple):
         axes = (i for i, entry in enumerate(self.places) if mesh_axis in mesh_axes(entry))
         return next(axes, None)
 
+    @property
+    def unreduced(self) -> frozenset[str]:
+        """Returns the mesh axes over which devices have parts of a sum."""
+        sharding = getattr(self.value.aval, "sharding", None)
+        return frozenset() if sharding is None else sharding.spec.unreduced
+
 
 class Transfer(NamedTuple):
     """Describes what one operand or result sends along one mesh axis."""
@@ -238,7 +244,9 @@ class Counter:
         old, new = self.local(eqn.invars[0]), self.local(eqn.outvars[0])
         for mesh_axis in self.mesh:
             before, after = old.splits(mesh_axis), new.splits(mesh_axis)
-            if before is not None and before != after:
+            if mesh_axis in old.unreduced - new.unreduced:
+                yield sum_over(mesh_axis, new)
+            elif before is not None and before != after:
                 yield Transfer("all-gather" if after is None else "all-to-all", mesh_axis, old)
 
     def regroup(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
@@ -276,6 +284,8 @@ class Counter:
         if numbers.operand_batching_dims:
             return  # each row has a table of its own
         for mesh_axis in self.mesh:
+            if mesh_axis in table.unreduced:
+                continue
             if updates.splits(mesh_axis) not in (None, *numbers.update_window_dims):
                 yield sum_over(mesh_axis, table)
 
@@ -306,8 +316,9 @@ def exchange(
         if split_letter is not None and split_letter != letter:
             kind = "all-to-all" if letter in operand_letters else "all-gather"
             yield Transfer(kind, mesh_axis, operand)
-    if letter not in letters.out:  # each device has a part of the sum
-        yield sum_over(mesh_axis, out)
+    if letter not in letters.out:
+        if mesh_axis not in out.unreduced:
+            yield sum_over(mesh_axis, out)
     elif split[2] is None:
         yield Transfer("all-gather", mesh_axis, out)
     elif split[2] != letter:

@@ -12,6 +12,7 @@ from configs.spec import Count, spec
 from layouts.axes import Axis
 from layouts.layout import Layout
 from layouts.padding import with_axes
+from layouts.reduction import reduced_over
 from models.attention.bias import BUCKETS, Bias
 from models.initializers import Weights
 from models.parts import BlockParts, Positions
@@ -72,7 +73,8 @@ class RelativeBias(nnx.Module):
         buckets = relative_buckets(
             relative_positions, self.spec.buckets, self.spec.max_distance, causal
         )
-        table_RJQ = self.bias_RJQ[...].astype(float)
+        # Its gradient is a few numbers, which `segment_sum` adds up over devices at once.
+        table_RJQ = reduced_over(self.bias_RJQ[...].astype(float), ())
         axes = "BLM"[-buckets.ndim :]
         rows = self.layout.take(jax.lax.stop_gradient(table_RJQ), buckets, axes + "JQ")
         placed = axes.replace("LM", "JQLM")

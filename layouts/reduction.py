@@ -1,0 +1,79 @@
+"""Defers sums of gradients over devices.
+
+A weight that is `reduced` over mesh axes is the same on all their devices, and its gradient is
+`unreduced` over them: each device keeps the sum over its own tokens, until a reshard adds them up.
+The words are those of `jax.sharding.PartitionSpec`.
+"""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from layouts.shards import Entry, mesh_axes
+
+Array = jax.Array
+
+
+def spec_of(x: Array) -> jax.P:
+    """Returns the placement of an array, also in a trace."""
+    return jax.typeof(x).sharding.spec
+
+
+def free_axes(place: jax.P, over: Iterable[str]) -> frozenset[str]:
+    """Returns which of these mesh axes split no axis of an array; those of one device never do."""
+    used = {name for entry in place.partitions for name in mesh_axes(entry)}
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return frozenset(name for name in over if name not in used and sizes[name] > 1)
+
+
+def defer_sum(weight: Array, rows: Iterable[str], tokens: Iterable[str]) -> Array:
+    """Returns a weight whose gradient is not added up over the mesh axes of tokens.
+
+    A weight that is split over a mesh axis of the rows stays as it is: devices add up and scatter
+    its gradient as soon as they have it, because whole it may not fit.
+    """
+    spec = spec_of(weight)
+    if free_axes(spec, rows) != free_axes(jax.P(), rows):
+        return weight
+    return jax.sharding.reshard(weight, spec.update(reduced=free_axes(spec, tokens)))
+
+
+def reduced_over(weight: Array, tokens: Iterable[Entry]) -> Array:
+    """Returns a weight, if it is reduced, as one over the mesh axes that split its tokens.
+
+    JAX needs both to be the same.  Where they cannot be, the weight is not reduced.
+    """
+    spec = spec_of(weight)
+    used = frozenset(name for entry in tokens for name in mesh_axes(entry))
+    if not spec.reduced or used == spec.reduced:
+        return weight
+    used = used if used < spec.reduced else frozenset()
+    return jax.sharding.reshard(weight, spec.update(reduced=used))
+
+
+def like_sums(x: Array, place: jax.P) -> jax.P:
+    """Returns a placement of x that is reduced and unreduced over the mesh axes where x is.
+
+    Mesh axes that the placement uses are left out.
+    """
+    spec = spec_of(x)
+    if not (spec.reduced or spec.unreduced):
+        return place
+    reduced, unreduced = (free_axes(place, names) for names in (spec.reduced, spec.unreduced))
+    return place.update(reduced=reduced, unreduced=unreduced)
+
+
+def zero_gradient(weight: Array, dtype: DTypeLike) -> Array:
+    """Makes zeros of this type, to add gradients of a weight to."""
+    spec = spec_of(weight)
+    whole = jax.P(*spec.partitions)
+    zero = jax.sharding.reshard(jnp.zeros(weight.shape, dtype), whole)
+    return jax.sharding.reshard(zero, whole.update(unreduced=spec.reduced))
+
+
+def scaled(x: Array, factor: Array) -> Array:
+    """Multiplies an array, which may be unreduced, by a number."""
+    axes = spec_of(x).unreduced
+    return x * (jax.sharding.reshard(factor, jax.P(reduced=axes)) if axes else factor)
