@@ -203,7 +203,8 @@ class Layout:
         place = dict(zip(letters, self.place(letters), strict=True))
         counts = {letter: num_shards(entry) for letter, entry in place.items()}
         convolution.check_divides(axes, shape, counts, by_letter)
-        x, kernel = self.reshard(x, axes.image), self.reshard(kernel, axes.kernel)
+        x = self.reshard(x, axes.image)
+        kernel = self.reshard(reduced_over(kernel, ()), axes.kernel)
         y = convolution.convolve(axes, windows, x, kernel, sizes, shape, place)
         return self.reshard(y, axes.result)
 
@@ -246,7 +247,10 @@ class Layout:
     def take(self, table: Array, ids: Array, axes: str) -> Array:
         """Gathers rows of a table by integer ids; the result is placed as these letters say."""
         place = self.place(axes)
-        table = reduced_over(table, place.partitions[: ids.ndim])
+        tokens = place.partitions[: ids.ndim]
+        table = reduced_over(table, tokens)
+        if spec_of(table).reduced:  # the gradient sums over the tokens of the ids
+            ids = jax.sharding.reshard(ids, jax.P(*tokens))
         return table.at[ids].get(mode="clip", out_sharding=place)
 
     def take_last(self, x: Array, index: Array, axes: str) -> Array:

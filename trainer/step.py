@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -165,21 +166,26 @@ def add_microbatches(
     if step_spec.model.runs_stages:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(step_spec.microbatches))
         return gradient(params, batch, keys)
-    deferred = with_deferred_sums(step_spec.model, params)
-
-    def add(total: Total, microbatch: tuple[Batch, Array]) -> tuple[Total, None]:
-        batch, index = microbatch
-        gradients, sums = gradient(deferred, batch, jax.random.fold_in(key, index))
-        gradients = jax.tree.map(lambda g: g.astype(float), gradients)
-        return jax.tree.map(jnp.add, total, (gradients, sums)), None
-
     first = jax.tree.map(lambda x: x[0], batch)
     sums = jax.eval_shape(lambda: objective(params, first, key)[1])
     zero_sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
-    zero = (jax.tree.map(lambda x: zero_gradient(x, float), deferred), zero_sums)
-    (gradients, sums), _ = jax.lax.scan(add, zero, (batch, jnp.arange(step_spec.microbatches)))
-    places = jax.tree.map(spec_of, params)
-    return jax.tree.map(jax.sharding.reshard, gradients, places), sums
+
+    def added_up(params: Params) -> Total:
+        def add(total: Total, microbatch: tuple[Batch, Array]) -> tuple[Total, None]:
+            batch, index = microbatch
+            gradients, sums = gradient(params, batch, jax.random.fold_in(key, index))
+            gradients = jax.tree.map(lambda g: g.astype(float), gradients)
+            return jax.tree.map(jnp.add, total, (gradients, sums)), None
+
+        zero = (jax.tree.map(lambda x: zero_gradient(x, float), params), zero_sums)
+        return jax.lax.scan(add, zero, (batch, jnp.arange(step_spec.microbatches)))[0]
+
+    try:
+        gradients, sums = added_up(with_deferred_sums(step_spec.model, params))
+    except Exception as error:  # JAX has no rules yet for some operations on reduced arrays
+        warnings.warn(f"Gradients cross devices once a microbatch: {error}", stacklevel=2)
+        return added_up(params)
+    return jax.tree.map(jax.sharding.reshard, gradients, jax.tree.map(spec_of, params)), sums
 
 
 def with_deferred_sums(model: Model, params: Params) -> Params:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from layouts.layout import Layout
 from layouts.random_bytes import random_bytes_of_shard
-from layouts.reduction import spec_of
+from layouts.reduction import reduced_over, spec_of
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index
 from models.feed_forward.moe.exchange import Exchange
 from models.feed_forward.moe.routing import Routing
@@ -134,6 +134,7 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     weight_axes = (*expert_axes, *hidden_axes)
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
     id_Gsi = ids_of_tokens(layout, expert_Gsi.shape)
+    weights = {name: reduced_over(weight, [group_axes]) for name, weight in weights.items()}
     stored = [spec_of(weight) for weight in weights.values()]
     stored_e = "E" if exchanged else f"{e}(G)"
     gathered = [layout.place(stored_e + name[-2:].replace("D", "d")) for name in weights]

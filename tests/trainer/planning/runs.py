@@ -41,6 +41,7 @@ RUNS = {
     "dense": toy_run(),
     "encoder-decoder": dataclasses.replace(toy_run(ENCODER_DECODER), task=PAIR_TASK),
     "experts": toy_run(EXPERTS),
+    "microbatches": dataclasses.replace(toy_run(), batch_sequences=32, microbatches=4),
 }
 
 

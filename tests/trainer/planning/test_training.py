@@ -29,9 +29,11 @@ from tests.trainer.planning.runs import (
     RUNS,
     TASK,
     compilation_of_toy,
+    compiled,
     compiled_toy,
     layout_named,
     toy_run,
+    traced,
     traced_toy,
 )
 from tests.trainer.planning.traffic import CASES, FILE, golden, jax_version, traffic
@@ -61,6 +63,22 @@ def test_trace_and_compiler_send_the_same_along_each_mesh_axis(name: str) -> Non
     compiled_bytes = by_mesh_axis(compiled_toy(name).work.collectives, step.sizes)
     traced_bytes = by_mesh_axis(step.cost.collectives, step.sizes)
     assert compiled_bytes == pytest.approx(traced_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "data_and_model_parallel", "sequence_parallel"])
+def test_gradients_of_microbatches_cross_devices_once_a_step(name: str) -> None:
+    """Those of scales, a hundredth of the bytes, cross once a microbatch."""
+    step = traced("microbatches", name)
+    once, several, predicted = (
+        by_mesh_axis(collectives, step.sizes)["data"]
+        for collectives in (
+            compiled("dense", name).work.collectives,
+            compiled("microbatches", name).work.collectives,
+            step.cost.collectives,
+        )
+    )
+    assert several == pytest.approx(once, rel=0.05)
+    assert several == pytest.approx(predicted, rel=0.05)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=str)
