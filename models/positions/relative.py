@@ -75,6 +75,7 @@ class RelativeBias(nnx.Module):
         )
         # Its gradient is a few numbers, which `segment_sum` adds up over devices at once.
         table_RJQ = reduced_over(self.bias_RJQ[...].astype(float), ())
+        table_RJQ = self.layout.reshard(table_RJQ, "RJQ")
         axes = "BLM"[-buckets.ndim :]
         rows = self.layout.take(jax.lax.stop_gradient(table_RJQ), buckets, axes + "JQ")
         placed = axes.replace("LM", "JQLM")
