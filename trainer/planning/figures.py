@@ -23,6 +23,12 @@ FIGURES = {
     "devices": Figure("devices", "", "as JAX counts: a chip of v2, v3 has two"),
     "mesh": Figure("mesh", "", "sizes of the mesh axes"),
     "attention": Figure("attention", "", "what computes the attention of each part of the model"),
+    "gradient_sums": Figure(
+        "sums of gradients",
+        "bytes",
+        "of gradients that cross devices once a step, and once a microbatch",
+        "one microbatch, or rows on one device",
+    ),
     "microbatches": Figure("microbatches", "", "of a batch"),
     "stages": Figure("stages", "", "of layers, which microbatches go through; 1: no stages"),
     "pipeline_repeats": Figure("repeats", "", "how often each microbatch goes around the stages"),

@@ -27,6 +27,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
     return {
         **common_figures(plan),
         "attention": dict(plan.attention),
+        "gradient_sums": None if plan.gradient_sums is None else dict(plan.gradient_sums),
         "microbatches": plan.run.microbatches,
         "stages": plan.schedule.stages,
         "pipeline_repeats": plan.schedule.repeats,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.calibration import HostRates, estimate_host_timing
@@ -18,6 +19,8 @@ from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.lint.recorder import Weight
 from layouts.mesh import topology_mesh, use_mesh
+from layouts.shards import mesh_axes
+from models.api import Params
 from models.layers.pipeline import Schedule
 from trainer.checks import pipeline_schedule, record_loss, step_flops
 from trainer.memory import shard_bytes
@@ -34,7 +37,7 @@ from trainer.planning.counts import (
     time_on_slice,
 )
 from trainer.run import Run
-from trainer.step import State
+from trainer.step import State, with_deferred_sums
 from trainer.traces import trace_train_step
 
 
@@ -62,7 +65,39 @@ class TracedStep(TracedFunction):
     @property
     def gradient_bytes(self) -> int:
         """Sums the bytes of the gradients on one device; they are sharded like the weights."""
-        return shard_bytes(self.state["params"])
+        return shard_bytes(self.summed_gradients)
+
+    @property
+    def summed_gradients(self) -> Params:
+        """Returns the gradients of a step; those of several microbatches have JAX's float type."""
+        params = self.state["params"]
+        if self.run.microbatches == 1:
+            return params
+        return jax.tree.map(lambda x: x.update(dtype=jnp.result_type(float)), params)
+
+    @property
+    def gradient_sums(self) -> dict[str, int] | None:
+        """Counts the bytes of gradients that cross devices once a step, and once a microbatch.
+
+        None where there is one microbatch, or stages, or all rows are on the same devices.
+        """
+        model = self.run.model.model(self.layout)
+        rows = mesh_axes(self.layout.place("B")[0])
+        shards = math.prod(self.sizes[name] for name in rows)
+        if self.run.microbatches == 1 or shards == 1 or model.runs_stages:
+            return None
+        with use_mesh(self.mesh):
+            deferred = jax.eval_shape(
+                functools.partial(with_deferred_sums, model), self.state["params"]
+            )
+        once = [
+            gradient
+            for gradient, weight in zip(
+                *map(jax.tree.leaves, (self.summed_gradients, deferred)), strict=True
+            )
+            if weight.sharding.spec.reduced
+        ]
+        return {"step": shard_bytes(once), "microbatch": self.gradient_bytes - shard_bytes(once)}
 
 
 class StepCounts(NamedTuple):
@@ -82,6 +117,8 @@ class StepPlan(ProgramPlan):
     """Says how microbatches go through stages of layers; one stage: all layers on each device."""
     attention: Mapping[str, str]
     """What computes the attention of each part of the model, and why it is plain."""
+    gradient_sums: Mapping[str, int] | None
+    """Bytes of gradients that cross devices once a step, and once a microbatch."""
     model_flops: float
     """FLOPs of a step on all devices that the model needs, nothing computed twice."""
     executed_flops: float
@@ -192,6 +229,7 @@ def plan_step(
         weights=record_loss(step.run).weights,
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
         attention=attention_choices(step),
+        gradient_sums=step.gradient_sums,
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),

@@ -84,6 +84,13 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
     for part, choice in figures["attention"].items():
         print(f"Attention of the {part}: {choice}")
+    if figures["gradient_sums"] is not None:
+        step, microbatch = (size_text(n) for n in figures["gradient_sums"].values())
+        print(
+            f"Gradients: {step} cross devices once a step, in float32; {microbatch} in each of "
+            f"{figures['microbatches']} microbatches (scales, biases, and weights that are split "
+            "as rows are)"
+        )
     tables.print_memory(figures)
     tables.print_weights(figures)
     tables.print_collectives(figures["collectives"], "step")
