@@ -1,0 +1,170 @@
+"""Compares gradients of tiny models on the devices of a run with those of a CPU.
+
+A compiler that gets a layout wrong gives other numbers, and no error: openxla/xla issue 49143 is a
+wrong gradient of an embedding whose vocabulary is split as the batch is.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from configs.errors import UserError
+from layouts.axes import letters_of
+from layouts.layout import Layout
+from layouts.mesh import make_mesh, mesh_of_devices
+from layouts.shards import num_shards
+from models.api import Batch
+from models.feed_forward.moe.layer import Moe
+from models.loss import CROSS_ENTROPY
+from models.parts import Block
+from models.transformer import Transformer
+from trainer.optimizers.adamw import AdamW
+from trainer.step import TrainStepSpec, abstract_params, add_microbatches
+
+MICROBATCHES = 4
+TOLERANCE = 1e-3
+"""Largest difference of equal gradients in float32; wrong ones differ by more than a tenth."""
+WHOLE = Layout(mesh="data:1", rules="")
+
+
+class Comparison(NamedTuple):
+    """Says how far the gradients of a model on devices are from those of a CPU."""
+
+    model: str
+    where: str
+    difference: float = 0.0
+    """The largest of any weight, relative to the largest gradient of that weight."""
+    weight: str = ""
+    refusal: str = ""
+    """Why the layout does not run the model."""
+
+    @property
+    def is_equal(self) -> bool:
+        return self.difference <= TOLERANCE  # False for nan
+
+
+def compare_with_cpu(layout: Layout) -> Iterator[Comparison]:
+    """Computes gradients on one device, and under the layout in one and in several microbatches.
+
+    Every process of a run calls it.
+    """
+    mesh = make_mesh(layout)
+    alone = mesh_of_devices(jax.local_devices()[:1], {"data": 1}, None)
+    cpu = mesh_of_devices(jax.local_devices(backend="cpu")[:1], {"data": 1}, None)
+    several = f"{MICROBATCHES} microbatches"
+    for name, spec, batch in tiny_models(layout, mesh):
+        params = weights_of(spec, cpu)
+        expected = gradients(spec, WHOLE, cpu, params, batch, 1)
+        for where, chosen, devices, count in (
+            ("one device", WHOLE, alone, 1),
+            ("the layout", layout, mesh, 1),
+            (f"the layout, {several}", layout, mesh, MICROBATCHES),
+        ):
+            try:
+                computed = gradients(spec, chosen, devices, params, batch, count)
+            except UserError as error:
+                yield Comparison(name, where, refusal=str(error))
+            else:
+                yield Comparison(name, where, *largest_difference(computed, expected))
+
+
+def tiny_models(layout: Layout, mesh: Mesh) -> Iterator[tuple[str, Transformer, Batch]]:
+    """Yields models and batches whose sizes the layout divides."""
+    with jax.set_mesh(mesh):
+        shards = {letter: shards_of(layout, letter) for letter in "BGVDFJQKLMEN"}
+    length = 16 * math.lcm(shards["L"], shards["M"])
+    rows = 2 * MICROBATCHES * math.lcm(shards["B"], shards["G"])
+    kv_heads = 2 * shards["J"]
+    dense = Transformer(
+        vocab=32 * shards["V"],
+        d_model=16 * shards["D"],
+        d_ff=24 * shards["F"],
+        kv_heads=kv_heads,
+        heads=2 * kv_heads * shards["Q"],
+        d_kv=8 * shards["K"],
+        layers=2 * shards["N"] * layout.pipeline_repeats,
+        length=length,
+    )
+    experts = Block(feed_forward=Moe(experts=4 * shards["E"]))
+    sparse = dataclasses.replace(dense, layers=2 * dense.layers, pattern=(Block(), experts))
+    targets = packed_rows(rows, length, dense.vocab, seed=0)
+    sources = packed_rows(rows, length, dense.vocab, seed=1)
+    pairs = targets | {
+        f"{name}_BM": sources[f"{name}_BL"] for name in ("inputs", "segments", "positions")
+    }
+    yield "dense", dense, targets
+    yield "experts", sparse, targets
+    yield "encoder-decoder", dataclasses.replace(dense, encoder_layers=dense.layers), pairs
+
+
+def shards_of(layout: Layout, letter: str) -> int:
+    """Returns into how many shards an axis may be split, stored or not, on the mesh that is set."""
+    return math.lcm(*(num_shards(layout.place(letter, stored=stored)[0]) for stored in (0, 1)))
+
+
+def packed_rows(rows: int, length: int, vocab: int, seed: int) -> Batch:
+    """Makes rows of two segments and padding, of other lengths in each row."""
+    rng = np.random.default_rng(seed)
+    tokens_BL = rng.integers(2, vocab, (rows, length), dtype=np.int32)
+    column_L = np.arange(length, dtype=np.int32)
+    first_B1, end_B1 = (rng.integers(*ends, (rows, 1)) for ends in ((2, 8), (9, length + 1)))
+    segments_BL = np.where(column_L < first_B1, 1, np.where(column_L < end_B1, 2, 0))
+    positions_BL = np.where(column_L < first_B1, column_L, column_L - first_B1)
+    inputs_BL = np.where(positions_BL > 0, np.roll(tokens_BL, 1, axis=1), 0)
+    arrays = {
+        "inputs_BL": inputs_BL, "targets_BL": tokens_BL, "segments_BL": segments_BL,
+        "positions_BL": positions_BL,
+    }  # fmt: skip
+    return {name: np.where(segments_BL > 0, x, 0).astype(np.int32) for name, x in arrays.items()}
+
+
+def weights_of(spec: Transformer, cpu: Mesh) -> Any:
+    with jax.set_mesh(cpu):
+        return jax.device_get(jax.jit(lambda: spec.model(WHOLE).init(jax.random.key(0)))())
+
+
+def gradients(
+    spec: Transformer, layout: Layout, mesh: Mesh, params: Any, batch: Batch, microbatches: int
+) -> Any:
+    """Returns the gradients, whole, of a batch under a layout."""
+    model = spec.model(layout)
+    step_spec = TrainStepSpec(model, AdamW(), CROSS_ENTROPY, 1, 0, microbatches)
+
+    def placed(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+
+    def rows(name: str, x: np.ndarray) -> jax.Array:
+        place = layout.place(letters_of(name))
+        if microbatches > 1:
+            place = jax.P(None, *place)
+            x = np.stack([x[i::microbatches] for i in range(microbatches)])
+        return placed(x, NamedSharding(mesh, place))
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(model, mesh))
+    arguments = jax.tree.map(placed, params, shardings), {n: rows(n, x) for n, x in batch.items()}
+
+    def summed(params: Any, batch: Batch) -> Any:
+        return add_microbatches(step_spec, params, batch, jax.random.key(0))[0]
+
+    whole = functools.partial(jax.sharding.reshard, out_shardings=jax.P())
+    with jax.set_mesh(mesh), jax.default_matmul_precision("highest"):
+        sums = jax.jit(lambda *given: jax.tree.map(whole, summed(*given)))(*arguments)
+    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), sums)
+
+
+def largest_difference(computed: Any, expected: Any) -> tuple[float, str]:
+    """Returns the largest relative difference of a weight, and the weight's path."""
+
+    def difference(path: Any, x: np.ndarray, y: np.ndarray) -> tuple[float, str]:
+        relative = float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return (math.inf if math.isnan(relative) else relative), name
+
+    pairs = jax.tree.map_with_path(difference, computed, expected)
+    return max(jax.tree.leaves(pairs, is_leaf=lambda pair: isinstance(pair, tuple)))
