@@ -19,7 +19,6 @@ import numpy as np
 from configs.errors import UserError
 from scripts.benchmarks.options import JsonFlags
 from scripts.benchmarks.rounds import best_seconds, cores
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
 if TYPE_CHECKING:
@@ -328,7 +327,3 @@ def benchmark(flags: Flags) -> None:
     if flags.figure is not None:
         picture = png_of(lambda pyplot: draw(result, pyplot))
         atomic_write(path_of(flags.figure), picture)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

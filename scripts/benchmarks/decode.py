@@ -27,7 +27,6 @@ from scripts.benchmarks import tiny_transformer as tiny
 from scripts.benchmarks.options import BaselineFlags, Count
 from scripts.benchmarks.rounds import cores, ended, ratio, rounds, serve, show, speedups, start
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
 WIDTH = 5
@@ -211,7 +210,7 @@ def benchmark(flags: Flags) -> None:
     """Translates in alternating rounds, each system with its best batch size."""
     if flags.worker is not None:
         return work(flags.worker, flags.sentences)
-    workers = start("scripts.benchmarks.decode", flags, f"--sentences={flags.sentences}")
+    workers = start("decode", flags, f"--sentences={flags.sentences}")
     sizes, result = dict[str, int](), dict[str, Any]()
     for name, worker in workers.items():
         warm_s, pass_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
@@ -224,7 +223,3 @@ def benchmark(flags: Flags) -> None:
     result |= {f"to_{name}": ratio(times, first, name) for name in others} | speedups(times)
     numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": cores()}
     show(result | numbers, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

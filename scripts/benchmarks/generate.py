@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
 from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import best_seconds, ratio, seconds, show
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
 if TYPE_CHECKING:
@@ -178,7 +177,3 @@ def benchmark(flags: Flags) -> None:
         return show(compare_samples(flags, flags.samples), flags.json_file)
     result = measure(SHAPES[flags.shape], flags.batch_sizes, flags.prompt, flags.new_tokens)
     show({"shape": flags.shape, **result}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -20,7 +20,6 @@ from typing import Annotated
 
 from configs.errors import UserError
 from scripts.benchmarks.rounds import CHECKOUT
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
 TESTS = "tests"
@@ -44,9 +43,8 @@ def run_tests() -> bool:
 def run(name: str, folder: Path) -> bool:
     """Runs one part; returns whether it ended well."""
     goal, line = PARTS[name]
-    benchmark, *flags = line.split()
     file = folder / f"{name}.json"
-    command = [sys.executable, "-m", f"scripts.benchmarks.{benchmark}", *flags, f"--json={file}"]
+    command = [sys.executable, "-m", "scripts.meshloom", "bench", *line.split(), f"--json={file}"]
     start = time.perf_counter()
     process = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
     seconds = time.perf_counter() - start
@@ -97,7 +95,3 @@ def check_gpu() -> None:
             f"no GPU: JAX computes on {platform or 'nothing'}.  Where there is one, install "
             "JAX for it: make cuda."
         )
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

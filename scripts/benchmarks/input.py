@@ -22,7 +22,6 @@ import numpy as np
 
 from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import CHECKOUT, cores, seconds, show
-from scripts.command_line import run_command
 
 ROWS = 32  # of a batch
 SETTINGS = """
@@ -123,7 +122,3 @@ def benchmark(flags: Flags) -> None:
         "load": os.getloadavg()[0],
     }
     show(result | numbers, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -70,18 +70,18 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
         print(memory if question == "memory" else answer(question), flush=True)
 
 
-def serve_steps(about: Mapping[str, object], run: Callable[[int], object]) -> None:
-    """Runs a worker that answers a number of steps with seconds per step."""
+def serve_steps(about: Mapping[str, object], run: Callable[[int], object], warmup: int) -> None:
+    """Runs a worker that answers a number of steps with seconds per step, after some warmup."""
+    run(warmup)
     serve(about, lambda question: seconds(lambda: run(int(question))) / int(question))
 
 
 class Worker:
-    """Runs one system in a separate process; "memory" requests its peak in bytes."""
+    """Runs one system as `python -m COMMAND`; "memory" requests its peak in bytes."""
 
-    def __init__(self, module: str, system: str, *arguments: str, checkout: Path = CHECKOUT):
-        command = [sys.executable, "-m", module, f"--worker={system}", *arguments]
+    def __init__(self, *command: str, checkout: Path):
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -107,8 +107,9 @@ class Worker:
             self._process.kill()
 
 
-def start(module: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
+def start(benchmark: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
     """Starts the systems; with a baseline also Meshloom's systems from that checkout."""
+    command = ("scripts.meshloom", "bench", benchmark, *arguments)
     checkouts = {"": CHECKOUT}
     if flags.baseline is not None:
         if not (flags.baseline / "scripts" / "benchmarks").is_dir():
@@ -117,7 +118,7 @@ def start(module: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worke
             )
         checkouts[BASELINE] = flags.baseline.resolve()
     return {
-        prefix + name: Worker(module, name, *arguments, checkout=checkout)
+        prefix + name: Worker(*command, f"--worker={name}", checkout=checkout)
         for prefix, checkout in checkouts.items()
         for name in installed(flags.systems)
         if not (prefix and name.startswith(tuple(LIBRARIES)))
@@ -147,10 +148,10 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
 
 
 def compare(
-    module: str, flags: BaselineFlags, question: str | int, *arguments: str
+    benchmark: str, flags: BaselineFlags, question: str | int, *arguments: str
 ) -> tuple[dict[str, Any], list[Answers]]:
     """Asks all systems in alternating rounds; returns what each is, and the rounds."""
-    workers = start(module, flags, *arguments)
+    workers = start(benchmark, flags, *arguments)
     times = list(rounds(workers, dict.fromkeys(workers, question), flags.rounds))
     return ended(workers, times), times
 

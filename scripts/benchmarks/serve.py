@@ -29,7 +29,6 @@ import numpy as np
 from configs.errors import UserError
 from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
-from scripts.command_line import run_command
 
 WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
 TEMPERATURE = 0.8
@@ -242,7 +241,3 @@ def benchmark(flags: Flags) -> None:
         limit: measure(flags, cases, limit) for limit in allowed(flags.model_dir, flags.max_length)
     }
     show({"full_length": flags.full_length, "max_length": measured}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

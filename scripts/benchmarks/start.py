@@ -16,7 +16,6 @@ from pathlib import Path
 
 from scripts.benchmarks.options import Count, JsonFlags
 from scripts.benchmarks.rounds import CHECKOUT, cores, show
-from scripts.command_line import run_command
 
 GIN_FILE = "configs/runs/quickstart.gin"
 
@@ -61,7 +60,3 @@ def benchmark(flags: Flags) -> None:
         )
     warm = {"warm_s": statistics.median(warm_s), "warm_runs_s": warm_s}
     show({"first_s": first_s, **warm, "cores": cores()}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -51,12 +51,14 @@ def test_a_baseline_measures_the_systems_of_meshloom_alone(monkeypatch: pytest.M
     started = []
     monkeypatch.setattr(
         "scripts.benchmarks.rounds.Worker",
-        lambda module, name, *arguments, checkout: started.append((name, checkout)),
+        lambda *command, checkout: started.append((command, checkout)),
     )
     monkeypatch.setattr("scripts.benchmarks.rounds.installed", list)
     flags = moe.Flags(systems=("dense", "torch"), baseline=CHECKOUT)
-    assert [*start("scripts.benchmarks.moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
-    assert started == [(name, CHECKOUT) for name in ("dense", "torch", "dense")]
+    assert [*start("moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
+    command = ("scripts.meshloom", "bench", "moe")
+    names = ("dense", "torch", "dense")
+    assert started == [((*command, f"--worker={name}"), CHECKOUT) for name in names]
     assert given_flags(flags) == ["--systems", "--baseline"]
 
 

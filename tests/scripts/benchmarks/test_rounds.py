@@ -27,8 +27,8 @@ def test_a_system_is_compared_with_itself_in_another_checkout(tmp_path: Path) ->
         for name, version, seconds in (("new", 2, 0.5), ("old", 1, 2.0))
     )
     workers = {
-        "toy": Worker("toy_benchmark", "toy", checkout=new),
-        "baseline_toy": Worker("toy_benchmark", "toy", checkout=old),
+        "toy": Worker("toy_benchmark", checkout=new),
+        "baseline_toy": Worker("toy_benchmark", checkout=old),
     }
     seconds = list(rounds(workers, dict.fromkeys(workers, 3), 2))
     assert speedups(seconds) == {"speedup_over_baseline": {"toy": ratio(seconds, *workers)}}
