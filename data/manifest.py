@@ -81,7 +81,8 @@ class CacheKey:
         own = {name: vocab.hash[:16] for name, vocab in named.items() if vocab is not None}
         hashes = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
         vocabs = {name: digest for name, digest in hashes.items() if own.get(name) != digest}
-        return cls(settings(task), _defaults(task), tokenizer_versions(task), vocabs, own)
+        defaults = frozenset(name for name, value, default in _parameters(task) if value == default)
+        return cls(settings(task), defaults, tokenizer_versions(task), vocabs, own)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "CacheKey":
@@ -156,11 +157,6 @@ def settings(task: Task) -> dict[str, Any]:
             values[f"the text of {name}"] = _file_hash(name, path)
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as a manifest gives it back
     return plain
-
-
-def _defaults(task: Task) -> frozenset[str]:
-    """Names the settings that have their default, as `settings` names them."""
-    return frozenset(name for name, value, default in _parameters(task) if value == default)
 
 
 def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:

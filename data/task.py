@@ -27,14 +27,13 @@ from data.packing.rows import (
 )
 from data.sources import json_lines as json_lines  # task files name what these define
 from data.sources import lm1b as lm1b
+from data.sources import mixing as mixing
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet
-from data.sources import text_mixture as text_mixture
 from data.sources import tfds as tfds
 from data.sources.pairs import Pair, Pairs
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
-from data.storage.arrays import CheckedArray
 from data.tokenizers import sentence_piece as sentence_piece
 from data.tokenizers import tokenizer_json as tokenizer_json
 from data.vocab import UNK_WORD, Tokenizer, Vocab, keeps_newlines, make
@@ -96,6 +95,7 @@ class Task:
     """Unit of what a model predicts, in counts and rates."""
     left_out: ClassVar[tuple[str, ...]] = ()
     """Names the reason for which packing leaves out examples, where it does."""
+    rows_kind: ClassVar[type[Rows]] = Rows
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -215,7 +215,8 @@ class Task:
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
         """Yields the parts of a split, one after another; digest is fed the raw text."""
         for name, source in hashed_parts(self.source.parts_of(split), digest):
-            yield PartOfText(name, _hashed_lines(source.lines(split), digest), Counter())
+            lines = hashed(source.lines(split), digest, hashed_bytes)
+            yield PartOfText(name, lines, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         """Returns what packs the examples of a chunk, each chunk by itself."""
@@ -231,24 +232,19 @@ class Task:
         return {"parts": list(parts)} if len(parts) > 1 else {}
 
     def cached_rows(
-        self,
-        split: str,
-        entry: Mapping[str, Any],
-        array: Callable[[str], CheckedArray],
-        vocabs: Vocabs,
+        self, split: str, entry: Mapping[str, Any], arrays: Mapping[str, RowArray], vocabs: Vocabs
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
         parts = list(rows_of_parts(entry.get("parts", []), *self.left_out))
         sizes = [part.counts.rows for part in parts]
         mix = self.source.mix(sizes) if parts and split == "train" else None
-        arrays = {name: array(name) for name in self.columns(vocabs)}
         return self.rows(arrays, Counts.read(entry), vocabs, mix=mix, parts=parts)
 
     def rows(
         self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
     ) -> Rows:
         """Returns rows; known are further fields of `Rows`."""
-        return Rows(arrays, counts, begin_id=vocabs.target.begin_id, **known)
+        return self.rows_kind(arrays, counts, begin_id=vocabs.target.begin_id, **known)
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of slots in the rows that hold a token."""
@@ -271,7 +267,10 @@ def hashed_parts(parts: Mapping[str, T], digest: "hashlib._Hash") -> Iterator[tu
         yield part
 
 
-def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
-    for line in lines:
-        digest.update(hashed_bytes(line))
-        yield line
+def hashed(
+    examples: Iterable[T], digest: "hashlib._Hash", as_bytes: Callable[[T], bytes]
+) -> Iterator[T]:
+    """Yields examples; digest is fed their bytes."""
+    for example in examples:
+        digest.update(as_bytes(example))
+        yield example

@@ -128,7 +128,6 @@ TESTED_ELSEWHERE = {
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
     "data/corpora/glyphs.py": "data/tasks/test_images.py",
     "data/storage/locks.py": "data/test_listing.py",
-    "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",

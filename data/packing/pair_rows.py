@@ -34,7 +34,6 @@ class PairRows(Rows):
         return self.counts.source_tokens / max(1, self.sources_BM.size)
 
     def numbers(self) -> dict[str, int | str]:
-        """Returns what a table shows of these rows."""
         counts = self.counts
         return {
             "pairs": counts.lines,
@@ -48,7 +47,6 @@ class PairRows(Rows):
         }
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
         sources_BM, segments_BM = read_rows(row_ids, self.sources_BM, self.source_segments_BM)
         return {
             "inputs_BM": sources_BM.astype(np.int32),

@@ -24,7 +24,6 @@ class PromptRows(Rows):
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens the loss is of, in all rows."""
         return self._counted(self.loss_mask_BL)
 
     @property
@@ -33,7 +32,6 @@ class PromptRows(Rows):
         return (self.counts.tokens + self.counts.source_tokens) / max(1, self.targets_BL.size)
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
         (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
         batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
         return batch if self.reads_begin else without_begin(batch)

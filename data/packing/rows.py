@@ -11,6 +11,7 @@ from pydantic import NonNegativeInt
 
 from data.mixture import MixtureOrder
 from data.packing import pack
+from data.sources.pairs import Pair
 from data.sources.text_files import read_lines, without_carriage_return
 from data.storage.arrays import CheckedArray
 from data.vocab import PAD, UNK_WORD, Vocab
@@ -213,20 +214,18 @@ def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[Row
         yield RowsOfPart(entry["name"], rows, counts, dropped)
 
 
-def hashed_bytes(*examples: str) -> bytes:
-    """Returns what examples add to a content hash; bytes that are not UTF-8 count as they are.
+def hashed_bytes(example: str) -> bytes:
+    """Returns what an example adds to a content hash; bytes that are not UTF-8 count as they are.
 
     A newline inside an example has a byte behind it that no UTF-8 has, so that one example of two
     lines is not taken for two of one line.
     """
-    raw = [example.encode("utf-8", "surrogatepass") for example in examples]
-    return b"".join(x.replace(b"\n", b"\n\xff") + b"\n" for x in raw)
+    return example.encode("utf-8", "surrogatepass").replace(b"\n", b"\n\xff") + b"\n"
 
 
-def hashed_pair(source: str, target: str) -> bytes:
+def hashed_pair(pair: Pair) -> bytes:
     """Returns what a pair adds to a content hash; a tab inside a half is not the one between."""
-    halves = (hashed_bytes(half)[:-1].replace(b"\t", b"\t\xff") for half in (source, target))
-    return b"\t".join(halves) + b"\n"
+    return b"\t".join(hashed_bytes(half)[:-1].replace(b"\t", b"\t\xff") for half in pair) + b"\n"
 
 
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.errors import UserError
@@ -11,7 +11,7 @@ from data.packing.pair_rows import LONG
 from data.packing.rows import Rows, hashed_pair
 from data.sources.clean import Clean
 from data.sources.pairs import Pair, Pairs, chosen_tag
-from data.task import PartOfText, Task, hashed_parts
+from data.task import PartOfText, Task, hashed, hashed_parts
 from data.vocabs import Vocabs
 
 
@@ -34,7 +34,6 @@ class PairTask(Task):
         return part.untagged(split, self.clean.errors)
 
     def vocab_text(self, name: str) -> Iterator[str]:
-        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
         for part in self.source.parts_of("train").values():
             pairs = self.pairs_of(part, "train")
             for source, target in self.clean.kept(pairs, "train", Counter()):
@@ -44,10 +43,9 @@ class PairTask(Task):
                     yield target
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the raw text."""
         for name, part in hashed_parts(self.source.parts_of(split), digest):
             dropped = Counter[str]()
-            pairs = hashed_pairs(self.pairs_of(part, split), digest)
+            pairs = hashed(self.pairs_of(part, split), digest, hashed_pair)
             yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
 
     def pack_lines(
@@ -59,14 +57,7 @@ class PairTask(Task):
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split."""
         return {"dropped": dict(dropped), "parts": list(parts)}
-
-
-def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
-    for pair in pairs:
-        digest.update(hashed_pair(*pair))
-        yield pair
 
 
 def pack_pair_lines(

@@ -9,7 +9,7 @@ from configs.errors import UserError
 from configs.spec import spec
 from data.packing.pack import Packed
 from data.packing.prompt_rows import PromptRows, packed_prompts
-from data.packing.rows import Counts, RowArray
+from data.packing.rows import Counts, RowArray, Rows
 from data.sources.pairs import Pair, Pairs
 from data.task import PackChunk
 from data.tasks.pairs import PairTask
@@ -32,6 +32,8 @@ class PromptTask(PairTask):
     """How both are tokenized."""
     template: str = "{prompt}\n"
     """What stands before an answer, in training and in decoding: {prompt} is the prompt."""
+
+    rows_kind = PromptRows
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,15 +69,12 @@ class PromptTask(PairTask):
 
     @property
     def array_lengths(self) -> dict[str, int]:
-        """Names the arrays of a batch, each with its length in a row."""
         return {**super().array_lengths, "loss_mask_BL": self.length}
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of a chunk, each chunk by itself."""
 
         def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
             prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
@@ -85,17 +84,14 @@ class PromptTask(PairTask):
 
     def rows(
         self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
-    ) -> PromptRows:
-        """Returns rows; known are further fields of `PromptRows`."""
-        begin_id, reads_begin = vocabs.target.begin_id, vocabs.target.reads_begin
-        return PromptRows(arrays, counts, begin_id=begin_id, reads_begin=reads_begin, **known)
+    ) -> Rows:
+        known["reads_begin"] = vocabs.target.reads_begin
+        return super().rows(arrays, counts, vocabs, **known)
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of slots in the rows that hold a token."""
         return {"fill": (counts.tokens + counts.source_tokens) / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:
-        """Describes the rows of a split in a line."""
         return (
             f"{counts.lines:,} prompts of {counts.source_tokens:,} tokens with answers of "
             f"{counts.words:,} words, {counts.tokens:,} tokens, in {counts.rows:,} rows of "
