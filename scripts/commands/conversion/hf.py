@@ -5,7 +5,6 @@ Weights go from file to file, a layer of one weight at a time.
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,8 +29,9 @@ from data.tokenizers.tokenizer_json import (
 from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import TARGET_FILE, Vocabs
 from models.transformer import Transformer
+from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
-from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
+from scripts.commands.conversion.folders import config_of, note_import, task_name
 from scripts.commands.trained import single_checkpoint
 from scripts.devices import start_devices
 from scripts.terminal import print_note
@@ -81,7 +81,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     """Makes a model directory of a decoder.  The settings choose its task."""
     start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
-    check_new_run(model_dir)
+    folders.check_new_run(model_dir)
     settings = read_json(folder, SETTINGS)
     decoder.check_settings(settings, folder / SETTINGS)
     family = decoder.family_of(settings, folder / SETTINGS)
@@ -98,7 +98,14 @@ def import_hf(flags: ImportHfFlags) -> None:
     tokenizer = tokenizer_of(folder)
     config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
     run = config.make(Run)
-    check_run(run, spec, model_dir)
+    decoder.check_same(spec, run.model)
+    assert isinstance(run.model, Transformer)
+    check_sides(run)
+    if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
+        raise UserError(
+            f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
+            "vocabulary.  Leave Task.vocab and its file as they are."
+        )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
         tokenizer = dataclasses.replace(chosen, path=tokenizer.path)
@@ -106,7 +113,10 @@ def import_hf(flags: ImportHfFlags) -> None:
     vocabs = Vocabs(vocab, None)
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
-    save_weights(model_dir, run.model, weights, tensors)
+    dtype = np.dtype(run.model.precision.store)
+    flat = {weight.path: streamed(weight, tensors, dtype) for weight in weights}
+    with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
+        checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
     for name in FILES:
         if (folder / name).is_file():
             (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
@@ -116,12 +126,9 @@ def import_hf(flags: ImportHfFlags) -> None:
     )
     atomic_write(model_dir / MODEL_FILE, named + dump([run.model, run.task.vocab]))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
-    for name in unread:
-        print_note(f"Left out: {name}, which {settings['model_type']} does not read.")
-    if len(types) > 1:
-        print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
+    left_out = (f"{name}, which {settings['model_type']} does not read" for name in unread)
     count = sum(int(np.prod(info.shape)) for info in infos.values())
-    print_note(f"Imported {count:,} weights into {model_dir}.")
+    note_import(model_dir, left_out, types, count)
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
@@ -167,15 +174,14 @@ def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
 
 def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     """Returns a run of a decoder, on the docstrings until the user names another task."""
-    folder = absolute(model_dir)
-    vocab_file = str(folder / TARGET_FILE)
+    vocab_file = str(absolute(model_dir) / TARGET_FILE)
     kept: Tokenizer = SentencePiece(model_file=vocab_file)
     if isinstance(tokenizer, TokenizerJson):
         kept = TokenizerJson(path=vocab_file)
     return Run(
         model=spec,
         task=Task(
-            name="hf_" + re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name),
+            name=task_name("hf", model_dir),
             source=Docstrings(),
             vocab=kept,
             length=max(2, min(MAX_LENGTH, spec.length)),
@@ -183,31 +189,6 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
         steps=1000,
         batch_sequences=16,
     )
-
-
-def check_run(run: Run, spec: Transformer, model_dir: Path) -> None:
-    """Refuses settings that are not of the weights and of the vocabulary."""
-    decoder.check_same(spec, run.model)
-    check_sides(run)
-    if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
-        raise UserError(
-            f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
-            "vocabulary.  Leave Task.vocab and its file as they are."
-        )
-
-
-def save_weights(
-    model_dir: Path,
-    model: object,
-    weights: Sequence[ConvertedWeight],
-    tensors: Mapping[str, StoredTensor],
-) -> None:
-    """Saves the weights, and nothing else, as the checkpoint of step 0."""
-    assert isinstance(model, Transformer)
-    dtype = np.dtype(model.precision.store)
-    flat = {w.path: streamed(w, tensors, dtype) for w in weights}
-    with Checkpoints(model_dir) as checkpoints:
-        checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
 
 
 def streamed(
@@ -234,7 +215,7 @@ def export_hf(flags: ExportHfFlags) -> None:
     """Writes a decoder as Hugging Face reads it."""
     start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
-    check_new_folder(output, (TENSORS, INDEX, *FILES))
+    folders.check_new_folder(output, (TENSORS, INDEX, *FILES))
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
     run = config.make(Run)
     vocab = ModelDir(model_dir).vocabs(run.task).target
