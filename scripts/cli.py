@@ -20,7 +20,7 @@ WORK = {
     "decode": work("decoding", "DecodeFlags", "decode:decode_file"),
     "serve": work("serving", "ServeFlags", "serve:serve"),
     "score": work("decoding", "ScoreFlags", "score:score_file"),
-    "rescore": work("decoding", "RescoreFlags", "rescore:rescore_file"),
+    "rescore": work("decoding", "RescoreFlags", "score:rescore_file"),
     "compare": work("evaluation", "CompareFlags", "compare:compare"),
     "gains": work("evaluation", "GainsFlags", "gains:gains"),
     "report": work("training", "ReportFlags", "report:report"),
@@ -30,10 +30,10 @@ WORK = {
     "layouts": work("planning", "LayoutsFlags", "layouts:search"),
 }
 INSPECT_WORK = {
-    "config": work("inspect", "InspectConfigFlags", "config:config"),
-    "data": work("inspect", "InspectDataFlags", "data:data"),
+    "config": work("inspect", "InspectConfigFlags", "settings:config"),
+    "data": work("inspect", "InspectDataFlags", "run:data"),
     "params": work("inspect", "InspectParamsFlags", "params:params"),
-    "checkpoint": work("inspect", "InspectCheckpointFlags", "checkpoint:checkpoint"),
+    "checkpoint": work("inspect", "InspectCheckpointFlags", "run:checkpoint"),
     "layout": work("inspect", "InspectLayoutFlags", "layout:layout"),
     "settings": work("inspect", "InspectSettingsFlags", "settings:inspect_settings"),
 }

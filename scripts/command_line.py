@@ -129,21 +129,14 @@ def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
         settings["is_flag"] = True
         declaration += f"/--{flag.off}" if flag.off else ""
     else:
-        kind = without_none(kind)
+        if types.NoneType in (parts := typing.get_args(kind)):  # X | None
+            [kind] = [part for part in parts if part is not types.NoneType]
         settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
         if isinstance(settings["type"], CommaSeparated):
             settings |= {"multiple": False, "default": ",".join(map(str, default))}
         if kind in METAVARS:
             settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
     return FlagOption([declaration, name], **settings)
-
-
-def without_none(kind: Any) -> Any:
-    """Returns X for `X | None`."""
-    parts = typing.get_args(kind)
-    if types.NoneType in parts:
-        [kind] = [part for part in parts if part is not types.NoneType]
-    return kind
 
 
 def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
@@ -272,13 +265,3 @@ def imported(path: str) -> Any:
     module, _, name = path.partition(":")
     with interrupted_after_import():
         return getattr(importlib.import_module(f"scripts.{module}"), name)
-
-
-def given_flag(field: str) -> str | None:
-    """Returns a flag as the command line gives it, such as --apart; None if it does not."""
-    context = click.get_current_context()
-    if context.get_parameter_source(field) is not click.core.ParameterSource.COMMANDLINE:
-        return None
-    [option] = [parameter for parameter in context.command.params if parameter.name == field]
-    is_off = context.params[field] is False and option.secondary_opts
-    return (option.secondary_opts if is_off else option.opts)[0]

@@ -41,20 +41,15 @@ def exits(call: Callable[[], object]) -> NoReturn:
     except SystemExit:
         raise
     except BaseException as error:
-        end(error)
+        others = peers.current()
+        code, line = report(error)
+        if others is not None:
+            others.fail(code, line)
+        elif code != INTERRUPTED:
+            sys.exit(code)
+        end_process(code)
     keyboard.stop_listening()
     sys.exit(0)
-
-
-def end(error: BaseException) -> NoReturn:
-    """Ends this process with the exit code of an error; the other processes learn of it."""
-    others = peers.current()
-    code, line = report(error)
-    if others is not None:
-        others.fail(code, line)
-    elif code != INTERRUPTED:
-        sys.exit(code)
-    end_process(code)
 
 
 def report(error: BaseException) -> tuple[int, str]:
@@ -77,7 +72,9 @@ def report(error: BaseException) -> tuple[int, str]:
     if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
         time.sleep(LOSS_S)
     if isinstance(error, OSError):
-        drop_output()
+        # Drops what the standard output has not taken, or Python tries again as it exits.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE, "the standard output is closed"
         name = f"{error.filename}: " if error.filename else ""
@@ -116,15 +113,6 @@ def shown(message: str) -> str:
     'no file \\\\x1b[31m\\n  named that'
     """
     message = re.sub(r"\n(?!  )", r"\\n", message)  # of a value: our further lines are indented
-    lines = [re.sub(r"[\x00-\x1f\x7f-\x9f]", _escaped, line) for line in message.split("\n")]
-    return "\n".join(brief(line, 3_000) for line in lines)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1]
-
-
-def drop_output() -> None:
-    """Drops what the standard output has not taken, or Python tries again as it exits."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    lines = message.split("\n")
+    escaped = (re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda x: repr(x[0])[1:-1], line) for line in lines)
+    return "\n".join(brief(line, 3_000) for line in escaped)

@@ -142,7 +142,6 @@ TESTED_ELSEWHERE = {
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",
-    "scripts/commands/decoding/*": "scripts/test_translation.py",
     "scripts/commands/doctor/*": "scripts/commands/doctor/test_doctor.py",
     "scripts/commands/planning/*": "scripts/commands/planning/test_plan.py",
     "scripts/commands/serving/*": "scripts/commands/serving/test_serve.py",

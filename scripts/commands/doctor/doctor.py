@@ -1,6 +1,7 @@
 """Runs `meshloom doctor`: checks the machine, the cached data and a run."""
 
 import functools
+import json
 import socket
 from collections.abc import Iterator
 
@@ -8,16 +9,8 @@ from configs.errors import RunError, UserError
 from configs.load import Config
 from scripts import devices
 from scripts.commands.common import data_dir_of, settings, write_json
-from scripts.commands.doctor import disk, machine, runs
-from scripts.commands.doctor.findings import (
-    Check,
-    Finding,
-    failure,
-    findings_of,
-    merged,
-    read,
-    written,
-)
+from scripts.commands.doctor import machine, runs
+from scripts.commands.doctor.findings import Check, Finding, failure, findings_of, merged
 from scripts.commands.doctor.flags import DoctorFlags
 from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer import multihost
@@ -34,7 +27,7 @@ def doctor(flags: DoctorFlags) -> None:
     findings += [*unreadable, *findings_of(checks(flags, config).items())]
     if is_joined:
         findings += machine.clocks()
-        findings = merged([read(text) for text in multihost.gather(written(findings))])
+        findings = merged(multihost.gather(json.dumps(findings)))
     others = peers.current() if is_joined else None
     if others is None or others.index == 0:
         for finding in findings:
@@ -75,11 +68,11 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
     every: dict[str, Check] = {
         "versions": machine.versions,
         "memory": machine.memory,
-        "disk of --data_dir": lambda: disk.disk("--data_dir", data_dir),
+        "disk of --data_dir": lambda: machine.disk("--data_dir", data_dir),
     }
     if given.model_dir is not None:
         model_dir = given.model_dir.expanduser()
-        every["disk of --model_dir"] = lambda: disk.disk(
+        every["disk of --model_dir"] = lambda: machine.disk(
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
         every["run"] = lambda: runs.run_files(model_dir, flags.data)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
-from scripts.commands.common import STREAMS, data_dir_of, four_decimals, open_output, write_json
+from scripts.commands.common import STREAMS, data_dir_of, open_output, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.evaluation.questions import evaluate_questions
@@ -122,7 +122,11 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row "
                 f"({lengths}): the loss leaves them out, the translations do not."
             )
-        to_translate = translation_parts(models, flags.text, given, flags.sentences)
+        to_translate = list[EvaluationSet]()
+        if task.has_source and flags.sentences != 0:
+            to_translate = [given] if given else evaluation_sets(task, flags.text.split or SPLIT)
+            if flags.sentences is not None:
+                to_translate = subset(to_translate, flags.sentences)
         lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
@@ -142,13 +146,19 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
             }
             if to_translate:
                 made = translations(trained, to_translate, flags)
-                line |= translation_numbers(made, parts, train_pairs)
+                whole, *of_parts = made
+                for one in of_parts:
+                    of_part = {"train_pairs": train_pairs.get(one.part.name)}
+                    parts.setdefault(one.part.name, {}).update(one.metrics.as_dict() | of_part)
+                line |= whole.metrics.as_dict()
+                line |= {"mean_bleu": mean_bleu(of_parts)} if of_parts else {}
                 line["is_subset"] = flags.sentences is not None
                 show(made, is_subset=flags.sentences is not None)
                 write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
             lines.append(line | ({"parts": parts} if parts else {}))
     names = ["step", *evaluation.numbers()]
-    print_table(names, [[four_decimals(line[name]) for name in names] for line in lines])
+    numbers = [[line[name] for name in names] for line in lines]
+    print_table(names, [[n if isinstance(n, int) else f"{n:.4f}" for n in row] for row in numbers])
     if not task.takes_pairs:
         ends = "lines, blank ones too"
         if flags.text.text_file is None:
@@ -166,21 +176,6 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     return lines
 
 
-def translation_numbers(
-    made: Sequence[TranslatedSet],
-    parts: dict[str, dict[str, Any]],
-    train_pairs: Mapping[str, int],
-) -> dict[str, Any]:
-    """Returns the metrics of all translations; adds those of each part to its other numbers."""
-    whole, *of_parts = made
-    for one in of_parts:
-        parts.setdefault(one.part.name, {}).update(
-            {**one.metrics.as_dict(), "train_pairs": train_pairs.get(one.part.name)}
-        )
-    numbers = whole.metrics.as_dict()
-    return {**numbers, "mean_bleu": mean_bleu(of_parts)} if of_parts else numbers
-
-
 def translations(
     trained: TrainedModel, parts: list[EvaluationSet], flags: EvaluateFlags
 ) -> list[TranslatedSet]:
@@ -193,17 +188,6 @@ def translations(
             decoder, parts, task, trained.vocabs, options_of(search), trained.run.model.max_length,
             progress=bar.update, **dataclasses.asdict(flags.metrics),
         )  # fmt: skip
-
-
-def translation_parts(
-    models: ModelRestorer, text: TextFlags, given: EvaluationSet | None, sentences: int | None
-) -> list[EvaluationSet]:
-    """Returns the sentences to translate; a language model has none."""
-    task = models.run.task
-    if sentences == 0 or not task.has_source:
-        return []
-    parts = evaluation_sets(task, text.split or SPLIT) if given is None else [given]
-    return parts if sentences is None else subset(parts, sentences)
 
 
 def evaluation_rows(

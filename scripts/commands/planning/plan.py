@@ -1,20 +1,19 @@
 """Runs `meshloom plan`: predicts what a run costs, as tables, JSON and one page."""
 
-import dataclasses
 from typing import Any
 
 from configs.errors import UserError
 from layouts.cost.collectives import size_text
 from layouts.layout import Layout
-from scripts.command_line import given_flag
 from scripts.commands.common import warn_unused, write_json
 from scripts.commands.planning import tables
-from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
+from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import best_plan, read_inputs
 from scripts.commands.planning.layouts import compare
 from scripts.commands.planning.page import with_unit, write_page
 from scripts.commands.planning.plan_decode import compare_decoding, plan_decoding
 from scripts.commands.planning.sweep import sweep_run
+from scripts.flag import given_flags
 from scripts.terminal import print_note
 from trainer.checks import check_bubble
 from trainer.planning.report import as_json
@@ -43,9 +42,8 @@ def check_flags(flags: PlanFlags) -> None:
     for other in ("decode", "compare"):
         if flags.sweep and getattr(flags, other):
             raise UserError(f"--sweep and --{other} are different plans.  Choose one.")
-    for field in dataclasses.fields(DecodePlanFlags):
-        if not flags.decode and (flag := given_flag(field.name)) is not None:
-            raise UserError(f"{flag} needs --decode.  Add it.")
+    if not flags.decode and (given := given_flags(flags.decoding)):
+        raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
     if flags.price_per_chip_hour is not None and not flags.sweep:

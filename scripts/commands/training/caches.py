@@ -31,40 +31,27 @@ def manage_caches(flags: PrepareFlags, data_dir: Path, caches: TaskCaches | None
             print_entries(different)
             prune_entries([e for e in different if e.is_prunable], is_sure=flags.yes)
         else:
-            fitting = sum(entry.is_compared for entry in listed)
-            print_note(nothing_to_prune(caches.task.name, data_dir, fitting))
+            print_note(
+                f"Nothing is deleted: {data_dir} has no cache of task {caches.task.name!r} with "
+                "other settings or another text than these, and "
+                f"{sum(entry.is_compared for entry in listed)} with these."
+            )
     elif listed:
         print_entries(listed)
     else:
         print_note(f"There are no caches in {data_dir}.")
 
 
-def nothing_to_prune(task_name: str, data_dir: Path, fitting: int) -> str:
-    """Says why nothing is deleted, and what would be, given the caches that fit the settings.
-
-    >>> nothing_to_prune("mine", Path("data"), 1)
-    "Nothing is deleted: data has no cache of task 'mine' with other settings or another text \
-than these, and 1 with these."
-    """
-    return (
-        f"Nothing is deleted: {data_dir} has no cache of task {task_name!r} with other settings "
-        f"or another text than these, and {fitting} with these."
-    )
-
-
 def print_entries(listed: Sequence[CacheEntry]) -> None:
     """Prints a table of caches."""
-    rows = [
-        (
-            entry.task_name,
-            entry.folder.name,
-            megabytes(entry),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.written_s)),
-            _use(entry),
-            "; ".join(entry.reasons),
-        )
-        for entry in listed
-    ]
+    rows = []
+    for entry in listed:
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.written_s))
+        uses = ["a process uses it"] if entry.is_used else []
+        if entry.is_compared:
+            uses.insert(0, "other settings or text" if entry.reasons else "these settings")
+        row = (entry.task_name, entry.folder.name, megabytes(entry), written, ", ".join(uses))
+        rows.append((*row, "; ".join(entry.reasons)))
     print_table(["task", "folder", "MB", "written", "use", "differs"], rows)
 
 
@@ -90,10 +77,3 @@ def prune_entries(unused: Sequence[CacheEntry], *, is_sure: bool) -> None:
 def megabytes(entry: CacheEntry) -> str:
     """Returns the size of a cache in megabytes."""
     return f"{entry.content_bytes / 1e6:,.1f}"
-
-
-def _use(entry: CacheEntry) -> str:
-    parts = ["a process uses it"] if entry.is_used else []
-    if entry.is_compared:
-        parts.insert(0, "other settings or text" if entry.reasons else "these settings")
-    return ", ".join(parts)

@@ -15,9 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from scripts.benchmarks.serve import announced_port
 from scripts.commands.serving.flags import ServeFlags
-from scripts.commands.serving.guard import Guard
+from scripts.commands.serving.guard import Guard, RequestMetrics
 from scripts.commands.serving.launch import server_of
-from scripts.commands.serving.metrics import RequestMetrics
 from scripts.commands.shared_flags import CheckpointFlags
 from tests.scripts.commands.serving.client import WAIT_S, Client
 from tests.scripts.conftest import Place
