@@ -8,7 +8,7 @@ tied words, random weights, float32) on 1,000 sources whose lengths are those of
 test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
 number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
 of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
-shapes.  Each system has a process of its own and its best batch size out of a few, in alternating
+shapes.  Each system runs in its own process with its best batch size of a few, in alternating
 rounds; the ratio is the median over rounds of one round's rates.  A first pass, which compiles, is
 not counted, but reported (warm_s).
 """
@@ -24,8 +24,18 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import cores, ended, ratio, rounds, serve, show, speedups, start
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    cores,
+    ended,
+    ratio,
+    rounds,
+    serve,
+    show,
+    speedups,
+    start,
+)
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
 from scripts.flag import Flag
 
@@ -44,7 +54,7 @@ Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how
 
 
 def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
-    """Batches of at most so many sources, about equally many in all batches of one length."""
+    """Batches sources of equal lengths, at most `batch_sequences` each, evenly filled."""
     made = []
     for _, group in itertools.groupby(texts, key=lambda text: text.tokens):
         same = list(group)

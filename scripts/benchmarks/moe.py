@@ -15,8 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import compare, cores, serve_steps, show, speedups
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    compare,
+    cores,
+    serve_steps,
+    show,
+    speedups,
+)
 from scripts.flag import Flag
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16

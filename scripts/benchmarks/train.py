@@ -17,15 +17,22 @@ import numpy as np
 
 from scripts.benchmarks import rounds
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import best_seconds, cores, ratio, seconds, show
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    best_seconds,
+    cores,
+    ratio,
+    seconds,
+    show,
+)
 from scripts.benchmarks.training import TORCH_ADAMW, Trainer
 from scripts.flag import Flag
 
 LEGAL = ("meshloom", "torch", "torch_compiled")
 DEFAULT_SHAPE = "small"
 
-Run = Callable[[int], object]  # runs so many steps and waits for the last
+Run = Callable[[int], object]  # runs a number of steps and waits for the last
 
 
 def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:

@@ -18,8 +18,17 @@ from typing import Annotated
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import compare, cores, ratio, seconds, serve, show, speedups
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    compare,
+    cores,
+    ratio,
+    seconds,
+    serve,
+    show,
+    speedups,
+)
 from scripts.benchmarks.training import TORCH_ADAMW, Trainer
 from scripts.flag import Flag
 

@@ -8,8 +8,7 @@ import pytest
 from configs.errors import UserError
 from scripts import cli
 from scripts.benchmarks import moe
-from scripts.benchmarks.options import JsonFlags
-from scripts.benchmarks.rounds import BASELINE, CHECKOUT, start
+from scripts.benchmarks.rounds import BASELINE, CHECKOUT, MESHLOOM, JsonFlags, start
 from scripts.command_line import command_of
 from scripts.flag import given_flags
 
@@ -56,7 +55,7 @@ def test_a_baseline_measures_the_systems_of_meshloom_alone(monkeypatch: pytest.M
     monkeypatch.setattr("scripts.benchmarks.rounds.installed", list)
     flags = moe.Flags(systems=("dense", "torch"), baseline=CHECKOUT)
     assert [*start("moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
-    command = ("scripts.meshloom", "bench", "moe")
+    command = (*MESHLOOM, "bench", "moe")
     names = ("dense", "torch", "dense")
     assert started == [((*command, f"--worker={name}"), CHECKOUT) for name in names]
     assert given_flags(flags) == ["--systems", "--baseline"]
