@@ -243,14 +243,11 @@ class SplitBuilder:
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
-        self,
-        split: str,
-        parts: list[PartOfText],
-        counts_of_chunks: list[list[Counts]],
-        content_hash: str,
+        self, split: str, parts: list[PartOfText], chunks: list[list[Counts]], content_hash: str
     ) -> dict[str, Any]:
+        """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.packing.task, Counts(), Counter[str](), []
-        for part, of_chunks in zip(parts, counts_of_chunks, strict=True):
+        for part, of_chunks in zip(parts, chunks, strict=True):
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
@@ -267,7 +264,7 @@ class SplitBuilder:
             return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**counts.written(), **task.fills(counts), "content_hash": content_hash,
-                 "chunks": max(map(len, counts_of_chunks))}  # fmt: skip
+                 "chunks": max(map(len, chunks))}  # fmt: skip
         return entry | task.part_entries(dropped, entries)
 
 

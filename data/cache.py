@@ -40,7 +40,7 @@ class Prepared:
 
     vocab: Vocab
     source_vocab: Vocab | None
-    """Equal to vocab where one serves both sides; None where there is no source side."""
+    """Equal to vocab where one serves both sides; None without a source side."""
     splits: dict[str, Rows]
     manifest: dict[str, Any]
     folder: Path
@@ -242,7 +242,7 @@ class TaskCaches:
 def _rewrite_manifest(folder: Path, copy: Path, stored: dict[str, Any]) -> None:
     """Replaces the manifest of a cache, and that of this machine's copy of a remote one.
 
-    A cache that cannot be written serves all the same.
+    A cache that cannot be written is used as it is.
     """
     try:
         for place in dict.fromkeys([folder, copy]):

@@ -44,7 +44,18 @@ def entries(data_dir: str | Path, caches: TaskCaches | None = None) -> list[Cach
     listed = []
     for name in names:
         of_task = caches if caches is not None and caches.task.name == name else None
-        listed += _entries_of_task(name, folders_of(name, data_dir), of_task)
+        newest: CacheKey | None = None
+        for folder in folders_of(name, data_dir):
+            try:
+                stored = manifest.load(folder)
+            except UserError:
+                if foreign_name(folder):
+                    continue
+                reasons = ["it is damaged"]
+            else:
+                newest = newest or CacheKey.read(stored)
+                reasons = (of_task or newest).differences(stored)
+            listed.append(_entry(name, folder, reasons, of_task is not None, is_finished=True))
     for target in [] if is_remote(data_dir) else folders.targets_unfinished(data_dir):
         name = _task_name(target)
         is_compared = caches is not None and caches.task.name == name
@@ -58,23 +69,6 @@ def prune(entry: CacheEntry) -> bool:
     if not entry.is_finished:
         return folders.remove_unfinished(entry.folder)
     return folders.remove_unused(entry.folder, first=manifest.NAME)
-
-
-def _entries_of_task(name: str, paths: list[Path], caches: TaskCaches | None) -> list[CacheEntry]:
-    newest: CacheKey | None = None
-    listed = []
-    for folder in paths:
-        try:
-            stored = manifest.load(folder)
-        except UserError:
-            if foreign_name(folder):
-                continue
-            reasons = ["it is damaged"]
-        else:
-            newest = newest or CacheKey.read(stored)
-            reasons = (caches or newest).differences(stored)
-        listed.append(_entry(name, folder, reasons, caches is not None, is_finished=True))
-    return listed
 
 
 def _entry(

@@ -146,7 +146,8 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     if kind is Path:
         return AnyPath()
     if kind == tuple[int, ...]:
-        return CommaSeparated(click.IntRange(min=1), "integers")
+        least = 1 if flag.min is None else int(flag.min)
+        return CommaSeparated(click.IntRange(min=least), "integers")
     if flag.choices and kind == tuple[str, ...]:
         return CommaSeparated(click.Choice(flag.choices), "names")
     if flag.choices or typing.get_origin(kind) is Literal:
@@ -218,10 +219,6 @@ class LazyGroup(click.Group):
     ) -> None:
         super().__init__(*arguments, **settings)
         self.work = work
-
-    def get_short_help_str(self, limit: int = 1000) -> str:
-        """Returns the help in full, not the words of it that fit a line."""
-        return super().get_short_help_str(1000)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.work, *self.commands]

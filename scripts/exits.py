@@ -24,7 +24,7 @@ USAGE = 2
 BROKEN_PIPE = 141  # as where SIGPIPE ends a program
 WRONG_NAME = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES,
               errno.EPERM, errno.EROFS, errno.ELOOP)  # fmt: skip
-"""What a file is called or lies in, not what happened to it: the user's mistake."""
+"""Errors of a file's name or folder, which are the user's mistakes."""
 LOSS_S = 5.0
 """How long an unexpected error waits for the news that another process is lost."""
 

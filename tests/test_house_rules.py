@@ -126,7 +126,6 @@ TESTED_ELSEWHERE = {
     "data/build_log.py": "data/test_build.py",
     "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
-    "data/corpora/glyphs.py": "data/tasks/test_images.py",
     "data/storage/locks.py": "data/test_listing.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",

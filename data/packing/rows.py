@@ -31,8 +31,8 @@ class Counts:
     Words are separated by white space in the raw text; the end of a line is none.
 
     Bytes are those of a text file: a line that ends with "\\r\\n" counts both, and a last line
-    without a newline counts one all the same.  A byte order mark, and blank lines that are no
-    examples, are not counted.  Of pairs, the texts count, with one newline each.
+    without a newline counts one as well.  A byte order mark is not counted, nor are blank lines
+    that are not examples.  Of pairs, the texts count, with one newline each.
     """
 
     lines: NonNegativeInt = 0
@@ -132,7 +132,7 @@ class Rows:
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens the loss is of, in all rows."""
+        """Returns which tokens of all rows the loss counts."""
         return self._counted(self.segments_BL)
 
     def _counted(self, mask_BL: RowArray) -> np.ndarray:
@@ -160,20 +160,6 @@ class Rows:
             "positions_BL": pack.positions(segments_BL),
         }
 
-    @classmethod
-    def from_lines(
-        cls,
-        lines: Iterable[str],
-        vocab: Vocab,
-        length: int,
-        word_list: frozenset[str] | None = None,
-        *,
-        packs: bool = True,
-    ) -> "Rows":
-        """Packs raw lines in memory; blank lines count, as lines of no words."""
-        packed, counts = packed_lines(lines, vocab, length, word_list, packs=packs)
-        return cls(packed.arrays, counts, packed.pieces, begin_id=vocab.begin_id)
-
 
 def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
     """Copies rows of some arrays; NO_ROW gives a row of zeros."""
@@ -185,19 +171,17 @@ def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
 
 
 def packed_lines(
-    lines: Iterable[str],
-    vocab: Vocab,
-    length: int,
-    word_list: frozenset[str] | None,
-    *,
-    packs: bool,
+    lines: Iterable[str], vocab: Vocab, length: int, words: frozenset[str] | None, packs: bool
 ) -> tuple[pack.Packed, Counts]:
-    """Encodes and packs raw lines, some thousands at a time."""
+    """Encodes and packs raw lines, some thousands at a time; a blank one is a line of no words.
+
+    Words outside `words` are read as <UNK>; None keeps all.
+    """
     packer = pack.Packer(pack.Side(length, vocab.dtype, vocab.end_id), packs=packs)
     parts, counts = list[pack.Packed](), Counts()
     for chunk in chunks(lines):
         texts = [without_carriage_return(line) for line in chunk]
-        examples = vocab.encode(texts if word_list is None else with_unk(texts, word_list))
+        examples = vocab.encode(texts if words is None else with_unk(texts, words))
         parts.append(packer.add(examples))
         counts += Counts.of(chunk, tokens=sum(map(len, examples)) + len(examples))
     packed = pack.joined([*parts, packer.finish()])
@@ -229,7 +213,7 @@ def hashed_pair(pair: Pair) -> bytes:
 
 
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:
-    """Writes <UNK> for each word outside the list; white space stays as it is."""
+    """Writes <UNK> for each word outside the list; white space is unchanged."""
 
     def known(word: re.Match[str]) -> str:
         return word[0] if word[0] in word_list else UNK_WORD

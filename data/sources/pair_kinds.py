@@ -18,11 +18,7 @@ from data.sources.text import SPLITS, Files, FileSource
 
 @abstract_spec
 class HeldOutPairs(FileSource, Pairs):
-    """Reads pairs from files, whatever the parameters that name these."""
-
-    @property
-    def holds_out_targets(self) -> bool:
-        return self.holds_out
+    """Reads pairs from files; subclasses define the parameters that name them."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         return self.read_split(split, errors, lambda pair: pair.target)

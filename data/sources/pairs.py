@@ -89,11 +89,6 @@ class Pairs(Source):
     name: Name | None = None
     """Name in results. None: its tag or its kind."""
 
-    @property
-    def holds_out_targets(self) -> bool:
-        """Returns whether the validation split has all pairs of some targets, out of training."""
-        return False
-
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the raw pairs of a split, always in the same order.
 

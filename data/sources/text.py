@@ -1,6 +1,7 @@
 """Defines sources of text: each yields the examples of a split."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,11 @@ class Source:
     @property
     def has_newlines(self) -> bool:
         """Returns whether an example may hold newlines; otherwise each is a line."""
+        return False
+
+    @property
+    def holds_out(self) -> bool:
+        """Returns whether the validation split is a part of the training examples."""
         return False
 
     @property
@@ -111,7 +117,6 @@ class FileSource(Source):
 
     @property
     def holds_out(self) -> bool:
-        """Returns whether the validation split is a part of the training examples."""
         return not self.files("validation")
 
     def splits(self) -> tuple[str, ...]:
@@ -207,9 +212,19 @@ class TextFiles(FileText):
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
         match self.example:
             case "line" | "any line" as kind:
-                return text_files.read_examples(paths, setting, with_blank=kind == "any line")
+                contents = map(text_files.read_raw_lines, paths)
+                lines = text_files.of_files(paths, contents, setting, "line of text")
+                return (line for line in lines if kind == "any line" or line.strip())
             case "paragraph":
-                return text_files.with_text(text_files.read_paragraphs(paths), setting, "paragraph")
+                by_blank = (
+                    group
+                    for path in paths
+                    for group in itertools.groupby(
+                        text_files.read_lines(path), lambda x: not x.strip()
+                    )
+                )
+                paragraphs = ("\n".join(lines) for is_blank, lines in by_blank if not is_blank)
+                return text_files.with_text(paragraphs, setting, "paragraph")
             case "file":
                 whole = ("\n".join(text_files.read_lines(p)).rstrip("\n") for p in paths)
                 return text_files.with_text(whole, setting, "file")

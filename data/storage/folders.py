@@ -20,12 +20,12 @@ from data.storage.lookup import sizes_below
 logger = logging.getLogger(__name__)
 
 SCRATCH = Path("~/.cache/meshloom/.remote")
-"""Where copies of remote data lie, by bucket and name."""
+"""Folder of the copies of remote data, by bucket and name."""
 
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Gives a temporary folder beside the target, which takes the target's place at the end.
+    """Yields a temporary folder next to the target, which replaces the target at the end.
 
     After an error nothing is left.  After a kill, the temporary folder is left under a name that
     nothing reads, and the next call removes it.  The caller holds the lock of the target.
@@ -43,7 +43,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def resumable_folder(target: Path) -> Iterator[Path]:
-    """Gives a folder beside the target, which takes the target's place at the end.
+    """Yields a folder next to the target, which replaces the target at the end.
 
     After an error nothing is left.  After a kill, Ctrl-C, `Unfinished` or a request that the
     storage failed to answer, the next call gives the same folder again, with what is in it.  The
@@ -90,7 +90,7 @@ def remove_unfinished(target: Path) -> bool:
 def remove_folder(folder: Path) -> None:
     """Removes a folder, if there is one, with all that is in it."""
     if is_remote(folder):
-        for name, _ in remote.sizes_below(folder):
+        for name, _ in sizes_below(folder):
             (folder / name).unlink()
     elif folder.exists():
         shutil.rmtree(folder)
@@ -129,7 +129,7 @@ def fetch(folder: Path, last: str) -> Path:
                 (copy / last).read_bytes() != (folder / last).read_bytes()
             ):
                 with whole_folder(copy) as building:
-                    for name, _ in remote.sizes_below(folder):
+                    for name, _ in sizes_below(folder):
                         remote.download(folder / name, building / name)
     return copy
 

@@ -1,10 +1,10 @@
-"""Defines tasks of images and labels, of which a model learns the labels."""
+"""Defines tasks of images and their labels, which a model predicts."""
 
 import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +12,11 @@ import numpy as np
 from configs.errors import UserError
 from configs.spec import Count, spec
 from data.packing.pack import Packed
-from data.packing.rows import Counts, RowArray, Rows, hashed_pair, read_rows
+from data.packing.rows import Counts, Rows, hashed_pair, read_rows
 from data.sources.images import image_of
 from data.sources.pairs import Pair, Pairs
 from data.sources.text_files import without_carriage_return
-from data.task import PackChunk, PartOfText, Task, hashed, hashed_parts
-from data.tasks.pairs import pack_pair_lines
+from data.task import PackChunk, PartOfText, Task, hashed
 from data.tokenizers.labels import Labels
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -62,7 +61,7 @@ class ImageTask(Task):
     channels: Literal[1, 3] = 1
     """Numbers of a pixel: 1 is grey, 3 is RGB."""
     word_list: None = None
-    """A label is no text."""
+    """Labels have no words to replace."""
 
     takes_pairs = True
     unit = "images"
@@ -76,7 +75,7 @@ class ImageTask(Task):
                 "text.  Unset them."
             )
         for part in self.source.parts_of("train").values():
-            if part.holds_out_targets:
+            if part.holds_out:  # by targets
                 raise UserError(
                     f"ImageTask.source: @{type(part).__name__}() has no files of validation, and "
                     "would hold out all images of some labels.  Give it such files."
@@ -105,14 +104,6 @@ class ImageTask(Task):
             "meshloom evaluate and meshloom score."
         )
 
-    # Rows
-
-    def pack_lines(
-        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-    ) -> tuple[Rows, Sequence[str]]:
-        """Reads lines, each an image, a tab and its label, which a model predicts."""
-        return pack_pair_lines(self, lines, vocabs, tag)
-
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
         """Reads lines, each an image, a tab and its label, for the loss of the labels."""
         return self.pack_lines(list(map(without_carriage_return, lines)), vocabs, None)[0]
@@ -121,19 +112,17 @@ class ImageTask(Task):
         pixels = self.height * self.width * self.channels
         return {**super().columns(vocabs), "images": (pixels, np.uint8)}
 
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the images as text."""
-        for name, source in hashed_parts(self.source.parts_of(split), digest):
-            pairs = hashed(source.untagged(split), digest, hashed_pair)
-            yield PartOfText(name, pairs, Counter())
+    def part_of_text(
+        self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"
+    ) -> PartOfText:
+        pairs = hashed(part.untagged(split), digest, hashed_pair)  # images as text
+        return PartOfText(name, pairs, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
         return lambda pairs, tag, training: packed_images(pairs, vocabs.target, self.image_shape)
 
-    def rows(
-        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
-    ) -> Rows:
-        return super().rows(arrays, counts, vocabs, shape=self.image_shape, **known)
+    def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
+        return {"shape": self.image_shape}
 
     def summary(self, counts: Counts) -> str:
         return f"{counts.rows:,} images of {self.height} x {self.width}"

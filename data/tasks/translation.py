@@ -71,8 +71,6 @@ class Translation(PairTask):
             for name, part in self.source.parts_of(split).items()
         ]
 
-    # Vocabs
-
     @property
     def source_vocab_file(self) -> str:
         return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
@@ -102,8 +100,6 @@ class Translation(PairTask):
             vocabs.with_dropout(self.bpe_dropout, seed=0)  # raises where a vocab cannot do it
         return vocabs
 
-    # Rows
-
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         return {
             **super().columns(vocabs),
@@ -118,9 +114,9 @@ class Translation(PairTask):
             sampled = [vocabs.with_dropout(self.bpe_dropout, seed) for seed in seeds]
 
         def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            lengths, packs = (self.source_length, self.length), self.packs
+            lengths = self.length, self.source_length
             rows = [
-                packed_pairs(pairs, sides.of_source, sides.target, *lengths, packs=packs, tag=tag)
+                packed_pairs(pairs, sides, lengths, self.packs, tag)
                 for sides in (sampled if training else [vocabs])
             ]
             packed, counts = zip(*rows, strict=True)

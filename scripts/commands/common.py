@@ -28,7 +28,7 @@ from trainer.run import Run
 
 STREAMS = ("-", "/dev/stdout")  # names of the standard output
 DATA_DIR = Path("~/.cache/meshloom")
-# What gin files may name without an import, beside what these are made of.
+# What gin files may name without an import, as well as the specs of their fields.
 BUILT_IN = (Run, Layout, Transformer)
 
 
@@ -101,7 +101,7 @@ def rows_of_group(run: Run) -> int:
 
 
 def rounded(rows: int, shards: int) -> int:
-    """Returns the next number of rows that divides over so many shards."""
+    """Rounds rows up to a multiple of the shards."""
     return -(-rows // shards) * shards
 
 

@@ -74,9 +74,6 @@ MAX_FILE_BYTES = 5 * 10**9
 """Of a file with tensors, as Hugging Face has it."""
 
 
-# From Hugging Face
-
-
 def import_hf(flags: ImportHfFlags) -> None:
     """Makes a model directory of a decoder.  The settings choose its task."""
     start_devices()
@@ -156,7 +153,7 @@ def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder
 
 
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
-    """Says at which tokens Hugging Face's library ends a text, if not where decoding stops."""
+    """Warns if Hugging Face's library ends a text at other tokens than decoding does."""
     is_there = (folder / GENERATION).is_file()
     ids = eos_token_ids({**settings, **(read_json(folder, GENERATION) if is_there else {})})
     if not ids or {*ids} == {*vocab.stop_ids}:
@@ -194,7 +191,7 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
 def streamed(
     weight: ConvertedWeight, tensors: Mapping[str, StoredTensor], dtype: np.dtype
 ) -> StreamedArray:
-    """Returns a weight that is read from its tensors as it is saved, layer by layer."""
+    """Returns a weight that reads its tensors layer by layer while it is saved."""
 
     def read(layers: slice) -> np.ndarray:
         names = weight.names_by_layer
@@ -206,9 +203,6 @@ def streamed(
 
     rows = 1 if weight.stack else weight.shape[0]
     return StreamedArray(weight.shape, dtype, read, rows)
-
-
-# To Hugging Face
 
 
 def export_hf(flags: ExportHfFlags) -> None:
@@ -232,11 +226,23 @@ def export_hf(flags: ExportHfFlags) -> None:
     assert isinstance(run.model, Transformer)
     weights = list(decoder.weights_of(run.model, FAMILIES[settings["model_type"]]))
     factors = decoder.factors(run.model, settings)
+    dtype, by_path = run.model.precision.store, {f"params/{w.path}": w for w in weights}
+    shapes = {path: weight.shape for path, weight in by_path.items()}
+    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
     with Checkpoints(model_dir) as checkpoints:
         steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
         try:
             output.mkdir(parents=True, exist_ok=True)
-            write_weights(output, weights, factors, checkpoints, steps, run.model.precision.store)
+            with tensor_writer(output, infos, MAX_FILE_BYTES) as write:
+                by_step = (checkpoints.arrays(step, shapes) for step in steps)
+                for arrays in zip(*by_step, strict=True):
+                    path, array = arrays[0]
+                    if len(arrays) > 1:
+                        array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
+                    if (factor := factors.get(by_path[path].path)) is not None:
+                        array = array.astype(np.float32) * np.float32(factor)
+                    for name, tensor in by_path[path].to_tensors_by_name(array):
+                        write(name, tensor.astype(dtype))
             for name in sorted(files, key=lambda name: name == SETTINGS):  # the settings last
                 atomic_write(output / name, files[name])
         except OSError as error:
@@ -257,26 +263,3 @@ def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) ->
     if step is None:
         raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
     return [step]
-
-
-def write_weights(
-    folder: Path,
-    weights: Sequence[ConvertedWeight],
-    factors: Mapping[str, float],
-    checkpoints: Checkpoints,
-    steps: Sequence[int],
-    dtype: str,
-) -> None:
-    """Writes the mean of checkpoints, each weight times its factor, to files of a moderate size."""
-    by_path = {f"params/{weight.path}": weight for weight in weights}
-    shapes = {path: weight.shape for path, weight in by_path.items()}
-    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
-    with tensor_writer(folder, infos, MAX_FILE_BYTES) as write:
-        for arrays in zip(*(checkpoints.arrays(step, shapes) for step in steps), strict=True):
-            path, array = arrays[0]
-            if len(arrays) > 1:
-                array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
-            if (factor := factors.get(by_path[path].path)) is not None:
-                array = array.astype(np.float32) * np.float32(factor)
-            for name, tensor in by_path[path].to_tensors_by_name(array):
-                write(name, tensor.astype(dtype))

@@ -13,7 +13,7 @@ from scripts.commands.common import input_lines, open_output
 from scripts.commands.decoding.flags import RescoreFlags, ScoreFlags
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.commands.trained import batch_of, single_checkpoint, trained_models
-from scripts.terminal import Bar, print_note
+from scripts.terminal import print_note, progress_bar
 from trainer.decoding.score import Score, score_lines
 from trainer.traces import trace_score_step
 
@@ -34,14 +34,17 @@ def scores_of(
     tag: str | None = None,
 ) -> list[Score]:
     """Scores the lines for the model's task with one checkpoint; warns of those too long."""
-    with trained_models(model, lambda run: [trace_score_step]) as models, Bar("score") as bar:
+    with (
+        trained_models(model, lambda run: [trace_score_step]) as models,
+        progress_bar("score") as update,
+    ):
         trained = models.restore(
             single_checkpoint(models.checkpoints, model.checkpoint), model.average
         )
         task, vocabs, rows = trained.run.task, trained.vocabs, batch_of(trained, batch_sequences)
         lines = lines_for(task)
         scores = score_lines(
-            trained.model, trained.params, lines, task, vocabs, trained.mesh, rows, bar.update, tag
+            trained.model, trained.params, lines, task, vocabs, trained.mesh, rows, update, tag
         )
     too_long = sum(not score.tokens for score in scores)
     if too_long:

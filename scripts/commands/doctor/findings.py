@@ -21,6 +21,11 @@ class Finding(NamedTuple):
     """Which processes of the run found it."""
 
 
+def warning(check: str, is_bad: bool, text: str, mend: str) -> Finding:
+    """Makes a finding that is ok, or else a warning with its fix."""
+    return Finding(check, "warning", text, mend) if is_bad else Finding(check, "ok", text)
+
+
 Check = Callable[[], Iterable[Finding]]
 
 

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from configs.paths import is_remote
 from data.storage.errors import FULL, describe_full
 from data.storage.files import atomic_write
-from scripts.commands.doctor.findings import Finding
+from scripts.commands.doctor.findings import Finding, warning
 from trainer import multihost
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
@@ -94,20 +94,15 @@ def devices() -> Iterator[Finding]:
     limit = (local[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         text += f" of {limit / GIB:.1f} GiB"
-    extra = unused_accelerator() if local[0].platform == "cpu" else None
+    extra = None  # of JAX, for an accelerator of this machine, by its device files
+    for pattern, name in (("nvidia[0-9]*", "cuda12"), ("accel[0-9]*", "tpu")):
+        if local[0].platform == "cpu" and next(Path("/dev").glob(pattern), None):
+            extra = extra or name
     if extra is not None and not os.environ.get("JAX_PLATFORMS"):
         yield Finding("devices", "warning", f"{text}, but the machine has an accelerator that JAX "
                       "does not use", f'pip install -U "jax[{extra}]".')  # fmt: skip
     else:
         yield Finding("devices", "ok", text)
-
-
-def unused_accelerator() -> str | None:
-    """Returns the extra of JAX for an accelerator of this machine, by its device files."""
-    for pattern, extra in (("nvidia[0-9]*", "cuda12"), ("accel[0-9]*", "tpu")):
-        if next(Path("/dev").glob(pattern), None):
-            return extra
-    return None
 
 
 def memory() -> Iterator[Finding]:
@@ -116,12 +111,8 @@ def memory() -> Iterator[Finding]:
     if available is None:
         yield Finding("memory", "warning", "this system does not say how much is free")
         return
-    text = f"{available / GIB:.1f} GiB are free"
-    if available < LEAST_MEMORY_BYTES:
-        mend = "End other processes: ps aux --sort=-rss | head."
-        yield Finding("memory", "warning", text, mend)
-    else:
-        yield Finding("memory", "ok", text)
+    is_short, text = available < LEAST_MEMORY_BYTES, f"{available / GIB:.1f} GiB are free"
+    yield warning("memory", is_short, text, "End other processes: ps aux --sort=-rss | head.")
 
 
 def available_memory() -> int | None:
@@ -147,14 +138,10 @@ def clocks() -> Iterator[Finding]:
     times = multihost.gather(time.time())
     if len(times) == 1:
         return
-    skew_s = max(times) - min(times)
+    skew_s, late = max(times) - min(times), times.index(min(times))
     text = f"those of the processes differ by {skew_s:.1f} s"
-    if skew_s > MAX_SKEW_S:
-        late = times.index(min(times))
-        mend = f"On the host of process {late}: chronyc makestep."
-        yield Finding("clock", "warning", text, mend)
-    else:
-        yield Finding("clock", "ok", text)
+    mend = f"On the host of process {late}: chronyc makestep."
+    yield warning("clock", skew_s > MAX_SKEW_S, text, mend)
 
 
 def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding]:
@@ -184,16 +171,14 @@ def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding
         yield Finding(name, "error", text, make_room)
     elif free < LEAST_FREE_BYTES:
         yield Finding(name, "warning", text, make_room)
-    elif bytes_per_s < SLOW_BYTES_PER_S:
-        yield Finding(name, "warning", text, f"Give a {flag} on a faster disk.")
     else:
-        yield Finding(name, "ok", text)
-    if abs(ahead_s) > MAX_SKEW_S:
+        mend = f"Give a {flag} on a faster disk."
+        yield warning(name, bytes_per_s < SLOW_BYTES_PER_S, text, mend)
+    text, differs = "agrees with this host's", abs(ahead_s) > MAX_SKEW_S
+    if differs:
         text = f"the dates of files in {place} differ from this host's clock by {ahead_s:.1f} s"
-        yield Finding(f"clock of {flag}", "warning", text, "On the host and on the file server: "
-                      "chronyc makestep.")  # fmt: skip
-    else:
-        yield Finding(f"clock of {flag}", "ok", "agrees with this host's")
+    mend = "On the host and on the file server: chronyc makestep."
+    yield warning(f"clock of {flag}", differs, text, mend)
 
 
 def write_rate(folder: Path) -> tuple[float, float]:

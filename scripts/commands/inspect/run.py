@@ -72,24 +72,14 @@ def data(flags: InspectDataFlags) -> None:
         run = config.make(Run)
         ids = rows_of_step(rows, run.seed, flags.step - 1, run.batch_sequences).tolist()
     else:
-        ids = _numbers(flags.rows, len(rows))
+        ids = list(flags.rows)
+        if max(ids) >= len(rows):
+            raise UserError(f"--rows: the split has rows 0 to {len(rows) - 1}, not {max(ids)}.")
     segments = [segment for row in ids for segment in _segments(prepared, rows, row)]
     shown = ["row", "segment", *([] if prepared.source_vocab is None else ["source"]), "tokens"]
     shown.append("text")
     print_table(shown, [[segment[name] for name in shown] for segment in segments])
     write_json(flags.json_file, segments)
-
-
-def _numbers(text: str, count: int) -> list[int]:
-    try:
-        ids = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"--rows={text}: legal are row ids, separated by commas, as in 0,7,12."
-        ) from None
-    if not all(0 <= number < count for number in ids):
-        raise UserError(f"--rows={text}: the split has rows 0 to {count - 1}.")
-    return ids
 
 
 def _segments(prepared: Prepared, rows: Rows, row: int) -> list[dict[str, Any]]:

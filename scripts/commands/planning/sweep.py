@@ -1,6 +1,5 @@
 """Runs `meshloom plan --sweep`: compares settings of one run by what they cost."""
 
-import base64
 import dataclasses
 import functools
 import html
@@ -19,7 +18,7 @@ from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, named_layouts, read_inputs
 from scripts.commands.planning.page import STYLE, with_unit
-from scripts.html_page import page, table
+from scripts.html_page import image, page, table
 from scripts.terminal import print_note, print_table
 from trainer.checks import layout_name
 from trainer.metrics.plots import png_of
@@ -125,12 +124,8 @@ def write_page(
     how = f"{HOW} The whole run reads {points[0].tokens:,} {run.task.unit}."
     if price is not None:
         how += f" A chip costs {price:g} {html.escape(flags.currency)} per hour."
-    image = base64.b64encode(png_of(functools.partial(scatter, points))).decode()
-    parts = [
-        f"<p>{how}",
-        f'<img alt="Chip-hours over step time." src="data:image/png;base64,{image}">',
-        table(rows),
-    ]
+    picture = png_of(functools.partial(scatter, points))
+    parts = [f"<p>{how}", image(picture, "Chip-hours over step time."), table(rows)]
     assert flags.html is not None
     with open_output(flags.html) as output:
         output.write(page(title, parts, STYLE + WIDE))

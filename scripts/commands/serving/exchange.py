@@ -18,7 +18,7 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Text = str | list[int]
 SHORT_CHARACTERS, TEXT_CHARACTERS = 2000, 50
-"""Texts of up to so many characters are tokenized in the event loop; each text counts some more.
+"""Texts of up to SHORT_CHARACTERS are tokenized in the event loop; each adds TEXT_CHARACTERS.
 
 That takes at most a millisecond, where another thread costs half of one.
 """
@@ -63,7 +63,7 @@ async def tokenize(texts: Sequence[Text], n: int, call: Callable[[], T]) -> T:
 
 
 class PendingAnswer:
-    """Waits for jobs, at most so many seconds, while their client is there."""
+    """Waits for jobs, at most time_s seconds, while their client is connected."""
 
     def __init__(self, request: Request, service: Service, jobs: Sequence[Job], time_s: float):
         self.request, self.service, self.jobs, self.time_s = request, service, jobs, time_s

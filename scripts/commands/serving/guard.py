@@ -48,23 +48,6 @@ class ServiceCollector(Collector):
             yield GaugeMetricFamily(f"meshloom_{name}", text, value)
 
 
-class RequestMetrics:
-    """Counts requests by path and status, and measures how long they take."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.count = Counter(
-            "meshloom_requests", "Requests.", ("path", "status"), registry=registry
-        )
-        self.seconds = Histogram(
-            "meshloom_request_seconds", "Seconds from a request to the end of its answer.",
-            ("path",), buckets=SECONDS, registry=registry,
-        )  # fmt: skip
-
-    def add(self, path: str, status: int, seconds: float) -> None:
-        self.count.labels(path, str(status)).inc()
-        self.seconds.labels(path).observe(seconds)
-
-
 class Guard:
     """Wraps an application: tokens, the names of the host, metrics, and the end of the server."""
 
@@ -75,10 +58,16 @@ class Guard:
         paths: Collection[str],
         token: str | None,
         hosts: Collection[str] | None,
-        metrics: RequestMetrics,
+        registry: CollectorRegistry,
     ):
-        self.app, self.token, self.hosts = app, token, hosts
-        self.paths, self.metrics = paths, metrics
+        self.app, self.paths, self.token, self.hosts = app, paths, token, hosts
+        self._requests = Counter(
+            "meshloom_requests", "Requests.", ("path", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "meshloom_request_seconds", "Seconds from a request to the end of its answer.",
+            ("path",), buckets=SECONDS, registry=registry,
+        )  # fmt: skip
         self.is_stopping = False
         self._active = 0
         self._idle = asyncio.Event()
@@ -109,7 +98,8 @@ class Guard:
             if not self._active:
                 self._idle.set()
             path = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.add(path, status, time.perf_counter() - start)
+            self._requests.labels(path, str(status)).inc()
+            self._seconds.labels(path).observe(time.perf_counter() - start)
 
     def refusal(self, scope: Scope) -> ApiError | None:
         """Returns why a request is refused; None where it is not."""

@@ -18,7 +18,7 @@ from scripts.commands.decoding.decode import search_of
 from scripts.commands.serving.app import ROUTES, application
 from scripts.commands.serving.exchange import Limits
 from scripts.commands.serving.flags import ServeFlags
-from scripts.commands.serving.guard import Guard, RequestMetrics, ServiceCollector
+from scripts.commands.serving.guard import Guard, ServiceCollector
 from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.server import Server
 from scripts.commands.shared_flags import BeamFlags, SearchFlags
@@ -129,7 +129,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Tells whether only this machine reaches an address.
+    """Returns whether only this machine reaches an address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -219,6 +219,6 @@ def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], N
         paths=[route.path for route in ROUTES],
         token=flags.token,
         hosts=host_names(flags.host, flags.token),
-        metrics=RequestMetrics(registry),
+        registry=registry,
     )
     return Server(guard, served.service, flags.time_limit_s, on_start)

@@ -39,7 +39,14 @@ async def translate(request: Request) -> Response:
             "object": "translation",
             "model": served.name,
             "translations": [
-                {"source": text, "hypotheses": hypotheses_of(job, body.n, served)}
+                {
+                    "source": text,
+                    "hypotheses": [
+                        to_hypothesis(job.request, one, served.vocabs)._asdict()
+                        for one in job.hypotheses[: body.n]
+                    ]
+                    or [Hypothesis("", 0.0, 0.0)._asdict()],  # of an empty source
+                }
                 for text, job in zip(body.texts, jobs, strict=True)
             ],
             "system_fingerprint": served.fingerprint(running),
@@ -70,11 +77,3 @@ def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
     )
     requests = translation_requests(body.texts, task, vocabs, options, served.run.model.max_length)
     return [Job(request) for request in requests]
-
-
-def hypotheses_of(job: Job, count: int, served: ServedModel) -> list[dict[str, object]]:
-    """Returns the best texts of a job; those of an empty source are empty."""
-    if not job.hypotheses:
-        return [Hypothesis("", 0.0, 0.0)._asdict()]
-    best = job.hypotheses[:count]
-    return [to_hypothesis(job.request, one, served.vocabs)._asdict() for one in best]
