@@ -198,7 +198,12 @@ class TaskCaches:
         elif self._stamps != stored["fingerprint"]:
             if not self._is_of_the_run(stored):
                 stored = {**stored, "fingerprint": self._stamps}
-                _rewrite_manifest(match.folder, folder, stored)
+                try:  # a cache that cannot be written is used as it is
+                    for place in dict.fromkeys([match.folder, folder]):  # and its local copy
+                        manifest.write(place, stored)
+                except Exception as error:  # a storage raises almost anything
+                    if not isinstance(error, OSError | UserError) and not remote.failure(error):
+                        raise
             else:
                 logger.info(
                     "%s: the dates or versions of its text changed; the run keeps the rows that it "
@@ -237,19 +242,6 @@ class TaskCaches:
             "%s: file dates or versions changed; comparing the text with the cache", self.task.name
         )
         return manifest.text_hash(self.task)
-
-
-def _rewrite_manifest(folder: Path, copy: Path, stored: dict[str, Any]) -> None:
-    """Replaces the manifest of a cache, and that of this machine's copy of a remote one.
-
-    A cache that cannot be written is used as it is.
-    """
-    try:
-        for place in dict.fromkeys([folder, copy]):
-            manifest.write(place, stored)
-    except Exception as error:  # a storage raises almost anything
-        if not isinstance(error, OSError | UserError) and remote.failure(error) is None:
-            raise
 
 
 def cache_folders(data_dir: str | Path) -> list[Path]:

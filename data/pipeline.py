@@ -65,8 +65,16 @@ class BeamPipeline:
         elif missing:
             logger.info("%s packs %d chunks of text in %s", self.runner, len(missing), folder)
             self._run(missing, _Worker(packing, str(folder)))
-        for name in names:
-            yield _read_rows(_rows_file(folder, name))
+        for path in (_rows_file(folder, name) for name in names):
+            try:
+                arrays = dict(np.load(io.BytesIO(path.read_bytes())))
+            except FileNotFoundError:
+                raise Unfinished(f"{path}: no worker wrote it.  {_AGAIN}") from None
+            if "error" in arrays:
+                path.unlink()  # the next command tries again
+                raise UserError(str(arrays["error"]))
+            counts = Counts.read(json.loads(str(arrays.pop("counts"))))
+            yield arrays, counts
 
     def _run(self, names: Sequence[str], worker: "_Worker") -> None:
         pipeline = self._new()
@@ -138,15 +146,3 @@ class _Worker:
 
 def _rows_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.npz"
-
-
-def _read_rows(path: Path) -> PackedChunk:
-    try:
-        arrays = dict(np.load(io.BytesIO(path.read_bytes())))
-    except FileNotFoundError:
-        raise Unfinished(f"{path}: no worker wrote it.  {_AGAIN}") from None
-    if "error" in arrays:
-        path.unlink()  # the next command tries again
-        raise UserError(str(arrays["error"]))
-    counts = Counts.read(json.loads(str(arrays.pop("counts"))))
-    return arrays, counts

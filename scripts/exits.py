@@ -62,13 +62,13 @@ def report(error: BaseException) -> tuple[int, str]:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f"  See {context.command_path} --help." if context else ""
-        return USAGE, printed(error.format_message() + hint)
+        return USAGE, print_error(error.format_message() + hint)
     if isinstance(error, UserError | RunError):
-        return USAGE if isinstance(error, UserError) else FAILED, printed(str(error))
+        return USAGE if isinstance(error, UserError) else FAILED, print_error(str(error))
     if memory := out_of_memory(error):
-        return USAGE, printed(memory)
+        return USAGE, print_error(memory)
     if problem := remote.failure(error):
-        return FAILED, printed(problem)
+        return FAILED, print_error(problem)
     if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
         time.sleep(LOSS_S)
     if isinstance(error, OSError):
@@ -81,7 +81,7 @@ def report(error: BaseException) -> tuple[int, str]:
         code = USAGE if error.errno in WRONG_NAME else FAILED
         is_full = error.errno in FULL and error.filename
         reason = describe_full(Path(error.filename), error) if is_full else error.strerror
-        return code, printed(f"{name}{reason or error}.")
+        return code, print_error(f"{name}{reason or error}.")
     traceback.print_exception(error)
     return FAILED, traceback.format_exception_only(error)[-1].strip()
 
@@ -100,16 +100,16 @@ def out_of_memory(error: BaseException) -> str | None:
     )
 
 
-def printed(line: str) -> str:
+def print_error(line: str) -> str:
     """Prints a line of Meshloom's on the standard error, and returns it."""
-    click.echo(f"meshloom: {shown(line)}", err=True)
-    return shown(line)
+    click.echo(f"meshloom: {escape(line)}", err=True)
+    return escape(line)
 
 
-def shown(message: str) -> str:
+def escape(message: str) -> str:
     """Escapes control characters and shortens lines, which may hold any input.
 
-    >>> shown("no file \\x1b[31m\\n  named that")
+    >>> escape("no file \\x1b[31m\\n  named that")
     'no file \\\\x1b[31m\\n  named that'
     """
     message = re.sub(r"\n(?!  )", r"\\n", message)  # of a value: our further lines are indented

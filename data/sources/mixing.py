@@ -35,7 +35,7 @@ class MixedSource(Source):
     def named_parts(self) -> list[tuple[str, Any]]:
         """Returns the parts with their names; equal names that are not given are numbered."""
         parts = self.all_parts
-        names = part_names([part.part_name for part in parts], [part.part_label for part in parts])
+        names = part_names(*zip(*(part.name_and_label for part in parts), strict=True))
         return list(zip(names, parts, strict=True))
 
     def parts_of(self, split: str) -> dict[str, Any]:

@@ -110,16 +110,13 @@ class Pairs(Source):
 
     def parts_of(self, split: str) -> dict[str, "Pairs"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
-        return {self.part_name or self.part_label: self}
+        name, label = self.name_and_label
+        return {name or label: self}
 
     @property
-    def part_name(self) -> str | None:
-        return self.name
-
-    @property
-    def part_label(self) -> str:
-        """Returns what names this part where it has no name: its tag or its kind."""
-        return tag_name(self.tag or "") or type(self).__name__
+    def name_and_label(self) -> tuple[str | None, str]:
+        """Returns the name that the settings give, and the tag or else the kind."""
+        return self.name, tag_name(self.tag or "") or type(self).__name__
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -59,14 +59,9 @@ class Source:
         return False
 
     @property
-    def part_name(self) -> str | None:
-        """Returns the name that the settings give to this part of a mixture."""
-        return None
-
-    @property
-    def part_label(self) -> str:
-        """Returns what names this part where it has no name: its kind."""
-        return type(self).__name__
+    def name_and_label(self) -> tuple[str | None, str]:
+        """Returns the name that the settings give to this part of a mixture, and its kind."""
+        return None, type(self).__name__
 
     def parts_of(self, split: str) -> Mapping[str, "Source"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
@@ -190,8 +185,8 @@ class FileText(FileSource):
     """Name of a part of a mixture in results. None: its kind."""
 
     @property
-    def part_name(self) -> str | None:
-        return self.name
+    def name_and_label(self) -> tuple[str | None, str]:
+        return self.name, type(self).__name__
 
     def lines(self, split: str) -> Iterator[str]:
         return self.read_split(split, "strict", text_files.without_carriage_return)

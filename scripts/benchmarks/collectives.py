@@ -130,7 +130,7 @@ def slices_of(chip: str) -> list["Topology"]:
     return [slices[devices] for devices in sorted(slices)]
 
 
-def predicted(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
+def predict(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
     """Predicts each collective of all devices of a slice, with each size."""
     from layouts.cost.collectives import Collective
     from layouts.cost.step_time import coordinates, seconds
@@ -291,7 +291,7 @@ def benchmark(flags: Flags) -> None:
             )
     sizes = list(dict.fromkeys(flags.megabytes))
     chosen = {topology.name: topology for topology in named or slices_of(flags.chip)}.values()
-    slices = [row for topology in chosen for row in predicted(topology, sizes)]
+    slices = [row for topology in chosen for row in predict(topology, sizes)]
     device, here = None, list[Row]()
     if not flags.predict_only:
         jax.config.update("jax_num_cpu_devices", flags.simulate_devices)

@@ -187,23 +187,6 @@ SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
 }
 
 
-def work(system: str, count: int) -> None:
-    """Answers a batch size with the seconds that it takes."""
-    translate, about = SYSTEMS[system]()
-    sources = tiny.sources(count, np.random.default_rng(0))
-    texts = [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
-
-    def answer(question: str) -> float:
-        start = time.perf_counter()
-        made = translate(texts, int(question))
-        seconds = time.perf_counter() - start
-        expected = sum(text.tokens for text in texts)  # some do not return an END at the last place
-        assert expected - len(texts) <= made <= expected, f"{made} tokens instead of {expected}"
-        return seconds
-
-    serve(about, answer)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Flags(BaselineFlags):
     """Compares translation speed with Hugging Face and CTranslate2, or with another checkout."""
@@ -219,13 +202,26 @@ class Flags(BaselineFlags):
 def benchmark(flags: Flags) -> None:
     """Translates in alternating rounds, each system with its best batch size."""
     if flags.worker is not None:
-        return work(flags.worker, flags.sentences)
+        translate, about = SYSTEMS[flags.worker]()
+        sources = tiny.sources(flags.sentences, np.random.default_rng(0))
+        texts = [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
+        tokens = sum(text.tokens for text in texts)
+
+        def pass_s(batch_sequences: str) -> float:
+            start_s = time.perf_counter()
+            made = translate(texts, int(batch_sequences))
+            seconds = time.perf_counter() - start_s
+            # Some systems do not return an END at the last place.
+            assert tokens - len(texts) <= made <= tokens, f"{made} tokens instead of {tokens}"
+            return seconds
+
+        return serve(about, pass_s)
     workers = start("decode", flags, f"--sentences={flags.sentences}")
     sizes, result = dict[str, int](), dict[str, Any]()
     for name, worker in workers.items():
-        warm_s, pass_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
-        sizes[name] = min(pass_s, key=pass_s.__getitem__)
-        result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": pass_s}
+        warm_s, sweep_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
+        sizes[name] = min(sweep_s, key=sweep_s.__getitem__)
+        result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": sweep_s}
     times = list(rounds(workers, sizes, flags.rounds))
     for name, system in ended(workers, times).items():
         result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}

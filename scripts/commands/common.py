@@ -100,7 +100,7 @@ def rows_of_group(run: Run) -> int:
     return math.lcm(*whole)
 
 
-def rounded(rows: int, shards: int) -> int:
+def round_up(rows: int, shards: int) -> int:
     """Rounds rows up to a multiple of the shards."""
     return -(-rows // shards) * shards
 

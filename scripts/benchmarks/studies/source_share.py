@@ -47,7 +47,7 @@ def study(flags: Flags) -> None:
     scores = {name: scores_with_strangers(name, pairs) for name in models}
     scored = np.all([np.isfinite(x[0] + x[1]) for x in scores.values()], axis=0)
     kept = {name: [column[scored] for column in columns] for name, columns in scores.items()}
-    figures = {name: compared(columns, kept[models[0]]) for name, columns in kept.items()}
+    figures = {name: compare_scores(columns, kept[models[0]]) for name, columns in kept.items()}
     rows = [[name, *(f"{x:.4f}" for x in figure.values())] for name, figure in figures.items()]
     print_table(["model", *(column.replace("_", " ") for column in figures[models[0]])], rows)
     write_json(flags.json_file, {"pairs": int(scored.sum()), "models": figures})
@@ -97,7 +97,7 @@ def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> Colum
     return [nats[: len(paired)], nats[len(paired) :], *np.array(counts, np.float64).T]
 
 
-def compared(columns: Columns, baseline: Columns) -> dict[str, float]:
+def compare_scores(columns: Columns, baseline: Columns) -> dict[str, float]:
     paired, stranger, tokens, words = columns
     source_tells = paired - stranger
     more = source_tells - (baseline[0] - baseline[1])

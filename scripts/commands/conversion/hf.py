@@ -111,7 +111,7 @@ def import_hf(flags: ImportHfFlags) -> None:
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
     dtype = np.dtype(run.model.precision.store)
-    flat = {weight.path: streamed(weight, tensors, dtype) for weight in weights}
+    flat = {weight.path: streamed_array(weight, tensors, dtype) for weight in weights}
     with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
         checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
     for name in FILES:
@@ -188,7 +188,7 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     )
 
 
-def streamed(
+def streamed_array(
     weight: ConvertedWeight, tensors: Mapping[str, StoredTensor], dtype: np.dtype
 ) -> StreamedArray:
     """Returns a weight that reads its tensors layer by layer while it is saved."""

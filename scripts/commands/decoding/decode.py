@@ -207,7 +207,7 @@ class DecodeJob:
             file.write("line\trank\tscore\tlog_probability\ttext\n")
         alone = len(self.lines) == (self.flags.nbest or 1) == 1 and self.requests[0].is_answer
         for line, source in enumerate(self.lines):
-            rows = formatted(self.flags.written_format, line, source, texts[line], alone)
+            rows = format_line(self.flags.written_format, line, source, texts[line], alone)
             file.writelines(rows)
 
     def write_json(
@@ -220,7 +220,7 @@ class DecodeJob:
         write_json(self.flags.json_file, {"settings": self.settings(steps), "lines": lines})
 
 
-def formatted(
+def format_line(
     format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]], alone: bool = False
 ) -> Iterable[str]:  # fmt: skip
     """Returns the lines of the output for one line of the input.

@@ -16,7 +16,14 @@ from trainer.translation.test_sets import read_test_set
 
 def compare(flags: CompareFlags) -> dict[str, Any]:
     """Measures each file of translations; with several, computes p-values against the first."""
-    check_flags(flags)
+    if len(set(flags.system)) < len(flags.system):
+        raise UserError("--system: a file is given twice.  Give each once.")
+    if bool(flags.references) == (flags.test_set is not None):
+        raise UserError("Give either --references=FILE or --test_set=NAME with --languages.")
+    if (flags.test_set is None) != (flags.languages is None):
+        raise UserError(
+            "--test_set and --languages go together, as in --test_set=wmt14/full --languages=en-de."
+        )
     check_settings(flags.metrics.tokenize, flags.languages)
     if flags.test_set is not None and flags.languages is not None:
         references = read_test_set(flags.test_set, flags.languages)[1]
@@ -45,18 +52,6 @@ def compare(flags: CompareFlags) -> dict[str, Any]:
     }
     write_json(flags.json_file, result)
     return result
-
-
-def check_flags(flags: CompareFlags) -> None:
-    """Raises where the files do not go together."""
-    if len(set(flags.system)) < len(flags.system):
-        raise UserError("--system: a file is given twice.  Give each once.")
-    if bool(flags.references) == (flags.test_set is not None):
-        raise UserError("Give either --references=FILE or --test_set=NAME with --languages.")
-    if (flags.test_set is None) != (flags.languages is None):
-        raise UserError(
-            "--test_set and --languages go together, as in --test_set=wmt14/full --languages=en-de."
-        )
 
 
 def show(measured: Mapping[str, TranslationMetrics], against: Paired | None) -> None:

@@ -104,7 +104,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     )
     for number, (path, part_gains) in enumerate(gained.items()):
         axes.scatter(places, part_gains, s=14, color=f"C{number}", alpha=0.5)
-        axes.plot(places, averaged(part_gains), color=f"C{number}", label=Path(path).stem)
+        axes.plot(places, moving_average(part_gains), color=f"C{number}", label=Path(path).stem)
     labels = [f"{name} {size:,}" for name, size in zip(names, pairs, strict=True)]
     axes.set_xticks(places, labels, rotation="vertical", fontsize="x-small")
     axes.axhline(0, color="black", linewidth=0.8)
@@ -122,10 +122,10 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     pyplot.close(figure)
 
 
-def averaged(values: list[float]) -> list[float]:
+def moving_average(values: list[float]) -> list[float]:
     """Averages each value with its neighbours, fewer at the ends.
 
-    >>> averaged([1.0, 1.0, 4.0])
+    >>> moving_average([1.0, 1.0, 4.0])
     [2.0, 2.0, 2.0]
     """
     side = SPAN // 2

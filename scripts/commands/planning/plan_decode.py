@@ -8,7 +8,7 @@ from configs.errors import UserError
 from layouts.cost.collectives import size_text
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import rounded, rows_of_group
+from scripts.commands.common import round_up, rows_of_group
 from scripts.commands.decoding.decode import BATCH, search_of
 from scripts.commands.planning import page
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
@@ -49,7 +49,7 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     """Plans the batch that the flags describe, as well as this machine can."""
     run, decoding = inputs.run, flags.decoding
     shards = batch_shards(inputs.layout, inputs.sizes)
-    rows = rounded(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
+    rows = round_up(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     names = ("beam", "flat", "temperature", "top_k", "top_p", "samples")
     given = SearchFlags(**{name: getattr(decoding, name) for name in names})
