@@ -14,7 +14,7 @@ from configs.errors import brief
 from scripts.commands.serving.chat import chat
 from scripts.commands.serving.completions import complete
 from scripts.commands.serving.errors import ApiError
-from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.exchange import ServedModel
 from scripts.commands.serving.translations import translate
 
 FAILED = ApiError(500, "The server failed; its log says why.")

@@ -23,7 +23,7 @@ async def chat(request: Request) -> Response:
     template = served.chat
     if template is None:
         raise ApiError(404, f"{served.name} has no chat template.  Legal: POST /v1/completions.")
-    body = await read_body(request, ChatBody, served.limits)
+    body = await read_body(request, ChatBody, served)
     served.check_name(body.model)
     completions.check_count(1, "messages", body.messages, body, served)
     messages = [message.for_template() for message in body.messages]

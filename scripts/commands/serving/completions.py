@@ -18,8 +18,7 @@ from data.vocab import Vocab
 from models.decoding.sampling import Sampling
 from scripts.commands.serving.bodies import CompletionBody, SamplingBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, read_body, tokenize
-from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest
 from trainer.decoding.requests import line_seed
@@ -120,7 +119,7 @@ Form = CompletionForm | ChatForm
 async def complete(request: Request) -> Response:
     """Continues each prompt."""
     served = served_decoder(request)
-    body = await read_body(request, CompletionBody, served.limits)
+    body = await read_body(request, CompletionBody, served)
     served.check_name(body.model)
     if body.echo and body.logprobs is not None:
         raise bad_field("echo", True, "false with logprobs: only new tokens have them")
@@ -157,7 +156,7 @@ async def answer(
     """Answers with choices, whole or as they come."""
     served: ServedModel = request.app.state.served
     jobs = [choice.job for choice in choices]
-    exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
+    exchange = PendingAnswer(request, served.service, jobs, served.time_limit_s)
     head = {
         "id": f"{form.id_prefix}-{secrets.token_hex(12)}",
         "object": form.part if body.stream else form.whole,

@@ -16,10 +16,9 @@ from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from scripts.commands.decoding.decode import search_of
 from scripts.commands.serving.app import ROUTES, application
-from scripts.commands.serving.exchange import Limits
+from scripts.commands.serving.exchange import ServedModel
 from scripts.commands.serving.flags import ServeFlags
 from scripts.commands.serving.guard import Guard, ServiceCollector
-from scripts.commands.serving.served import ServedModel
 from scripts.commands.serving.server import Server
 from scripts.commands.shared_flags import BeamFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
@@ -181,7 +180,6 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         service = ContinuousService(engine, step, flags.queue)
         max_new_tokens = length
     name = flags.name or flags.model.model_dir.resolve().name
-    limits = Limits(flags.body_bytes, flags.time_limit_s)
     chat = None
     try:
         chat = None if task.has_source else chat_template(vocabs.target.files)
@@ -192,9 +190,8 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
             f"Chats have at most {length} tokens, as many as the rows of {task.name}.  "
             "--max_length=N sets another limit."
         )
-    return ServedModel(
-        name, run, vocabs, service, options, limits, search.width, length, max_new_tokens, chat
-    )
+    limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
+    return ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
 
 
 def max_length_of(run: Run, given: int | None) -> int:
