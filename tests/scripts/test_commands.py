@@ -53,7 +53,7 @@ def test_a_text_file_is_counted_in_raw_words(run: Meshloom, trained: Place, tmp_
 def test_a_type_that_the_processor_is_slow_in_is_warned_of_in_decoding(
     run: Meshloom, trained: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.commands.trained.check_precision", lambda run: ["Warning: slow."])
+    monkeypatch.setattr("trainer.checks.check_precision", lambda run: ["Warning: slow."])
     answer = run("decode", trained.model_dir, f"--input={trained.text}", "--checkpoint=99")
     assert answer.code == 2 and "Warning: slow." in answer.error
 
