@@ -24,7 +24,7 @@ from data.build_log import NAME as BUILD_LOG
 from data.build_log import BuildLog, checksums
 from data.packing.pair_rows import LONG
 from data.packing.rows import Counts
-from data.sources.compression import BytesRead, counted_bytes
+from data.sources.compression import counted_bytes
 from data.storage.arrays import GrowingArray, verify_written
 from data.task import Example, PartOfText, Task
 from data.vocab import Vocab
@@ -113,22 +113,28 @@ def build(
     splits = {name: entry for name, entry in built.items() if entry}
     if stamps not in (None, task.source.fingerprint()):
         raise UserError(f"{task.name}: its text changed while it was read.  Run again.")
+    digests = {name: split["content_hash"] for name, split in splits.items()}
+    content_hash = text_hash = manifest.combined_hash(digests)
+    if any(split["chunks"] > 1 for split in splits.values()):  # once packed as one chunk
+        size = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
+        content_hash = manifest.combined_hash(digests | size)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     made = {
         **key.written(),
         "fingerprint": stamps or task.source.fingerprint(),
-        **_hashes(splits),
+        "content_hash": content_hash,
+        "text_hash": text_hash,
         **vocabs.hashes(),
         "splits": splits,
-        "file_bytes": {path.name: path.stat().st_size for path in _files(folder)},
+        "file_bytes": {
+            path.name: path.stat().st_size
+            for path in files
+            if path.name not in (BUILD_LOG, manifest.NAME)
+        },
     }
     logger.info("%s: content hash %s", task.name, made["content_hash"])
     manifest.write(folder, made)
     log.remove()
-
-
-def _files(folder: Path) -> list[Path]:
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    return [path for path in files if path.name not in (BUILD_LOG, manifest.NAME)]
 
 
 def _make_vocabs(
@@ -144,19 +150,6 @@ def _make_vocabs(
     vocabs.save(folder)
     log.add_vocabs(vocabs.hashes())
     return vocabs
-
-
-def _hashes(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Returns the hash of the text, and of the text as it is packed.
-
-    They differ where a part has several chunks, which earlier versions packed as one.
-    """
-    digests = {name: split["content_hash"] for name, split in splits.items()}
-    text_hash = manifest.combined_hash(digests)
-    if all(split["chunks"] <= 1 for split in splits.values()):
-        return {"content_hash": text_hash, "text_hash": text_hash}
-    size = {"chunk": f"{_CHUNK_CHARACTERS} {_CHUNK_EXAMPLES}"}
-    return {"content_hash": manifest.combined_hash(digests | size), "text_hash": text_hash}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +175,15 @@ class SplitBuilder:
             }
             total, split_bytes = Counts(), self.packing.task.source.bytes_to_read(split)
             counter = stack.enter_context(counted_bytes())
-            chunks = _chunks(self.packing.task.parts_of_text(split, digest), parts, digest, counter)
-            for chunk, counts in self._written(split, chunks, arrays):
+
+            def chunks() -> Iterator[Chunk]:
+                for number, part in enumerate(self.packing.task.parts_of_text(split, digest)):
+                    parts.append(part)
+                    for examples in _grouped(part.examples):
+                        text_hash = digest.hexdigest()
+                        yield Chunk(number, part.tag, examples, text_hash, counter.total())
+
+            for chunk, counts in self._written(split, chunks(), arrays):
                 counts_of_chunks += [[] for _ in range(chunk.part + 1 - len(counts_of_chunks))]
                 counts_of_chunks[chunk.part].append(counts)
                 share = min(chunk.bytes_read / split_bytes, 1.0) if split_bytes else None
@@ -243,14 +243,11 @@ class SplitBuilder:
             logger.info("%s: %s lines so far%s", split, f"{now.lines:,}", done)
 
     def _entry(
-        self,
-        split: str,
-        parts: list[PartOfText],
-        counts_of_chunks: list[list[Counts]],
-        content_hash: str,
+        self, split: str, parts: list[PartOfText], chunks: list[list[Counts]], content_hash: str
     ) -> dict[str, Any]:
+        """Returns what the manifest keeps of a split, given the counts of each part's chunks."""
         task, counts, dropped, entries = self.packing.task, Counts(), Counter[str](), []
-        for part, of_chunks in zip(parts, counts_of_chunks, strict=True):
+        for part, of_chunks in zip(parts, chunks, strict=True):
             part_counts = sum(of_chunks, Counts())
             if not part_counts.lines and split == "train":
                 name = f"{split!r} of {part.name}"
@@ -267,21 +264,8 @@ class SplitBuilder:
             return {}  # so few examples that a hash holds out none
         logger.info("%s: %s%s", split, task.summary(counts), _losses(counts, dropped))
         entry = {**counts.written(), **task.fills(counts), "content_hash": content_hash,
-                 "chunks": max(map(len, counts_of_chunks))}  # fmt: skip
+                 "chunks": max(map(len, chunks))}  # fmt: skip
         return entry | task.part_entries(dropped, entries)
-
-
-def _chunks(
-    of_split: Iterable[PartOfText],
-    parts: list[PartOfText],
-    digest: "hashlib._Hash",
-    counter: BytesRead,
-) -> Iterator[Chunk]:
-    """Yields the chunks of each part of a split, and notes the parts."""
-    for number, part in enumerate(of_split):
-        parts.append(part)
-        for examples in _grouped(part.examples):
-            yield Chunk(number, part.tag, examples, digest.hexdigest(), counter.total())
 
 
 def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:

@@ -1,5 +1,6 @@
 """Logs which parts of a cache are built, so that a killed build continues there."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -32,7 +33,9 @@ class BuildLog:
     def __init__(self, folder: Path, key: str):
         """Reads the log of a folder; begins a new one where the key is another."""
         self._path = folder / NAME
-        lines = _read(self._path)
+        lines = list[dict[str, Any]]()
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            lines.extend(map(json.loads, self._path.read_text().splitlines()))
         if not lines or lines[0] != {"key": key}:
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -83,13 +86,3 @@ class BuildLog:
 def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Returns a checksum of each array."""
     return {name: zlib.crc32(np.ascontiguousarray(a).data) for name, a in arrays.items()}
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    try:
-        for line in path.read_text().splitlines():
-            lines.append(json.loads(line))
-    except (OSError, ValueError, RecursionError):
-        pass
-    return lines

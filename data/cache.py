@@ -22,9 +22,8 @@ from data.manifest import CacheKey
 from data.packing.rows import Rows
 from data.pipeline import BeamPipeline
 from data.sources.text import SPLITS
-from data.storage import copies, locks, lookup, remote
+from data.storage import folders, locks, lookup, remote
 from data.storage.arrays import CheckedArray, checksums_path
-from data.storage.folders import remove_folder, resumable_folder, unfinished
 from data.task import Task
 from data.vocab import Vocab
 from data.vocabs import Vocabs
@@ -41,7 +40,7 @@ class Prepared:
 
     vocab: Vocab
     source_vocab: Vocab | None
-    """Equal to vocab where one serves both sides; None where there is no source side."""
+    """Equal to vocab where one serves both sides; None without a source side."""
     splits: dict[str, Rows]
     manifest: dict[str, Any]
     folder: Path
@@ -77,7 +76,7 @@ def prepare(
         match = caches.find(allow_damaged=rebuild)
         if match.stored is not None and not rebuild:
             return caches.open(match)
-        copy = copies.local_copy(match.folder)
+        copy = folders.local_copy(match.folder)
         with locks.lock(copy):
             # Another process may have built it meanwhile, or another cache of this name.
             if caches.find(allow_damaged=rebuild) != match:
@@ -88,14 +87,14 @@ def prepare(
                     "%s: builds %s beside %s, because %s.",
                     task.name, match.folder, match.nearest.name, "; ".join(match.reasons),
                 )  # fmt: skip
-            shared = unfinished(match.folder) / "chunks"
+            shared = folders.unfinished(match.folder) / "chunks"
             in_order: InOrder = functools.partial(workers.in_order, workers=worker_count)
             if pipeline is not None:
                 in_order = functools.partial(pipeline.in_order, folder=shared)
-            with resumable_folder(copy) as building:
+            with folders.resumable_folder(copy) as building:
                 build(building, task, caches.given, in_order, on_progress)
-                remove_folder(shared)
-            copies.publish(copy, match.folder, last=manifest.NAME)
+                folders.remove_folder(shared)
+            folders.publish(copy, match.folder, last=manifest.NAME)
         rebuild = False
 
 
@@ -166,8 +165,15 @@ class TaskCaches:
             return reasons
         if self._stamps in (None, stored["fingerprint"]):
             return []
-        text_hash = stored.get("text_hash", stored["content_hash"])  # older caches have one hash
-        return [] if text_hash == self._text_hash else [_other_text(stored, self._stamps)]
+        if stored.get("text_hash", stored["content_hash"]) == self._text_hash:  # older: one hash
+            return []
+        before = stored["fingerprint"] or {}
+        changed = [
+            manifest.difference(name, before.get(name), value)  # versions of packages
+            for name, value in (self._stamps or {}).items()
+            if isinstance(value, str) and value != before.get(name)
+        ]
+        return [f"the text changed ({', '.join(changed)})" if changed else "the text changed"]
 
     def manifest(self) -> dict[str, Any] | None:
         """Returns the manifest of the cache that serves; None without a whole one."""
@@ -183,7 +189,7 @@ class TaskCaches:
     def open(self, match: Match) -> Prepared:
         """Opens the cache that serves."""
         task = self.task
-        folder = copies.fetch(match.folder, last=manifest.NAME)
+        folder = folders.fetch(match.folder, last=manifest.NAME)
         stored = manifest.read(folder)
         if self._stamps is None:
             logger.info(
@@ -192,7 +198,12 @@ class TaskCaches:
         elif self._stamps != stored["fingerprint"]:
             if not self._is_of_the_run(stored):
                 stored = {**stored, "fingerprint": self._stamps}
-                _rewrite_manifest(match.folder, folder, stored)
+                try:  # a cache that cannot be written is used as it is
+                    for place in dict.fromkeys([match.folder, folder]):  # and its local copy
+                        manifest.write(place, stored)
+                except Exception as error:  # a storage raises almost anything
+                    if not isinstance(error, OSError | UserError) and not remote.failure(error):
+                        raise
             else:
                 logger.info(
                     "%s: the dates or versions of its text changed; the run keeps the rows that it "
@@ -203,10 +214,13 @@ class TaskCaches:
             if stored.get(name) != hash_now:
                 file = folder / f"{name.removesuffix('_hash')}.model"
                 raise UserError(f"{file}: the file is damaged.  {manifest.rebuild_hint()}")
-        splits = {
-            name: _rows(folder, name, entry, task, vocabs)
-            for name, entry in stored["splits"].items()
-        }
+        splits = {}
+        for name, entry in stored["splits"].items():
+            arrays = {
+                column: CheckedArray(folder / f"{name}.{column}.npy", manifest.rebuild_hint())
+                for column in task.columns(vocabs)
+            }
+            splits[name] = task.cached_rows(name, entry, arrays, vocabs)
         sums = [path.read_bytes() for path in sorted(folder.glob("train.*.crc32.npy"))]
         rows_hash = hashlib.sha256(b"".join(sums)).hexdigest()[:16] if sums else None
         return Prepared(vocabs.target, vocabs.source, splits, stored, match.folder, rows_hash)
@@ -230,24 +244,11 @@ class TaskCaches:
         return manifest.text_hash(self.task)
 
 
-def _rewrite_manifest(folder: Path, copy: Path, stored: dict[str, Any]) -> None:
-    """Replaces the manifest of a cache, and that of this machine's copy of a remote one.
-
-    A cache that cannot be written serves all the same.
-    """
-    try:
-        for place in dict.fromkeys([folder, copy]):
-            manifest.write(place, stored)
-    except Exception as error:  # a storage raises almost anything
-        if not isinstance(error, OSError | UserError) and remote.failure(error) is None:
-            raise
-
-
 def cache_folders(data_dir: str | Path) -> list[Path]:
     """Returns the folders of data_dir that hold the rows of a task, or did."""
-    folders = [path for path in path_of(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
+    paths = [path for path in path_of(data_dir).expanduser().glob("[!.]*") if path.is_dir()]
     kept = (manifest.NAME, "*.npy")
-    return sorted(f for f in folders if any(next(f.glob(name), None) for name in kept))
+    return sorted(p for p in paths if any(next(p.glob(name), None) for name in kept))
 
 
 def folders_of(task_name: str, data_dir: Path) -> list[Path]:
@@ -255,8 +256,8 @@ def folders_of(task_name: str, data_dir: Path) -> list[Path]:
 
     Anything with the name of the first cache counts as one, so that it is not overwritten.
     """
-    folders = [data_dir / task_name, *data_dir.glob(f"{task_name}@*")]
-    present = [f for f in folders if (f / manifest.NAME if is_remote(f) else f).exists()]
+    paths = [data_dir / task_name, *data_dir.glob(f"{task_name}@*")]
+    present = [p for p in paths if (p / manifest.NAME if is_remote(p) else p).exists()]
     return sorted(present, key=lambda f: lookup.written_s(f / manifest.NAME), reverse=True)
 
 
@@ -271,32 +272,14 @@ def foreign_name(folder: Path) -> str | None:
     return next((n for n in names if not any(fnmatch.fnmatch(n, p) for p in _FILES)), None)
 
 
-def _other_text(stored: dict[str, Any], stamps: dict[str, Any] | None) -> str:
-    """Names the packages whose versions differ, where the text comes from these."""
-    before = stored["fingerprint"] or {}
-    changed = [
-        manifest.difference(name, before.get(name), value)
-        for name, value in (stamps or {}).items()
-        if isinstance(value, str) and value != before.get(name)
-    ]
-    return f"the text changed ({', '.join(changed)})" if changed else "the text changed"
-
-
 def check_rows(folder: Path) -> bool:
     """Reads every row of a cache and raises where one is damaged.
 
     Returns False where an older version wrote rows without checksums.
     """
-    folder = copies.fetch(folder, last=manifest.NAME)
+    folder = folders.fetch(folder, last=manifest.NAME)
     sums = set(folder.glob("*.crc32.npy"))
     paths = sorted(set(folder.glob("*.npy")) - sums)
     for path in paths:
         CheckedArray(path, manifest.rebuild_hint()).verify_all()
     return all(checksums_path(path) in sums for path in paths)
-
-
-def _rows(folder: Path, split: str, entry: dict[str, Any], task: Task, vocabs: Vocabs) -> Rows:
-    def array(name: str) -> CheckedArray:
-        return CheckedArray(folder / f"{split}.{name}.npy", manifest.rebuild_hint())
-
-    return task.cached_rows(split, entry, array, vocabs)

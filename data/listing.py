@@ -10,8 +10,7 @@ from data import manifest
 from data.build_log import NAME as BUILD_LOG
 from data.cache import TaskCaches, cache_folders, folders_of, foreign_name
 from data.manifest import CacheKey
-from data.storage import copies, locks, lookup
-from data.storage.folders import remove_unfinished, targets_unfinished, unfinished
+from data.storage import folders, locks, lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +44,19 @@ def entries(data_dir: str | Path, caches: TaskCaches | None = None) -> list[Cach
     listed = []
     for name in names:
         of_task = caches if caches is not None and caches.task.name == name else None
-        listed += _entries_of_task(name, folders_of(name, data_dir), of_task)
-    for target in [] if is_remote(data_dir) else targets_unfinished(data_dir):
+        newest: CacheKey | None = None
+        for folder in folders_of(name, data_dir):
+            try:
+                stored = manifest.load(folder)
+            except UserError:
+                if foreign_name(folder):
+                    continue
+                reasons = ["it is damaged"]
+            else:
+                newest = newest or CacheKey.read(stored)
+                reasons = (of_task or newest).differences(stored)
+            listed.append(_entry(name, folder, reasons, of_task is not None, is_finished=True))
+    for target in [] if is_remote(data_dir) else folders.targets_unfinished(data_dir):
         name = _task_name(target)
         is_compared = caches is not None and caches.task.name == name
         listed.append(_entry(name, target, ["it is not finished"], is_compared, is_finished=False))
@@ -57,31 +67,14 @@ def prune(entry: CacheEntry) -> bool:
     """Removes a cache; returns False where a process began to use it meanwhile."""
     assert entry.is_prunable
     if not entry.is_finished:
-        return remove_unfinished(entry.folder)
-    return copies.remove_unused(entry.folder, first=manifest.NAME)
-
-
-def _entries_of_task(name: str, folders: list[Path], caches: TaskCaches | None) -> list[CacheEntry]:
-    newest: CacheKey | None = None
-    listed = []
-    for folder in folders:
-        try:
-            stored = manifest.load(folder)
-        except UserError:
-            if foreign_name(folder):
-                continue
-            reasons = ["it is damaged"]
-        else:
-            newest = newest or CacheKey.read(stored)
-            reasons = (caches or newest).differences(stored)
-        listed.append(_entry(name, folder, reasons, caches is not None, is_finished=True))
-    return listed
+        return folders.remove_unfinished(entry.folder)
+    return folders.remove_unused(entry.folder, first=manifest.NAME)
 
 
 def _entry(
     task_name: str, folder: Path, reasons: Sequence[str], is_compared: bool, *, is_finished: bool
 ) -> CacheEntry:
-    content = folder if is_finished else unfinished(folder)
+    content = folder if is_finished else folders.unfinished(folder)
     last_file = content / (manifest.NAME if is_finished else BUILD_LOG)
     return CacheEntry(
         folder=folder,
@@ -91,7 +84,7 @@ def _entry(
         reasons=tuple(reasons),
         is_compared=is_compared,
         is_finished=is_finished,
-        is_used=locks.is_used(copies.local_copy(folder)),
+        is_used=locks.is_used(folders.local_copy(folder)),
     )
 
 

@@ -61,7 +61,7 @@ class _Stored:
 
 @dataclasses.dataclass(frozen=True)
 class CacheKey:
-    """Holds what a cache depends on, beside the text."""
+    """Holds what a cache depends on in addition to the text."""
 
     settings: dict[str, Any]
     defaults: frozenset[str]
@@ -70,7 +70,7 @@ class CacheKey:
     """Versions of the packages that train vocabularies and tokenize."""
     vocabs: dict[str, str]
     """Hashes of the vocabularies that are given instead of trained."""
-    own_vocabs: dict[str, str] = dataclasses.field(default_factory=dict)
+    named_vocabs: dict[str, str] = dataclasses.field(default_factory=dict)
     """Hashes of the vocabularies that the settings themselves name, or the cache has."""
 
     @classmethod
@@ -78,19 +78,20 @@ class CacheKey:
         tokenizers = {file: settings.given() for file, settings in task.vocab_settings.items()}
         files = {"vocab": TARGET_FILE, "source_vocab": task.source_vocab_file}
         named = {name: tokenizers[file] for name, file in files.items() if file is not None}
-        own = {name: vocab.hash[:16] for name, vocab in named.items() if vocab is not None}
+        named_now = {name: vocab.hash[:16] for name, vocab in named.items() if vocab is not None}
         hashes = {name: vocab.hash[:16] for name, vocab in given.items() if vocab is not None}
-        vocabs = {name: digest for name, digest in hashes.items() if own.get(name) != digest}
-        return cls(settings(task), _defaults(task), tokenizer_versions(task), vocabs, own)
+        vocabs = {name: digest for name, digest in hashes.items() if named_now.get(name) != digest}
+        defaults = frozenset(name for name, value, default in _parameters(task) if value == default)
+        return cls(settings(task), defaults, tokenizer_versions(task), vocabs, named_now)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "CacheKey":
         """Returns the key of a cache."""
         names = [name for name in ("vocab", "source_vocab") if f"{name}_hash" in stored]
-        own = {name: stored[f"{name}_hash"][:16] for name in names}
-        vocabs = {name: own[name] for name in stored.get(_GIVEN, ())}
+        hashes = {name: stored[f"{name}_hash"][:16] for name in names}
+        vocabs = {name: hashes[name] for name in stored.get(_GIVEN, ())}
         versions = stored.get("versions", {})
-        return cls(stored.get("settings", {}), frozenset(), versions, vocabs, own)
+        return cls(stored.get("settings", {}), frozenset(), versions, vocabs, hashes)
 
     def written(self) -> dict[str, Any]:
         """Returns what a manifest keeps of the key."""
@@ -118,7 +119,7 @@ class CacheKey:
     def _vocab_differences(self, stored: dict[str, Any]) -> Iterator[str]:
         for name in sorted({*self.vocabs, *stored.get(_GIVEN, ())}):
             before = stored.get(f"{name}_hash", "")[:16]
-            now = self.vocabs.get(name, self.own_vocabs.get(name))
+            now = self.vocabs.get(name, self.named_vocabs.get(name))
             if now is None:
                 yield f"{name} was a run's ({before!r}) and is trained, without Run.start_from"
             elif now != before:
@@ -153,20 +154,19 @@ def settings(task: Task) -> dict[str, Any]:
         values.pop(name, None)
     for name, path in list(values.items()):
         if path is not None and name.endswith(_FILES):
-            values[f"the text of {name}"] = _file_hash(name, path)
+            if name.endswith("TokenizerJson.path"):
+                content = read_bundle(path, {})
+            else:
+                content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
+            values[f"the text of {name}"] = hashlib.sha256(content).hexdigest()[:16]
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as a manifest gives it back
     return plain
-
-
-def _defaults(task: Task) -> frozenset[str]:
-    """Names the settings that have their default, as `settings` names them."""
-    return frozenset(name for name, value, default in _parameters(task) if value == default)
 
 
 def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yields name, value and default of each parameter of a spec and of those in it.
 
-    Specs of one kind that stand in different fields, or in one tuple, get scopes of their own.
+    Specs of one kind in different fields, or in one tuple, get their own scopes.
     """
     fields = [(field, getattr(spec, field.name)) for field in dataclasses.fields(spec)]
     kinds = [type(value) for _, value in fields]
@@ -178,18 +178,6 @@ def _parameters(spec: Any, scope: str = "") -> Iterator[tuple[str, Any, Any]]:
         elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
             for number, item in enumerate(value, 1):
                 yield from _parameters(item, f"{scope}{field.name}_{number}/")
-
-
-def _file_hash(name: str, path: str) -> str:
-    try:
-        if name.endswith("TokenizerJson.path"):
-            content = read_bundle(path, {})
-        else:
-            content = lookup.read_bytes(f"{name} = {path!r}", path_of(path).expanduser())
-        return hashlib.sha256(content).hexdigest()[:16]
-    except OSError as error:
-        remote.raise_failure(error)
-        raise UserError(f"{name} = {path!r}: cannot be read: {error.strerror or error}.") from None
 
 
 def text_hash(task: Task) -> str:

@@ -33,7 +33,7 @@ def permuted(places: np.ndarray, rows: int, keys: np.ndarray) -> np.ndarray:
     """Returns the rows at some places of a permutation, computed for these places alone.
 
     A Feistel network with a key a round permutes the numbers of twice `half` bits, of which at
-    most four times as many as rows there are; a number that is no row is permuted again (Black
+    most four times as many as rows there are; a number beyond the rows is permuted again (Black
     and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: cycle walking).
     """
     half = max(1, ((rows - 1).bit_length() + 1) // 2)
@@ -44,19 +44,14 @@ def permuted(places: np.ndarray, rows: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _network(numbers: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    bits, mask, shift = np.uint64(half), np.uint64((1 << half) - 1), np.uint64(33)
     left, right = numbers >> bits, numbers & mask
     for key in keys:
-        left, right = right, left ^ (_mixed(right + key) & mask)
+        mixed = right + key  # each bit spreads over all, as in the last step of MurmurHash3
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+            mixed = (mixed ^ (mixed >> shift)) * np.uint64(factor)
+        left, right = right, left ^ ((mixed ^ (mixed >> shift)) & mask)
     return (left << bits) | right
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Spreads each bit over all, as the last step of MurmurHash3 does."""
-    shift = np.uint64(33)
-    numbers = (numbers ^ (numbers >> shift)) * np.uint64(0xFF51AFD7ED558CCD)
-    numbers = (numbers ^ (numbers >> shift)) * np.uint64(0xC4CEB9FE1A85EC53)
-    return numbers ^ (numbers >> shift)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,9 +86,18 @@ class MixtureOrder:
 
     @classmethod
     def of(cls, rows: Sequence[int], rates: Sequence[float]) -> "MixtureOrder":
-        """Makes an order from rates, which may have any sum."""
+        """Makes an order from rates, which may have any sum.
+
+        Largest remainders divide a block among the parts, of which each has a place.
+        """
         assert len(rows) == len(rates) <= _BLOCK and min(rows) > 0 and min(rates) > 0
-        return cls(tuple(rows), _quotas(np.array(rates, np.float64)))
+        exact = np.array(rates, np.float64) / np.sum(rates, dtype=np.float64) * _BLOCK
+        quotas = np.maximum(np.floor(exact), 1)
+        while (missing := _BLOCK - quotas.sum()) != 0:
+            over = exact - quotas
+            at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
+            quotas[at] += np.sign(missing)
+        return cls(tuple(rows), tuple(quotas.astype(int).tolist()))
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -120,17 +124,6 @@ class MixtureOrder:
             parts[now] = order[within[now]]
             draws[now] = block * np.array(self.quotas)[parts[now]] + ranks[within[now]]
         return parts, draws
-
-
-def _quotas(rates: np.ndarray) -> tuple[int, ...]:
-    """Divides a block by largest remainders; every part has a place."""
-    exact = rates / rates.sum() * _BLOCK
-    quotas = np.maximum(np.floor(exact), 1)
-    while (missing := _BLOCK - quotas.sum()) != 0:
-        over = exact - quotas
-        at = np.argmax(over) if missing > 0 else np.argmin(np.where(quotas > 1, over, np.inf))
-        quotas[at] += np.sign(missing)
-    return tuple(quotas.astype(int).tolist())
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,6 +12,8 @@ from data.mixture import TABLE_ROWS, shuffled
 from data.packing.rows import NO_ROW, Rows
 
 Batch = dict[str, np.ndarray]
+Span = tuple[int, int]
+"""First row and end of what a host reads of each batch."""
 T = TypeVar("T")
 
 VERSION = 2
@@ -47,17 +49,13 @@ def _places(step: int, batch_sequences: int) -> np.ndarray:
 
 
 def batches(
-    rows: Rows,
-    seed: int,
-    batch_sequences: int,
-    first_step: int,
-    slice_of_batch: tuple[int, int] | None = None,
+    rows: Rows, seed: int, batch_sequences: int, first_step: int, host_rows: Span | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields (row ids of the global batch, this host's slice of its arrays) from a step on.
+    """Yields (row ids of the global batch, this host's rows of its arrays) from a step on.
 
-    Threads read ahead.  Hosts whose slices follow one another see together what one host would.
+    Threads read ahead.  Hosts with adjacent spans together read what one host would.
     """
-    start, stop = slice_of_batch or (0, batch_sequences)
+    start, stop = host_rows or (0, batch_sequences)
 
     def read(step: int) -> tuple[np.ndarray, Batch]:
         ids = rows_of_step(rows, seed, step, batch_sequences)
@@ -67,16 +65,13 @@ def batches(
 
 
 def in_order(
-    rows: Rows,
-    batch_sequences: int,
-    slice_of_batch: tuple[int, int] | None = None,
-    chosen: range | None = None,
+    rows: Rows, batch_sequences: int, host_rows: Span | None = None, chosen: range | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Yields all rows once, or the chosen ones; empty rows (NO_ROW) fill up the last batch.
 
     Threads read ahead.
     """
-    start, stop = slice_of_batch or (0, batch_sequences)
+    start, stop = host_rows or (0, batch_sequences)
     chosen = range(len(rows)) if chosen is None else chosen
 
     def read(first: int) -> tuple[np.ndarray, Batch]:

@@ -25,7 +25,6 @@ from data.packing.rows import Counts
 from data.sources.pairs import Pair
 from data.storage.errors import Unfinished
 from data.storage.files import atomic_write
-from data.task import Example
 from data.workers import Job
 
 logger = logging.getLogger(__name__)
@@ -54,15 +53,28 @@ class BeamPipeline:
         folder = absolute(folder)  # workers have other working directories
         if not is_remote(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        names = [_write_text(folder, packing, *job) for job in jobs]
+        names = []
+        for job in jobs:  # of (examples, tag, training); a chunk is written unless it is there
+            text = json.dumps(job, ensure_ascii=False).encode()
+            names.append(hashlib.sha256(packing.key.encode() + text).hexdigest()[:32])
+            if not (folder / names[-1]).exists():
+                atomic_write(folder / names[-1], text)
         missing = [n for n in dict.fromkeys(names) if not _rows_file(folder, n).exists()]
         if len(missing) == 1:  # sooner done than a pipeline has started
             _Worker(packing, str(folder)).pack(missing[0])
         elif missing:
             logger.info("%s packs %d chunks of text in %s", self.runner, len(missing), folder)
             self._run(missing, _Worker(packing, str(folder)))
-        for name in names:
-            yield _read_rows(_rows_file(folder, name))
+        for path in (_rows_file(folder, name) for name in names):
+            try:
+                arrays = dict(np.load(io.BytesIO(path.read_bytes())))
+            except FileNotFoundError:
+                raise Unfinished(f"{path}: no worker wrote it.  {_AGAIN}") from None
+            if "error" in arrays:
+                path.unlink()  # the next command tries again
+                raise UserError(str(arrays["error"]))
+            counts = Counts.read(json.loads(str(arrays.pop("counts"))))
+            yield arrays, counts
 
     def _run(self, names: Sequence[str], worker: "_Worker") -> None:
         pipeline = self._new()
@@ -132,28 +144,5 @@ class _Worker:
         return self.packing()
 
 
-def _write_text(
-    folder: Path, packing: Packing, examples: list[Example], tag: str | None, training: bool
-) -> str:
-    """Writes a chunk unless it is there, and returns its name."""
-    text = json.dumps([examples, tag, training], ensure_ascii=False).encode()
-    name = hashlib.sha256(packing.key.encode() + text).hexdigest()[:32]
-    if not (folder / name).exists():
-        atomic_write(folder / name, text)
-    return name
-
-
 def _rows_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.npz"
-
-
-def _read_rows(path: Path) -> PackedChunk:
-    try:
-        arrays = dict(np.load(io.BytesIO(path.read_bytes())))
-    except FileNotFoundError:
-        raise Unfinished(f"{path}: no worker wrote it.  {_AGAIN}") from None
-    if "error" in arrays:
-        path.unlink()  # the next command tries again
-        raise UserError(str(arrays["error"]))
-    counts = Counts.read(json.loads(str(arrays.pop("counts"))))
-    return arrays, counts

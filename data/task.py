@@ -1,4 +1,4 @@
-"""Defines tasks: which text, which vocab, and how examples lie in rows.
+"""Defines tasks: which text, which vocab, and how examples are packed into rows.
 
 What differs between kinds of tasks is in their methods: nothing else checks the kind.
 """
@@ -27,17 +27,16 @@ from data.packing.rows import (
 )
 from data.sources import json_lines as json_lines  # task files name what these define
 from data.sources import lm1b as lm1b
+from data.sources import mixing as mixing
 from data.sources import pair_kinds as pair_kinds
 from data.sources import parquet as parquet
-from data.sources import text_mixture as text_mixture
 from data.sources import tfds as tfds
-from data.sources.pairs import Pair, Pairs
+from data.sources.pairs import Pair, Pairs, chosen_tag
 from data.sources.text import Source
 from data.sources.text_files import without_carriage_return
-from data.storage.arrays import CheckedArray
 from data.tokenizers import sentence_piece as sentence_piece
 from data.tokenizers import tokenizer_json as tokenizer_json
-from data.vocab import UNK_WORD, Tokenizer, Vocab, keeps_newlines, make
+from data.vocab import UNK_WORD, Tokenizer, Vocab, make
 from data.vocabs import TARGET_FILE, Vocabs
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ PackChunk = Callable[[Sequence[Any], str | None, bool], tuple[Packed, Counts]]
 
 It takes their tag, if they have one, and whether they are for training.
 """
-
 
 _BORDER = b"\xff part\n"
 """Stands in hashes between the parts of a mixture; no example has such a byte."""
@@ -66,7 +64,7 @@ class PartOfText(NamedTuple):
 
 
 class PairsOfPart(NamedTuple):
-    """Holds the pairs of one part of a split, as they stand in its files."""
+    """Holds the pairs of one part of a split, as its files have them."""
 
     name: str
     tag: str | None
@@ -96,6 +94,7 @@ class Task:
     """Unit of what a model predicts, in counts and rates."""
     left_out: ClassVar[tuple[str, ...]] = ()
     """Names the reason for which packing leaves out examples, where it does."""
+    rows_kind: ClassVar[type[Rows]] = Rows
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -156,7 +155,7 @@ class Task:
         return line
 
     def test_pairs(self, split: str) -> list[PairsOfPart]:
-        """Returns the pairs of a split, part by part; none where there is no source."""
+        """Returns the pairs of a split, part by part; empty without a source side."""
         return []
 
     # Vocabs
@@ -172,11 +171,11 @@ class Task:
         return {TARGET_FILE: self.vocab}
 
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
-        """Trains the vocabs, or loads them, but for those that are given."""
+        """Trains or loads the vocabs that are not given."""
         words = [] if self.word_list is None else [UNK_WORD]
         words += ["\n"] if self.source.has_newlines else []
         vocab = vocab or self._make_vocab(self.vocab, "vocab", words)
-        if self.has_newlines and not keeps_newlines(vocab):
+        if self.has_newlines and "\n" not in vocab.decode(vocab.encode(["a\nb"])[0]):
             logger.warning(
                 "Warning: %s: its examples have newlines, which its vocab does not keep.  Take one "
                 "that does, such as one that the task trains with SentencePiece.byte_fallback.",
@@ -201,24 +200,50 @@ class Task:
     def pack_lines(
         self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
     ) -> tuple[Rows, Sequence[str]]:
-        """Packs lines in memory; returns the rows, and of each line what a model predicts."""
-        return Rows.from_lines(lines, vocabs.target, self.length, packs=self.packs), lines
+        """Packs lines in memory: texts, or pairs as a source, a tab and its target.
+
+        Returns the rows, and what a model predicts of each line.
+        """
+        if not self.takes_pairs:
+            packed, counts = packed_lines(lines, vocabs.target, self.length, None, self.packs)
+            return self.rows(packed.arrays, counts, vocabs, pieces=packed.pieces), lines
+        pairs = []
+        for number, line in enumerate(lines, 1):
+            halves = line.split("\t")
+            if len(halves) != 2:
+                raise UserError(
+                    f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its "
+                    "target."
+                )
+            pairs.append(Pair(*halves))
+        packed, counts = self.chunk_packer(vocabs)(pairs, chosen_tag(tag, self.tags), False)
+        rows = self.rows(packed.arrays, counts, vocabs, pieces=packed.pieces)
+        return rows, [pair.target for pair in pairs]
 
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
-        """Packs a text in memory as it is, for its loss."""
-        return Rows.from_lines(lines, vocabs.target, self.length, read_word_list(self.word_list))
+        """Packs a text in memory, unchanged, to compute its loss."""
+        words = read_word_list(self.word_list)
+        packed, counts = packed_lines(lines, vocabs.target, self.length, words, packs=True)
+        return Rows(packed.arrays, counts, packed.pieces, begin_id=vocabs.target.begin_id)
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
         """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {"targets": (self.length, vocabs.target.dtype), "segments": (self.length, np.uint16)}
 
     def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, source in hashed_parts(self.source.parts_of(split), digest):
-            yield PartOfText(name, _hashed_lines(source.lines(split), digest), Counter())
+        """Yields the parts of a split, one after another; digest is fed the borders between."""
+        for number, (name, part) in enumerate(self.source.parts_of(split).items()):
+            if number:
+                digest.update(_BORDER)
+            yield self.part_of_text(name, part, split, digest)
+
+    def part_of_text(self, name: str, part: Any, split: str, digest: "hashlib._Hash") -> PartOfText:
+        """Reads one part of a split; digest is fed the raw text as it is read."""
+        lines = hashed(part.lines(split), digest, hashed_bytes)
+        return PartOfText(name, lines, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of a chunk, each chunk by itself."""
+        """Returns what packs the examples of one chunk."""
         words = read_word_list(self.word_list)
         return lambda lines, tag, training: packed_lines(
             lines, vocabs.target, self.length, words, packs=self.packs
@@ -231,24 +256,24 @@ class Task:
         return {"parts": list(parts)} if len(parts) > 1 else {}
 
     def cached_rows(
-        self,
-        split: str,
-        entry: Mapping[str, Any],
-        array: Callable[[str], CheckedArray],
-        vocabs: Vocabs,
+        self, split: str, entry: Mapping[str, Any], arrays: Mapping[str, RowArray], vocabs: Vocabs
     ) -> Rows:
         """Returns the rows of a split from its arrays and its entry in the manifest."""
         parts = list(rows_of_parts(entry.get("parts", []), *self.left_out))
         sizes = [part.counts.rows for part in parts]
         mix = self.source.mix(sizes) if parts and split == "train" else None
-        arrays = {name: array(name) for name in self.columns(vocabs)}
         return self.rows(arrays, Counts.read(entry), vocabs, mix=mix, parts=parts)
 
     def rows(
         self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
     ) -> Rows:
         """Returns rows; known are further fields of `Rows`."""
-        return Rows(arrays, counts, begin_id=vocabs.target.begin_id, **known)
+        known |= self.row_settings(vocabs)
+        return self.rows_kind(arrays, counts, begin_id=vocabs.target.begin_id, **known)
+
+    def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
+        """Returns what rows of this kind have beyond the fields of `Rows`."""
+        return {}
 
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of slots in the rows that hold a token."""
@@ -263,15 +288,10 @@ class Task:
         )
 
 
-def hashed_parts(parts: Mapping[str, T], digest: "hashlib._Hash") -> Iterator[tuple[str, T]]:
-    """Yields the parts of a split by name; digest is fed the borders between them."""
-    for number, part in enumerate(parts.items()):
-        if number:
-            digest.update(_BORDER)
-        yield part
-
-
-def _hashed_lines(lines: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
-    for line in lines:
-        digest.update(hashed_bytes(line))
-        yield line
+def hashed(
+    examples: Iterable[T], digest: "hashlib._Hash", as_bytes: Callable[[T], bytes]
+) -> Iterator[T]:
+    """Yields examples; digest is fed their bytes."""
+    for example in examples:
+        digest.update(as_bytes(example))
+        yield example

@@ -7,14 +7,14 @@ import itertools
 import os
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.paths import path_of
 from configs.spec import abstract_spec
-from data.storage import lookup, remote
+from data.storage import lookup
 
 # The ids of a vocab that is trained here; vocabs from elsewhere keep their own.
 PAD = 0  # also what a decoder reads before its first target
@@ -22,7 +22,6 @@ EOS = 1
 UNK = 2
 UNK_WORD = "<UNK>"  # what LM1B's rule writes for a word outside the word list
 _UNRELATED = "\ue000"  # for private use: no sub-word joins it with what follows
-
 
 _thread_limit = 16
 
@@ -47,7 +46,7 @@ def thread_count() -> int:
 class Vocab(abc.ABC):
     """Maps text to ids and back, and knows the ids that begin and end a text.
 
-    Rows of a batch are filled with zeros whatever pad_id is: their segments say what is text.
+    Rows of a batch are padded with zeros, not pad_id: segments mark the text.
     """
 
     def __init__(
@@ -140,27 +139,15 @@ class Vocab(abc.ABC):
 
 def read_model(path: str | os.PathLike[str]) -> bytes:
     """Reads the file of a vocab."""
-    try:
-        return lookup.read_bytes(f"vocab {path}", path_of(path).expanduser())
-    except OSError as error:
-        remote.raise_failure(error)
-        raise UserError(f"vocab {path}: cannot be read: {error.strerror or error}.") from None
-
-
-def keeps_newlines(vocab: Vocab) -> bool:
-    """Returns whether decoding gives back the newlines of a text."""
-    [ids] = vocab.encode(["a\nb"])
-    return "\n" in vocab.decode(ids)
+    return lookup.read_bytes(f"vocab {path}", path_of(path).expanduser())
 
 
 @abstract_spec
 class Tokenizer:
     """Sets how text is tokenized; a task file names one of its kinds."""
 
-    @property
-    def package(self) -> str | None:
-        """Names the package that tokenizes, if any: another version may give other tokens."""
-        return None
+    package: ClassVar[str | None] = None
+    """The package that tokenizes, if any: another version may give other tokens."""
 
     @property
     def given_path(self) -> str | None:
@@ -189,7 +176,6 @@ class Tokenizer:
 def make(settings: Tokenizer, lines: Iterator[str], *, words: Sequence[str] = ()) -> Vocab:
     """Loads or trains the vocab that the settings describe; the same text gives the same vocab.
 
-    words are those that are to be one sub-word each where they stand alone; a newline is one
-    anywhere.
+    Each of `words` becomes one sub-word between spaces; a newline is one anywhere.
     """
     return settings.given() or settings.train(lines, words)

@@ -12,9 +12,9 @@ TARGET_FILE, SOURCE_FILE = "vocab.model", "source_vocab.model"
 
 
 def load_vocab(path: str | os.PathLike[str]) -> Vocab:
-    """Reads what `Vocab.save` wrote, whatever the kind of vocab, or a SentencePiece model."""
+    """Reads a vocab of any kind that `Vocab.save` wrote, or a SentencePiece model."""
     model = read_model(path)
-    if labels.is_labels(model):
+    if model.startswith(labels.FORMAT.encode()):
         return labels.LabelVocab(model, str(path))
     if tokenizer_json.is_bundle(model):
         return tokenizer_json.TokenizerJsonVocab(model, str(path))

@@ -1,6 +1,5 @@
 """Computes jobs in processes of this machine, and returns their results in order."""
 
-import contextlib
 import functools
 import itertools
 import multiprocessing
@@ -43,8 +42,12 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
         for job in jobs:
             if len(pending) == 2 * workers:
                 yield pending.popleft().result()
-            with _without_interrupts():
+            # Keeps Ctrl-C from processes that start here: this one ends them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
                 pending.append(pool.submit(_compute, *job))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from (future.result() for future in pending)
     except BrokenProcessPool as error:
         raise Unfinished(
@@ -55,16 +58,6 @@ def in_order(jobs: Iterator[Job], start: Callable[[], Compute], workers: int) ->
         pool.shutdown(wait=False, cancel_futures=True)
         for process in {*multiprocessing.active_children()} - earlier:
             process.kill()
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Keeps Ctrl-C from processes that start here: this one ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker(start: Callable[[], Compute]) -> None:

@@ -20,7 +20,7 @@ WORK = {
     "decode": work("decoding", "DecodeFlags", "decode:decode_file"),
     "serve": work("serving", "ServeFlags", "serve:serve"),
     "score": work("decoding", "ScoreFlags", "score:score_file"),
-    "rescore": work("decoding", "RescoreFlags", "rescore:rescore_file"),
+    "rescore": work("decoding", "RescoreFlags", "score:rescore_file"),
     "compare": work("evaluation", "CompareFlags", "compare:compare"),
     "gains": work("evaluation", "GainsFlags", "gains:gains"),
     "report": work("training", "ReportFlags", "report:report"),
@@ -30,10 +30,10 @@ WORK = {
     "layouts": work("planning", "LayoutsFlags", "layouts:search"),
 }
 INSPECT_WORK = {
-    "config": work("inspect", "InspectConfigFlags", "config:config"),
-    "data": work("inspect", "InspectDataFlags", "data:data"),
-    "params": work("inspect", "InspectParamsFlags", "params:params"),
-    "checkpoint": work("inspect", "InspectCheckpointFlags", "checkpoint:checkpoint"),
+    "config": work("inspect", "InspectConfigFlags", "settings:config"),
+    "data": work("inspect", "InspectDataFlags", "run:data"),
+    "params": work("inspect", "InspectParamsFlags", "layout:params"),
+    "checkpoint": work("inspect", "InspectCheckpointFlags", "run:checkpoint"),
     "layout": work("inspect", "InspectLayoutFlags", "layout:layout"),
     "settings": work("inspect", "InspectSettingsFlags", "settings:inspect_settings"),
 }
@@ -62,21 +62,14 @@ def cli() -> None:
     """Trains, evaluates and decodes Transformers from gin files, under any layout."""
 
 
-@cli.group("inspect", cls=LazyGroup, work=INSPECT_WORK)
-def inspect_group() -> None:
-    """Shows settings, data, parameters, a checkpoint or a layout."""
-
-
-@cli.group("import", cls=LazyGroup, work=IMPORT_WORK)
-def import_group() -> None:
-    """Imports a model that another library trained."""
-
-
-@cli.group("export", cls=LazyGroup, work=EXPORT_WORK)
-def export_group() -> None:
-    """Exports a model for another library."""
-
-
-@cli.group("bench", cls=LazyGroup, work=BENCHMARKS)
-def bench_group() -> None:
-    """Measures speed, and compares it with other libraries if they are installed."""
+for name, commands, text in (
+    ("inspect", INSPECT_WORK, "Shows settings, data, parameters, a checkpoint or a layout."),
+    ("import", IMPORT_WORK, "Imports a model that another library trained."),
+    ("export", EXPORT_WORK, "Exports a model for another library."),
+    (
+        "bench",
+        BENCHMARKS,
+        "Measures speed, and compares it with other libraries if they are installed.",
+    ),
+):  # fmt: skip
+    cli.add_command(LazyGroup(name, work=commands, help=text, short_help=text))

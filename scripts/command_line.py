@@ -129,21 +129,14 @@ def option_of(name: str, kind: Any, flag: Flag, default: Any) -> FlagOption:
         settings["is_flag"] = True
         declaration += f"/--{flag.off}" if flag.off else ""
     else:
-        kind = without_none(kind)
+        if types.NoneType in (parts := typing.get_args(kind)):  # X | None
+            [kind] = [part for part in parts if part is not types.NoneType]
         settings |= {"type": type_of(kind, flag), "multiple": kind == tuple[str, ...]}
         if isinstance(settings["type"], CommaSeparated):
             settings |= {"multiple": False, "default": ",".join(map(str, default))}
         if kind in METAVARS:
             settings |= {"metavar": flag.metavar or METAVARS[kind], "callback": check_number}
     return FlagOption([declaration, name], **settings)
-
-
-def without_none(kind: Any) -> Any:
-    """Returns X for `X | None`."""
-    parts = typing.get_args(kind)
-    if types.NoneType in parts:
-        [kind] = [part for part in parts if part is not types.NoneType]
-    return kind
 
 
 def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
@@ -153,7 +146,8 @@ def type_of(kind: Any, flag: Flag) -> click.ParamType | type:
     if kind is Path:
         return AnyPath()
     if kind == tuple[int, ...]:
-        return CommaSeparated(click.IntRange(min=1), "integers")
+        least = 1 if flag.min is None else int(flag.min)
+        return CommaSeparated(click.IntRange(min=least), "integers")
     if flag.choices and kind == tuple[str, ...]:
         return CommaSeparated(click.Choice(flag.choices), "names")
     if flag.choices or typing.get_origin(kind) is Literal:
@@ -226,10 +220,6 @@ class LazyGroup(click.Group):
         super().__init__(*arguments, **settings)
         self.work = work
 
-    def get_short_help_str(self, limit: int = 1000) -> str:
-        """Returns the help in full, not the words of it that fit a line."""
-        return super().get_short_help_str(1000)
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.work, *self.commands]
 
@@ -272,13 +262,3 @@ def imported(path: str) -> Any:
     module, _, name = path.partition(":")
     with interrupted_after_import():
         return getattr(importlib.import_module(f"scripts.{module}"), name)
-
-
-def given_flag(field: str) -> str | None:
-    """Returns a flag as the command line gives it, such as --apart; None if it does not."""
-    context = click.get_current_context()
-    if context.get_parameter_source(field) is not click.core.ParameterSource.COMMANDLINE:
-        return None
-    [option] = [parameter for parameter in context.command.params if parameter.name == field]
-    is_off = context.params[field] is False and option.secondary_opts
-    return (option.secondary_opts if is_off else option.opts)[0]

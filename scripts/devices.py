@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from scripts.flag import Flag
-from trainer.processes.join import Distributed, ProcessId, find_process_id, join
+from trainer.processes.join import Distributed, find_process_id, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,12 @@ class ProcessFlags(DeviceFlags):
 def start_devices(flags: DeviceFlags | None = None) -> None:
     """Sets up devices and processes, before anything uses them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    process = process_id_of_flags(flags) if isinstance(flags, ProcessFlags) else None
+    process = None
+    if isinstance(flags, ProcessFlags):
+        process = find_process_id(
+            flags.distributed, flags.coordinator_address, flags.process_count,
+            flags.process_index, flags.start_timeout_s,
+        )  # fmt: skip
     from layouts import mesh
 
     mesh.cache_compilations()
@@ -56,14 +61,3 @@ def start_devices(flags: DeviceFlags | None = None) -> None:
 
         show_log_records("trainer")  # names the processes that are missing
         join(process, flags.start_timeout_s)
-
-
-def process_id_of_flags(flags: ProcessFlags) -> ProcessId | None:
-    """Returns the id of this process among those of its run."""
-    return find_process_id(
-        flags.distributed,
-        flags.coordinator_address,
-        flags.process_count,
-        flags.process_index,
-        flags.start_timeout_s,
-    )

@@ -24,7 +24,7 @@ USAGE = 2
 BROKEN_PIPE = 141  # as where SIGPIPE ends a program
 WRONG_NAME = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES,
               errno.EPERM, errno.EROFS, errno.ELOOP)  # fmt: skip
-"""What a file is called or lies in, not what happened to it: the user's mistake."""
+"""Errors of a file's name or folder, which are the user's mistakes."""
 LOSS_S = 5.0
 """How long an unexpected error waits for the news that another process is lost."""
 
@@ -41,20 +41,15 @@ def exits(call: Callable[[], object]) -> NoReturn:
     except SystemExit:
         raise
     except BaseException as error:
-        end(error)
+        others = peers.current()
+        code, line = report(error)
+        if others is not None:
+            others.fail(code, line)
+        elif code != INTERRUPTED:
+            sys.exit(code)
+        end_process(code)
     keyboard.stop_listening()
     sys.exit(0)
-
-
-def end(error: BaseException) -> NoReturn:
-    """Ends this process with the exit code of an error; the other processes learn of it."""
-    others = peers.current()
-    code, line = report(error)
-    if others is not None:
-        others.fail(code, line)
-    elif code != INTERRUPTED:
-        sys.exit(code)
-    end_process(code)
 
 
 def report(error: BaseException) -> tuple[int, str]:
@@ -67,24 +62,26 @@ def report(error: BaseException) -> tuple[int, str]:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f"  See {context.command_path} --help." if context else ""
-        return USAGE, printed(error.format_message() + hint)
+        return USAGE, print_error(error.format_message() + hint)
     if isinstance(error, UserError | RunError):
-        return USAGE if isinstance(error, UserError) else FAILED, printed(str(error))
+        return USAGE if isinstance(error, UserError) else FAILED, print_error(str(error))
     if memory := out_of_memory(error):
-        return USAGE, printed(memory)
+        return USAGE, print_error(memory)
     if problem := remote.failure(error):
-        return FAILED, printed(problem)
+        return FAILED, print_error(problem)
     if peers.current() is not None:  # when another process is lost, that ends this one meanwhile
         time.sleep(LOSS_S)
     if isinstance(error, OSError):
-        drop_output()
+        # Drops what the standard output has not taken, or Python tries again as it exits.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE, "the standard output is closed"
         name = f"{error.filename}: " if error.filename else ""
         code = USAGE if error.errno in WRONG_NAME else FAILED
         is_full = error.errno in FULL and error.filename
         reason = describe_full(Path(error.filename), error) if is_full else error.strerror
-        return code, printed(f"{name}{reason or error}.")
+        return code, print_error(f"{name}{reason or error}.")
     traceback.print_exception(error)
     return FAILED, traceback.format_exception_only(error)[-1].strip()
 
@@ -103,28 +100,19 @@ def out_of_memory(error: BaseException) -> str | None:
     )
 
 
-def printed(line: str) -> str:
+def print_error(line: str) -> str:
     """Prints a line of Meshloom's on the standard error, and returns it."""
-    click.echo(f"meshloom: {shown(line)}", err=True)
-    return shown(line)
+    click.echo(f"meshloom: {escape(line)}", err=True)
+    return escape(line)
 
 
-def shown(message: str) -> str:
+def escape(message: str) -> str:
     """Escapes control characters and shortens lines, which may hold any input.
 
-    >>> shown("no file \\x1b[31m\\n  named that")
+    >>> escape("no file \\x1b[31m\\n  named that")
     'no file \\\\x1b[31m\\n  named that'
     """
     message = re.sub(r"\n(?!  )", r"\\n", message)  # of a value: our further lines are indented
-    lines = [re.sub(r"[\x00-\x1f\x7f-\x9f]", _escaped, line) for line in message.split("\n")]
-    return "\n".join(brief(line, 3_000) for line in lines)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1]
-
-
-def drop_output() -> None:
-    """Drops what the standard output has not taken, or Python tries again as it exits."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    lines = message.split("\n")
+    escaped = (re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda x: repr(x[0])[1:-1], line) for line in lines)
+    return "\n".join(brief(line, 3_000) for line in escaped)

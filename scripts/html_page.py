@@ -1,5 +1,6 @@
 """Writes HTML pages that need no other file."""
 
+import base64
 import html
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ STYLE = (
 def page(title: str, parts: Iterable[str], style: str = "", refresh_s: float | None = None) -> str:
     """Writes a page from its parts, which are HTML; the title is text.
 
-    With refresh_s, a browser loads it again after so many seconds.
+    With refresh_s, a browser reloads it after that many seconds.
     """
     title = html.escape(title)
     refresh = "" if refresh_s is None else f"<meta http-equiv=refresh content={refresh_s:.0f}>"
@@ -30,6 +31,12 @@ def page(title: str, parts: Iterable[str], style: str = "", refresh_s: float | N
         f"<style>{STYLE}{style}</style><h1>{title}</h1>"
     )
     return "\n".join([head, *parts])
+
+
+def image(png: bytes, text: str) -> str:
+    """Writes a picture; the text, which is HTML, takes its place where it is not shown."""
+    content = base64.b64encode(png).decode()
+    return f'<img alt="{text}" src="data:image/png;base64,{content}">'
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:

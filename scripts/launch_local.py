@@ -31,6 +31,11 @@ def launch(count: int, command: Sequence[str]) -> int:
     address = f"localhost:{free_port()}"
     processes = [start(command, address, count, index) for index in range(count)]
 
+    def echo(index: int, stream: IO[bytes]) -> None:
+        for line in stream:
+            sys.stderr.buffer.write(b"[%d] %s" % (index, line))
+            sys.stderr.buffer.flush()
+
     def forward(number: int, frame: object) -> None:
         for process in processes:
             process.send_signal(number)
@@ -70,12 +75,6 @@ def start(
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         sys.exit(2)
-
-
-def echo(index: int, stream: IO[bytes]) -> None:
-    for line in stream:
-        sys.stderr.buffer.write(b"[%d] %s" % (index, line))
-        sys.stderr.buffer.flush()
 
 
 def free_port() -> int:

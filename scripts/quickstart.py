@@ -25,14 +25,6 @@ PROMPTS = ("Return the", "This function", "If the array")
 TRANSLATED = 10  # sentences that are shown
 
 
-def main() -> None:
-    """Runs the quickstart that the command line names."""
-    if "translate" in sys.argv[1:]:
-        translation()
-    else:
-        language_model()
-
-
 def language_model() -> None:
     """Trains (or resumes), evaluates on the test split, prints samples."""
     model_dir, gin_file = Path("runs/quickstart"), "configs/runs/quickstart.gin"
@@ -103,4 +95,4 @@ To continue:
 
 
 if __name__ == "__main__":
-    exits(main)
+    exits(translation if "translate" in sys.argv[1:] else language_model)

@@ -1,8 +1,9 @@
 """Shows people what happens: log records, progress bars, tables, one-line summaries."""
 
+import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.progress import Progress
@@ -21,7 +22,7 @@ LOCAL_LOGGERS = ("data", "trainer.prepare", "trainer.processes")
 class LogHandler(logging.Handler):
     """Shows log records on the standard error, above a live bar where there is one.
 
-    Of what all processes of a run log alike, only process 0 shows more than the warnings.
+    Records that every process of a run logs are shown by process 0 alone, warnings by all.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,25 +62,15 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_note(text: str, *, in_each_process: bool = False) -> None:
-    """Prints a line for the user, beside the results that go to the standard output."""
+    """Prints a line for the user to the standard error; results go to the standard output."""
     if in_each_process or is_first_process():
         console.print(text, markup=False)
 
 
-class Bar:
-    """Shows the progress of work of known length; silent where there is no terminal."""
-
-    def __init__(self, name: str) -> None:
-        is_shown = console.is_terminal and is_first_process()
-        self._progress = Progress(console=console, disable=not is_shown, transient=True)
-        self._task = self._progress.add_task(name, total=None)
-
-    def update(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
-
-    def __enter__(self) -> "Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+@contextlib.contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields what shows how much is done, and of how much; silent where there is no terminal."""
+    is_shown = console.is_terminal and is_first_process()
+    with Progress(console=console, disable=not is_shown, transient=True) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -126,9 +126,7 @@ TESTED_ELSEWHERE = {
     "data/build_log.py": "data/test_build.py",
     "data/manifest.py": "data/test_cache.py",
     "data/corpora/phrase_*.py": "data/corpora/test_phrases.py",
-    "data/corpora/glyphs.py": "data/tasks/test_images.py",
     "data/storage/locks.py": "data/test_listing.py",
-    "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
@@ -143,7 +141,6 @@ TESTED_ELSEWHERE = {
     "scripts/benchmarks/*": "scripts/benchmarks/test_rounds.py",  # run by hand
     # Flags have no logic, and a command few calls: tests run it as a user does.
     "scripts/*flags.py": "scripts/test_command_line.py",
-    "scripts/commands/decoding/*": "scripts/test_translation.py",
     "scripts/commands/doctor/*": "scripts/commands/doctor/test_doctor.py",
     "scripts/commands/planning/*": "scripts/commands/planning/test_plan.py",
     "scripts/commands/serving/*": "scripts/commands/serving/test_serve.py",

@@ -1,7 +1,9 @@
-"""Finds English prose in the docstrings of installed packages, without importing them."""
+"""Finds English prose in the docstrings of installed packages, without importing them.
+
+Code, tables, headers and lists of names are dropped.
+"""
 
 import ast
-import contextlib
 import functools
 import gc
 import hashlib
@@ -9,17 +11,38 @@ import importlib.metadata
 import importlib.util
 import inspect
 import platform
+import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from data.corpora.prose import paragraphs
-
 PACKAGES = ("python", "numpy", "jax")
 # Test trees hold little prose and are the greater part of the bytes to parse.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "internal_test_util"}
 _LARGEST_FILE_BYTES = 2_000_000  # larger ones are generated tables
+_FUNCTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        a an and are as at be been but by can could do does for from had has have if in into is
+        it its may must no not of on only or other same should so such than that the their them
+        then there these they this those to use used was were when where which while who will
+        with would you your
+        """,
+    )
+)
+_UNDERLINE = re.compile(r"([-=~^*#\"'`+.])\1{2,}")
+_BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+(?=\S)")
+# "x: what it is", "x (int): what it is", "``x`` -- what it is": the name goes, the sentence stays.
+_ARGUMENT = re.compile(r"(?::param )?[`*]*[\w.]+[`*]*(?: ?\([^)]*\))?(?: ?: +| +--? +)(?=\S)")
+_TYPED_NAME = re.compile(r"[\w*]+(?:, [\w*]+)* : ")  # "x, y : array_like", in numpy's manner
+_DIRECTIVE = re.compile(r"\.\. ?(\[?[\w:#-]+\]?)(?:::|\s|$)(.*)")
+_PROSE_DIRECTIVES = {"note", "warning", "important", "tip", "versionadded", "versionchanged"}
+_ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]*?)(?:\s*<[^`]*>)?`")
+_LINK = re.compile(r"`([^`<]+?)\s*<[^`]*>`_{0,2}")
+_WORD = re.compile(r"[A-Za-z]+(?:['\u2019-][A-Za-z]+)*")
+_MARKS = str.maketrans("", "", "`*|")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -28,7 +51,9 @@ def corpus(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
     """Returns the paragraphs of each split: no paragraph occurs twice, in one split or in two."""
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     keys: set[str] = set()
-    with _no_garbage_collection():
+    was_enabled = gc.isenabled()  # syntax trees have no cycles to collect: 30 % of the time
+    gc.disable()
+    try:
         for package, root, path in _files(packages):
             rows = splits[split_of(f"{package}/{path}")]
             for text in _paragraphs_of_file(root / path):
@@ -36,6 +61,9 @@ def corpus(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
                 if key not in keys:
                     keys.add(key)
                     rows.append(text)
+    finally:
+        if was_enabled:
+            gc.enable()
     return splits
 
 
@@ -47,43 +75,24 @@ def split_of(name: str) -> str:
 
 def versions() -> dict[str, str]:
     """Names what the text depends on: the packages' versions and the rules that read them."""
-    rules = b"".join(
-        Path(__file__).with_name(n).read_bytes() for n in ("docstrings.py", "prose.py")
-    )
     return {
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES[1:]},
-        "rules": hashlib.sha256(rules).hexdigest()[:16],
+        "rules": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16],
     }
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Saves 30 % of the time in a process that holds jax: syntax trees have no cycles to find."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _files(packages: tuple[str, ...]) -> Iterator[tuple[str, Path, str]]:
     for package in packages:
-        root = _root(package)
+        root = Path(sysconfig.get_paths()["stdlib"])
+        if package != "python":
+            spec = importlib.util.find_spec(package)
+            assert spec is not None and spec.origin is not None, f"{package} is a dependency"
+            root = Path(spec.origin).parent
         for path in sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py")):
             *folders, _ = path.split("/")
             if not _SKIPPED_FOLDERS.intersection(folders):
                 yield package, root, path
-
-
-def _root(package: str) -> Path:
-    if package == "python":
-        return Path(sysconfig.get_paths()["stdlib"])
-    spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None, f"{package} is a dependency"
-    return Path(spec.origin).parent
 
 
 def _paragraphs_of_file(path: Path) -> list[str]:
@@ -120,3 +129,81 @@ def _strings(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Expr(ast.Constant(str(text))) | ast.Constant(str(text)) if " " in text:
             yield text
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yields the prose paragraphs of a docstring, each on one line."""
+    for unit in _units(text):
+        line = _plain(" ".join(unit.split()))
+        if reads_as_english(line):
+            yield line
+
+
+def reads_as_english(line: str) -> bool:
+    """Tells a sentence from code, a table row or a list of names, by its words."""
+    tokens = line.split()
+    if len(tokens) < 5 or ">>>" in line or not (line[0].isalnum() or line[0] in "\"'("):
+        return False
+    if line[-1] not in ".!?:;)\"'" and not line[0].isupper():
+        return False
+    words = [w for t in tokens if _WORD.fullmatch(w := t.strip(".,;:!?()\"'[]"))]
+    function_words = sum(w.lower() in _FUNCTION_WORDS for w in words)
+    return len(words) >= 0.72 * len(tokens) and function_words >= 0.16 * len(tokens)
+
+
+def _units(text: str) -> Iterator[str]:
+    """Splits at blank lines, bullets, argument names and changes of indentation."""
+    skipped_below = None  # the indentation at which a literal block ends
+    for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
+        lines = [line for line in block.split("\n") if line.strip()]
+        if not lines:
+            continue
+        indent = _indent(lines[0])
+        if skipped_below is not None and indent > skipped_below:
+            continue
+        skipped_below = None
+        directive = _DIRECTIVE.match(lines[0].strip())
+        if directive and directive[1].lower() not in _PROSE_DIRECTIVES:
+            skipped_below = indent
+            continue
+        if directive:
+            lines[0] = " " * indent + re.sub(r"^\s*[\d.]+\s*$", "", directive[2])
+        yield from _units_of_block(lines)
+        if lines[-1].rstrip().endswith("::"):
+            skipped_below = _indent(lines[-1])
+
+
+def _units_of_block(lines: list[str]) -> Iterator[str]:
+    unit: list[str] = []
+    indent, hanging = -1, False
+    for line in lines:
+        body = line.strip()
+        if _UNDERLINE.fullmatch(body):
+            unit = []  # what it underlines is a header
+            continue
+        if _TYPED_NAME.match(body):
+            yield "\n".join(unit)
+            unit, indent = [], -1
+            continue
+        if body.startswith((">>>", "... ", "$ ", "%", "In [", "|", "+-", "==", "--", "~~", "@")):
+            break  # a doctest, a shell line or a table ends the prose of its block
+        marker = _BULLET.match(body) or _ARGUMENT.match(body)
+        depth = _indent(line)
+        continues = unit and (depth == indent or (hanging and depth > indent)) and not marker
+        if not continues:
+            yield "\n".join(unit)
+            unit, indent, hanging = [], depth, bool(marker)
+            body = body[marker.end() :] if marker else body
+        elif hanging and depth > indent and len(unit) == 1:
+            indent, hanging = depth, False
+        unit.append(body)
+    yield "\n".join(unit)
+
+
+def _plain(line: str) -> str:
+    line = _LINK.sub(r"\1", _ROLE.sub(r"\1", line)).translate(_MARKS)
+    return line[:-1] if line.endswith("::") else line
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

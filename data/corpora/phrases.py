@@ -3,6 +3,7 @@
 Names, dates, times, amounts and lists of them, in the words of CLDR's locale data.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import re
@@ -17,6 +18,7 @@ LANGUAGES = tuple(re.findall(r"\w+", "cs da de el es fi fr hu id it nb nl pl pt 
 """Each may be source or target; so may "en"."""
 
 
+@functools.lru_cache(maxsize=32)  # it is read for each vocab and split, and takes 4 s to make
 def corpus(
     language: str, target: str, seed: int, train: int, held_out: int
 ) -> dict[str, list[tuple[str, str]]]:

@@ -43,7 +43,10 @@ class BestFit:
         """Puts examples into rows; `sizes` has a column for each side."""
         rows, starts, segments = [], [], []
         for size in sizes.tolist():
-            row, room = self._open.take(size) or self._new_row()
+            if (taken := self._open.take(size)) is None:
+                self._segments.append(0)
+                taken = self.opened - 1, self._lengths
+            row, room = taken
             self._segments[row] += 1
             rows.append(row)
             segments.append(self._segments[row])
@@ -51,10 +54,6 @@ class BestFit:
             self._open.put(row, list(map(sub, room, size)))
         starts_of_sides = np.array(starts, np.int64).reshape(sizes.shape)
         return Places(np.array(rows, np.int64), starts_of_sides, np.array(segments, np.int64))
-
-    def _new_row(self) -> tuple[int, Room]:
-        self._segments.append(0)
-        return self.opened - 1, self._lengths
 
 
 class RowsOfTexts:
@@ -70,7 +69,7 @@ class RowsOfTexts:
         return [row for rows in self._by_space for row in rows]
 
     def take(self, size: Room) -> tuple[int, Room] | None:
-        """Takes out the row with least room among those that fit, if one does."""
+        """Removes and returns the fullest row that has room, if one does."""
         fitting = self._spaces >> size[0]
         if not fitting:
             return None
@@ -78,7 +77,7 @@ class RowsOfTexts:
         return self._pop(space), (space,)
 
     def put(self, row: int, room: Room) -> None:
-        """Puts back the row that was taken last, or a new one, unless it is full on a side."""
+        """Adds the row that was taken last, or a new one, unless a side is full."""
         (space,) = room
         if not space or not self._limit:
             return

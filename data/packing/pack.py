@@ -11,7 +11,6 @@ from data.vocab import EOS, PAD
 OPEN_ROWS = 512  # sentences of 33 tokens fill rows of 256 to 99 %
 _EXAMPLES_PER_CHUNK = 16_384
 
-
 SIDES = (("targets", "segments"), ("sources", "source_segments"))
 """Names of the tokens and of the segment numbers of each side."""
 
@@ -124,7 +123,11 @@ class Packer:
         """Packs some examples and returns the rows that are closed by now."""
         count = len(halves[0])
         if len(halves) == 1:
-            examples, sizes = _cut(_sizes_of(halves[0]), self._sides[0].length)
+            whole, length = _sizes_of(halves[0]), self._sides[0].length
+            counts = -(-whole // length)  # of the pieces of each example
+            examples = np.repeat(np.arange(count), counts)
+            sizes = np.full((len(examples), 1), length, np.int64)
+            sizes[np.cumsum(counts) - 1, 0] = whole - (counts - 1) * length  # of the last pieces
         else:
             examples = np.flatnonzero(self.fits(*halves))
             halves = tuple([half[i] for i in examples.tolist()] for half in halves)
@@ -161,16 +164,6 @@ class Packer:
             for name, array in zip(names, side.take(closed), strict=True)
         }
         return Packed(arrays, pieces)
-
-
-def _cut(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts sizes into pieces of at most length; returns examples, and sizes in a column."""
-    counts = -(-sizes // length)
-    examples = np.repeat(np.arange(len(sizes)), counts)
-    pieces = np.full((len(examples), 1), length, np.int64)
-    last = np.cumsum(counts) - 1
-    pieces[last, 0] = sizes - (counts - 1) * length
-    return examples, pieces
 
 
 def _sizes_of(examples: Sequence[np.ndarray]) -> np.ndarray:

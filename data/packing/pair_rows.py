@@ -1,14 +1,14 @@
 """Holds packed rows of pairs: what the decoder reads, as in any rows, and the encoder's sources."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from data.packing import pack
 from data.packing.rows import Counts, RowArray, Rows, chunks, read_rows
 from data.sources.pairs import Pair, tagged
-from data.vocab import Vocab
+from data.vocabs import Vocabs
 
 LONG = "longer than a row"
 
@@ -21,10 +21,6 @@ class PairRows(Rows):
         return self.arrays["sources"]
 
     @property
-    def source_segments_BM(self) -> RowArray:
-        return self.arrays["source_segments"]
-
-    @property
     def source_length(self) -> int:
         return int(self.sources_BM.shape[1])
 
@@ -34,7 +30,6 @@ class PairRows(Rows):
         return self.counts.source_tokens / max(1, self.sources_BM.size)
 
     def numbers(self) -> dict[str, int | str]:
-        """Returns what a table shows of these rows."""
         counts = self.counts
         return {
             "pairs": counts.lines,
@@ -48,8 +43,9 @@ class PairRows(Rows):
         }
 
     def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns rows as int32 arrays; NO_ROW gives a row of padding."""
-        sources_BM, segments_BM = read_rows(row_ids, self.sources_BM, self.source_segments_BM)
+        sources_BM, segments_BM = read_rows(
+            row_ids, self.sources_BM, self.arrays["source_segments"]
+        )
         return {
             "inputs_BM": sources_BM.astype(np.int32),
             "segments_BM": segments_BM.astype(np.int32),
@@ -57,44 +53,22 @@ class PairRows(Rows):
             **super().batch(row_ids),
         }
 
-    @classmethod
-    def from_pairs(
-        cls,
-        pairs: Iterable[Pair],
-        source_vocab: Vocab,
-        vocab: Vocab,
-        source_length: int,
-        length: int,
-        *,
-        packs: bool = True,
-    ) -> "PairRows":
-        """Packs pairs in memory; one that is longer than a row has no piece."""
-        packed, counts = packed_pairs(
-            pairs, source_vocab, vocab, source_length, length, packs=packs
-        )
-        return cls(packed.arrays, counts, packed.pieces, begin_id=vocab.begin_id)
-
 
 def packed_pairs(
-    pairs: Iterable[Pair],
-    source_vocab: Vocab,
-    vocab: Vocab,
-    source_length: int,
-    length: int,
-    *,
-    packs: bool,
-    tag: str | None = None,
+    pairs: Iterable[Pair], vocabs: Vocabs, lengths: Sequence[int], packs: bool, tag: str | None
 ) -> tuple[pack.Packed, Counts]:
-    """Encodes and packs pairs chunk by chunk, each source with the tag in front."""
+    """Encodes and packs pairs chunk by chunk, each source with the tag in front.
+
+    `lengths` are those of targets and of sources; a pair that is longer than a row has no piece.
+    """
+    sides = (vocabs.target, vocabs.of_source)
     packer = pack.Packer(
-        pack.Side(length, vocab.dtype, vocab.end_id),
-        pack.Side(source_length, source_vocab.dtype, source_vocab.end_id),
-        packs=packs,
+        *(pack.Side(n, v.dtype, v.end_id) for n, v in zip(lengths, sides, strict=True)), packs=packs
     )
     parts, counts = list[pack.Packed](), Counts()
     for chunk in chunks(pairs):
-        sources = source_vocab.encode([tagged(pair.source, tag) for pair in chunk])
-        targets = vocab.encode([pair.target for pair in chunk])
+        sources = vocabs.of_source.encode([tagged(pair.source, tag) for pair in chunk])
+        targets = vocabs.target.encode([pair.target for pair in chunk])
         kept = np.flatnonzero(packer.fits(targets, sources))
         of_sources, of_targets = (Counts.of([chunk[i][side] for i in kept]) for side in (0, 1))
         parts.append(packer.add(targets, sources))

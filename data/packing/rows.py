@@ -11,6 +11,7 @@ from pydantic import NonNegativeInt
 
 from data.mixture import MixtureOrder
 from data.packing import pack
+from data.sources.pairs import Pair
 from data.sources.text_files import read_lines, without_carriage_return
 from data.storage.arrays import CheckedArray
 from data.vocab import PAD, UNK_WORD, Vocab
@@ -30,8 +31,8 @@ class Counts:
     Words are separated by white space in the raw text; the end of a line is none.
 
     Bytes are those of a text file: a line that ends with "\\r\\n" counts both, and a last line
-    without a newline counts one all the same.  A byte order mark, and blank lines that are no
-    examples, are not counted.  Of pairs, the texts count, with one newline each.
+    without a newline counts one as well.  A byte order mark is not counted, nor are blank lines
+    that are not examples.  Of pairs, the texts count, with one newline each.
     """
 
     lines: NonNegativeInt = 0
@@ -131,7 +132,7 @@ class Rows:
 
     @property
     def counted_BL(self) -> np.ndarray:
-        """Returns which tokens the loss is of, in all rows."""
+        """Returns which tokens of all rows the loss counts."""
         return self._counted(self.segments_BL)
 
     def _counted(self, mask_BL: RowArray) -> np.ndarray:
@@ -159,20 +160,6 @@ class Rows:
             "positions_BL": pack.positions(segments_BL),
         }
 
-    @classmethod
-    def from_lines(
-        cls,
-        lines: Iterable[str],
-        vocab: Vocab,
-        length: int,
-        word_list: frozenset[str] | None = None,
-        *,
-        packs: bool = True,
-    ) -> "Rows":
-        """Packs raw lines in memory; blank lines count, as lines of no words."""
-        packed, counts = packed_lines(lines, vocab, length, word_list, packs=packs)
-        return cls(packed.arrays, counts, packed.pieces, begin_id=vocab.begin_id)
-
 
 def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
     """Copies rows of some arrays; NO_ROW gives a row of zeros."""
@@ -184,19 +171,17 @@ def read_rows(row_ids: np.ndarray, *arrays: RowArray) -> list[np.ndarray]:
 
 
 def packed_lines(
-    lines: Iterable[str],
-    vocab: Vocab,
-    length: int,
-    word_list: frozenset[str] | None,
-    *,
-    packs: bool,
+    lines: Iterable[str], vocab: Vocab, length: int, words: frozenset[str] | None, packs: bool
 ) -> tuple[pack.Packed, Counts]:
-    """Encodes and packs raw lines, some thousands at a time."""
+    """Encodes and packs raw lines, some thousands at a time; a blank one is a line of no words.
+
+    Words outside `words` are read as <UNK>; None keeps all.
+    """
     packer = pack.Packer(pack.Side(length, vocab.dtype, vocab.end_id), packs=packs)
     parts, counts = list[pack.Packed](), Counts()
     for chunk in chunks(lines):
         texts = [without_carriage_return(line) for line in chunk]
-        examples = vocab.encode(texts if word_list is None else with_unk(texts, word_list))
+        examples = vocab.encode(texts if words is None else with_unk(texts, words))
         parts.append(packer.add(examples))
         counts += Counts.of(chunk, tokens=sum(map(len, examples)) + len(examples))
     packed = pack.joined([*parts, packer.finish()])
@@ -213,24 +198,22 @@ def rows_of_parts(entries: list[dict[str, Any]], *left_out: str) -> Iterator[Row
         yield RowsOfPart(entry["name"], rows, counts, dropped)
 
 
-def hashed_bytes(*examples: str) -> bytes:
-    """Returns what examples add to a content hash; bytes that are not UTF-8 count as they are.
+def hashed_bytes(example: str) -> bytes:
+    """Returns what an example adds to a content hash; bytes that are not UTF-8 count as they are.
 
     A newline inside an example has a byte behind it that no UTF-8 has, so that one example of two
     lines is not taken for two of one line.
     """
-    raw = [example.encode("utf-8", "surrogatepass") for example in examples]
-    return b"".join(x.replace(b"\n", b"\n\xff") + b"\n" for x in raw)
+    return example.encode("utf-8", "surrogatepass").replace(b"\n", b"\n\xff") + b"\n"
 
 
-def hashed_pair(source: str, target: str) -> bytes:
+def hashed_pair(pair: Pair) -> bytes:
     """Returns what a pair adds to a content hash; a tab inside a half is not the one between."""
-    halves = (hashed_bytes(half)[:-1].replace(b"\t", b"\t\xff") for half in (source, target))
-    return b"\t".join(halves) + b"\n"
+    return b"\t".join(hashed_bytes(half)[:-1].replace(b"\t", b"\t\xff") for half in pair) + b"\n"
 
 
 def with_unk(lines: Iterable[str], word_list: frozenset[str]) -> list[str]:
-    """Writes <UNK> for each word outside the list; white space stays as it is."""
+    """Writes <UNK> for each word outside the list; white space is unchanged."""
 
     def known(word: re.Match[str]) -> str:
         return word[0] if word[0] in word_list else UNK_WORD

@@ -25,7 +25,7 @@ class Clean:
     """
 
     drops_empty: bool = True
-    """Drops a pair of which one side has only white space."""
+    """Drops a pair if one side has only white space."""
     drops_invalid_utf8: bool = False
     """Drops a pair with bytes that are not UTF-8, from every split; otherwise it is an error."""
     drops_control_characters: bool = False
@@ -80,29 +80,26 @@ class Clean:
             rules["control characters"] = lambda pair: any(map(_CONTROL.search, pair))
         if (fewest := self.min_characters) is not None:
             rules["below min_characters"] = lambda pair: _lengths(pair)[0] < fewest
-        if (most := self.max_characters) is not None:
-            rules["above max_characters"] = lambda pair: _lengths(pair)[1] > most
+        if (limit := self.max_characters) is not None:
+            rules["above max_characters"] = lambda pair: _lengths(pair)[1] > limit
         if (ratio := self.max_ratio) is not None:
             rules["above max_ratio"] = lambda pair: _lengths(pair)[1] > ratio * _lengths(pair)[0]
         if self.drops_duplicates:
-            rules["a repeat"] = _is_repeat()
+            keys: set[bytes] = set()
+
+            def is_repeat(pair: Pair) -> bool:
+                text = (
+                    f"{len(pair.source)} {pair.source}{pair.target}"  # a prompt may hold any sign
+                )
+                key = hashlib.blake2b(text.encode(), digest_size=8).digest()
+                is_known = key in keys
+                keys.add(key)
+                return is_known
+
+            rules["a repeat"] = is_repeat
         return rules
 
 
 def _lengths(pair: Pair) -> list[int]:
     """Returns the characters of the shorter side, then those of the longer one."""
     return sorted(len(text.strip()) for text in pair)
-
-
-def _is_repeat() -> Callable[[Pair], bool]:
-    """Returns a test that is true of a pair that it has seen before."""
-    keys: set[bytes] = set()
-
-    def is_repeat(pair: Pair) -> bool:
-        text = f"{len(pair.source)} {pair.source}{pair.target}"  # a prompt may hold any sign
-        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        is_known = key in keys
-        keys.add(key)
-        return is_known
-
-    return is_repeat

@@ -21,7 +21,6 @@ _BYTES_PER_READ = 1 << 17
 _GZIP = 16 + zlib.MAX_WBITS  # expects the header of gzip
 _MAX_WINDOW_BYTES = 1 << 31  # of `zstd --ultra --long=31`, as published corpora have
 
-
 ByteFile = IO[bytes] | io.BufferedReader
 
 

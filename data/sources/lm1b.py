@@ -22,6 +22,7 @@ from data.storage import remote
 from data.storage.errors import FULL, describe_full
 
 TOP = "1-billion-word-language-modeling-benchmark-r13output"
+_LEGAL = f"{TOP}.tar.gz, whole, or the folder that it unpacks to."
 TRAIN_SHARDS = tuple(range(1, 100))  # of 100: the held-out shards are made of the first
 _TRAIN = "training-monolingual.tokenized.shuffled/news.en-{:05d}-of-00100"
 _HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-{:05d}-of-00050"
@@ -59,13 +60,13 @@ class Lm1b(Source):
             except tarfile.TarError as error:
                 raise UserError(
                     f"Lm1b.archive = {self.archive!r}: is not a whole tar archive ({error}).  "
-                    f"Legal: {TOP}.tar.gz, or the folder that it unpacks to."
+                    f"Legal: {_LEGAL}"
                 ) from None
 
     def _in_order(
         self, shards: Sequence[str], stream: Iterator[tuple[str, NamedFile]]
     ) -> Iterator[NamedFile]:
-        """Yields the name and the lines of each of these shards, whatever their order in a stream.
+        """Yields the name and the lines of each of these shards, in this order.
 
         Those that come too early wait in temporary files: an archive is read once.
         """
@@ -78,8 +79,7 @@ class Lm1b(Source):
                     if arrived is None:
                         raise UserError(
                             f"Lm1b.archive = {self.archive!r}: {len(missing)} of {len(shards)} "
-                            f"shards are missing, such as {next(iter(missing))}.  Legal: "
-                            f"{TOP}.tar.gz, whole, or the folder that it unpacks to."
+                            f"shards are missing, such as {next(iter(missing))}.  Legal: {_LEGAL}"
                         )
                     if arrived in missing:
                         del missing[arrived]
@@ -88,7 +88,7 @@ class Lm1b(Source):
                     elif arrived in shards:
                         raise UserError(
                             f"Lm1b.archive = {self.archive!r}: shard {arrived} is in it twice.  "
-                            f"Legal: {TOP}.tar.gz, or the folder that it unpacks to."
+                            f"Legal: {_LEGAL}"
                         )
                 yield waiting.pop(shard)
 
@@ -150,8 +150,7 @@ def _shards_of(archive: str) -> Iterator[tuple[str, NamedFile]]:
                     yield shard, (str(file_path), file)
     elif not path.exists():
         raise UserError(
-            f"Lm1b.archive = {archive!r}: there is no such file.{nearest(archive)}  Legal: the "
-            f"path of {TOP}.tar.gz, or of the folder that it unpacks to."
+            f"Lm1b.archive = {archive!r}: there is no such file.{nearest(archive)}  Legal: {_LEGAL}"
         )
     else:
         whole: Any

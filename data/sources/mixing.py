@@ -1,11 +1,14 @@
-"""Names the parts of a mixture and sets their rates, of text and of pairs."""
+"""Mixes sources at rates that the settings choose."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from configs.errors import UserError, listed
-from configs.spec import Positive, abstract_spec
+from configs.spec import Positive, abstract_spec, spec
 from data.mixture import MixtureOrder
+from data.sources.pairs import Pairs
 from data.sources.text import SPLITS, Source
 
 
@@ -32,7 +35,7 @@ class MixedSource(Source):
     def named_parts(self) -> list[tuple[str, Any]]:
         """Returns the parts with their names; equal names that are not given are numbered."""
         parts = self.all_parts
-        names = part_names([part.part_name for part in parts], [part.part_label for part in parts])
+        names = part_names(*zip(*(part.name_and_label for part in parts), strict=True))
         return list(zip(names, parts, strict=True))
 
     def parts_of(self, split: str) -> dict[str, Any]:
@@ -84,6 +87,42 @@ class MixedSource(Source):
                 f"{kind}.temperature = {self.temperature}: it counts only by size, and "
                 f"{kind}.rates is set.  Unset one of them."
             )
+
+
+@spec
+class TextMixture(MixedSource):
+    """Reads the text of several sources as one; the parts of a batch come at rates that the
+    settings choose.
+
+    Each part is packed into rows of its own, and rates and sizes are of rows.
+    """
+
+    parts: Annotated[tuple[Source, ...], Field(min_length=1)]
+    """Sources to mix; in a gin file each has a scope, as in (@web/JsonlText(), @books/TextFiles()).
+    """
+
+    @property
+    def all_parts(self) -> tuple[Source, ...]:
+        return self.parts
+
+    def lines(self, split: str) -> Iterator[str]:
+        for part in self.parts_of(split).values():
+            yield from part.lines(split)
+
+    @property
+    def has_newlines(self) -> bool:
+        return any(part.has_newlines for part in self.parts)
+
+    def problems(self) -> Iterator[str]:
+        for part in self.parts:
+            if isinstance(part, Pairs):
+                yield (
+                    f"TextMixture.parts: @{type(part).__name__}() yields pairs.  @Mixture() mixes "
+                    "those, for @Translation()."
+                )
+            if isinstance(part, TextMixture):
+                yield "TextMixture.parts: a part is a mixture itself.  Name its parts here instead."
+        yield from self.name_problems("train")
 
 
 def part_names(names: Sequence[str | None], labels: Sequence[str]) -> list[str]:

@@ -11,18 +11,14 @@ from pydantic import Field
 
 from configs.errors import UserError, extra_required
 from configs.spec import Count, CountOrZero, Seed, abstract_spec, spec
-from data.sources import mixing, pair_files, text_files
+from data.sources import mixing, text_files
 from data.sources.pairs import LANGUAGE, Pair, Pairs
 from data.sources.text import SPLITS, Files, FileSource
 
 
 @abstract_spec
 class HeldOutPairs(FileSource, Pairs):
-    """Reads pairs from files, whatever the parameters that name these."""
-
-    @property
-    def holds_out_targets(self) -> bool:
-        return self.holds_out
+    """Reads pairs from files; subclasses define the parameters that name them."""
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         return self.read_split(split, errors, lambda pair: pair.target)
@@ -92,7 +88,29 @@ class ParallelFiles(HeldOutPairs):
             sources, targets = map(list, zip(*by_file.values(), strict=True))
         else:
             sources, targets = text_files.distinct(sources), text_files.distinct(targets)
-        return pair_files.aligned(sources, targets, f"ParallelFiles.{split}_source", errors)
+        setting = f"ParallelFiles.{split}_source"
+        if len(sources) != len(targets):
+            raise UserError(
+                f"{setting}: {len(sources)} source files and {len(targets)} target files "
+                f"({', '.join(sources)} and {', '.join(targets)}).  Give a target file per source."
+            )
+        read = functools.partial(_aligned, setting=setting, errors=errors)
+        return text_files.of_files(sources, map(read, sources, targets), setting, "line of text")
+
+
+def _aligned(source: str, target: str, setting: str, errors: str) -> Iterator[Pair]:
+    """Yields the lines of a source file, each with the same line of the target file."""
+    counts = [0, 0]
+    files = (text_files.read_lines(path, errors) for path in (source, target))
+    for lines in itertools.zip_longest(*files):
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if None not in lines:
+            yield Pair(*lines)
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{setting}: {source} has {counts[0]:,} lines and {target} has {counts[1]:,}.  Line n "
+            "of one must be the translation of line n of the other: find where they diverge."
+        )
 
 
 @spec
@@ -105,7 +123,20 @@ class Tsv(FilePairs):
     """Column of the translation, counted from 0."""
 
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[Pair]:
-        return pair_files.table(paths, setting, self.source_column, self.target_column, errors)
+        def pairs(path: str) -> Iterator[Pair]:
+            for number, line in enumerate(text_files.read_lines(path, errors), 1):
+                if not line.strip():
+                    continue
+                columns = line.split("\t")
+                if len(columns) <= max(self.source_column, self.target_column):
+                    raise UserError(
+                        f"{path}, line {number}: {len(columns)} columns, and {setting} needs "
+                        f"columns {self.source_column} and {self.target_column}, counted from 0.  "
+                        "A tab separates columns."
+                    )
+                yield Pair(columns[self.source_column], columns[self.target_column])
+
+        return text_files.of_files(paths, map(pairs, paths), setting, "line of text")
 
 
 @spec
@@ -127,21 +158,14 @@ class Phrases(Pairs):
         return SPLITS
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
-        made = _phrases(self.language, self.target_language, self.seed, self.train, self.held_out)
-        return itertools.starmap(Pair, made[split])
+        corpus = _import_phrases().corpus
+        sizes = self.train, self.held_out
+        return itertools.starmap(
+            Pair, corpus(self.language, self.target_language, self.seed, *sizes)[split]
+        )
 
     def fingerprint(self) -> dict[str, str]:
         return _import_phrases().versions()
-
-
-@functools.lru_cache(maxsize=32)
-def _phrases(
-    language: str, target: str, seed: int, train: int, held_out: int
-) -> dict[str, list[tuple[str, str]]]:
-    """Keeps what was made: a corpus is read for each vocab and split, and takes 4 s to make."""
-    corpus: dict[str, list[tuple[str, str]]]
-    corpus = _import_phrases().corpus(language, target, seed, train, held_out)
-    return corpus
 
 
 def _import_phrases() -> ModuleType:

@@ -89,11 +89,6 @@ class Pairs(Source):
     name: Name | None = None
     """Name in results. None: its tag or its kind."""
 
-    @property
-    def holds_out_targets(self) -> bool:
-        """Returns whether the validation split has all pairs of some targets, out of training."""
-        return False
-
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         """Yields the raw pairs of a split, always in the same order.
 
@@ -115,16 +110,13 @@ class Pairs(Source):
 
     def parts_of(self, split: str) -> dict[str, "Pairs"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
-        return {self.part_name or self.part_label: self}
+        name, label = self.name_and_label
+        return {name or label: self}
 
     @property
-    def part_name(self) -> str | None:
-        return self.name
-
-    @property
-    def part_label(self) -> str:
-        """Returns what names this part where it has no name: its tag or its kind."""
-        return tag_name(self.tag or "") or type(self).__name__
+    def name_and_label(self) -> tuple[str | None, str]:
+        """Returns the name that the settings give, and the tag or else the kind."""
+        return self.name, tag_name(self.tag or "") or type(self).__name__
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -62,17 +62,6 @@ def rows(
     return text_files.of_files(paths, map(read, paths), setting, "row")
 
 
-def _remedy(path: str) -> str:
-    """Returns what to do about a file that cannot be read, by its first bytes."""
-    head = b""
-    with contextlib.suppress(OSError), path_of(path).expanduser().open("rb") as file:
-        head = file.read(8)
-    if text_files.is_arrow(head):
-        return f"  It is an Arrow file.{text_files.TO_PARQUET}"
-    is_parquet = not head or head.startswith(text_files.PARQUET_MARK)
-    return "  Copy it again." if is_parquet else "  It is not Parquet: another source reads it."
-
-
 def _rows_of_file(
     path: str, columns: Sequence[str], setting: str, errors: str
 ) -> Iterator[list[str]]:
@@ -97,9 +86,17 @@ def _rows_of_file(
                     yield [_text(raw, f"{place}: column {name!r}", errors) for raw, name in named]
     except (pyarrow.ArrowException, OSError) as error:
         remote.raise_failure(error)
+        head = b""
+        with contextlib.suppress(OSError), file.open("rb") as raw_file:
+            head = raw_file.read(8)
+        remedy = "  Copy it again."
+        if text_files.is_arrow(head):
+            remedy = f"  It is an Arrow file.{text_files.TO_PARQUET}"
+        elif head and not head.startswith(text_files.PARQUET_MARK):
+            remedy = "  It is not Parquet: another source reads it."
         first_line = brief(str(error).partition("\n")[0])
         raise UserError(
-            f"{setting}: {path} cannot be read as Parquet ({first_line}).{_remedy(path)}"
+            f"{setting}: {path} cannot be read as Parquet ({first_line}).{remedy}"
         ) from None
 
 

@@ -1,6 +1,7 @@
 """Defines sources of text: each yields the examples of a split."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -53,14 +54,14 @@ class Source:
         return False
 
     @property
-    def part_name(self) -> str | None:
-        """Returns the name that the settings give to this part of a mixture."""
-        return None
+    def holds_out(self) -> bool:
+        """Returns whether the validation split is a part of the training examples."""
+        return False
 
     @property
-    def part_label(self) -> str:
-        """Returns what names this part where it has no name: its kind."""
-        return type(self).__name__
+    def name_and_label(self) -> tuple[str | None, str]:
+        """Returns the name that the settings give to this part of a mixture, and its kind."""
+        return None, type(self).__name__
 
     def parts_of(self, split: str) -> Mapping[str, "Source"]:
         """Names the sources that this one mixes in a split; just itself if it is not a mixture."""
@@ -111,7 +112,6 @@ class FileSource(Source):
 
     @property
     def holds_out(self) -> bool:
-        """Returns whether the validation split is a part of the training examples."""
         return not self.files("validation")
 
     def splits(self) -> tuple[str, ...]:
@@ -185,8 +185,8 @@ class FileText(FileSource):
     """Name of a part of a mixture in results. None: its kind."""
 
     @property
-    def part_name(self) -> str | None:
-        return self.name
+    def name_and_label(self) -> tuple[str | None, str]:
+        return self.name, type(self).__name__
 
     def lines(self, split: str) -> Iterator[str]:
         return self.read_split(split, "strict", text_files.without_carriage_return)
@@ -207,9 +207,19 @@ class TextFiles(FileText):
     def read_files(self, paths: Sequence[str], setting: str, errors: str) -> Iterator[str]:
         match self.example:
             case "line" | "any line" as kind:
-                return text_files.read_examples(paths, setting, with_blank=kind == "any line")
+                contents = map(text_files.read_raw_lines, paths)
+                lines = text_files.of_files(paths, contents, setting, "line of text")
+                return (line for line in lines if kind == "any line" or line.strip())
             case "paragraph":
-                return text_files.with_text(text_files.read_paragraphs(paths), setting, "paragraph")
+                by_blank = (
+                    group
+                    for path in paths
+                    for group in itertools.groupby(
+                        text_files.read_lines(path), lambda x: not x.strip()
+                    )
+                )
+                paragraphs = ("\n".join(lines) for is_blank, lines in by_blank if not is_blank)
+                return text_files.with_text(paragraphs, setting, "paragraph")
             case "file":
                 whole = ("\n".join(text_files.read_lines(p)).rstrip("\n") for p in paths)
                 return text_files.with_text(whole, setting, "file")

@@ -1,7 +1,6 @@
 """Reads lines, paragraphs and whole texts of files, and says what is wrong with a file."""
 
 import codecs
-import itertools
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # bytes that are not UTF-8 become these
 MAX_LINE_BYTES = 1 << 26
 """Of one line; longer ones are no text, or would fill the memory."""
 TO_PARQUET = (
@@ -37,7 +36,7 @@ def expand(patterns: str | Sequence[str], setting: str) -> list[str]:
 
 
 def distinct(paths: Iterable[str]) -> list[str]:
-    """Returns paths of different files, each as it is named first."""
+    """Returns the paths of distinct files, each under its first name."""
     files: dict[str, str] = {}
     for path in paths:
         files.setdefault(identity(path), path)
@@ -134,12 +133,6 @@ def decoded(raw: object, place: str, errors: str, remedy: str = "") -> str:
         ) from None
 
 
-def read_examples(paths: Sequence[str], setting: str, *, with_blank: bool) -> Iterator[str]:
-    """Yields the raw lines of some files, blank ones only `with_blank`."""
-    lines = of_files(paths, map(read_raw_lines, paths), setting, "line of text")
-    return (line for line in lines if with_blank or line.strip())
-
-
 def of_files(
     paths: Sequence[str], contents: Iterable[Iterable[T]], setting: str, kind: str
 ) -> Iterator[T]:
@@ -165,14 +158,6 @@ def of_files(
         logger.info(
             "%s: %d of %d files are empty, such as %s", setting, len(empty), len(paths), empty[0]
         )
-
-
-def read_paragraphs(paths: Sequence[str]) -> Iterator[str]:
-    """Yields the paragraphs of some files; blank lines separate them."""
-    for path in paths:
-        for is_blank, lines in itertools.groupby(read_lines(path), lambda x: not x.strip()):
-            if not is_blank:
-                yield "\n".join(lines)
 
 
 def with_text(texts: Iterable[str], setting: str, kind: str) -> Iterator[str]:

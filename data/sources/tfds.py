@@ -120,7 +120,15 @@ class TfdsSource(Source):
         try:
             return tfds.builder(self.name, data_dir=self.folder, file_format="array_record")
         except (tfds.core.DatasetNotFoundError, ValueError) as error:
-            raise UserError(f"{kind}.name = {self.name!r}: {_why_not(self.name, error)}") from None
+            data_set = self.name.partition("/")[0]
+            try:
+                legal = ", ".join(tfds.builder_cls(data_set).builder_configs) or "none"
+                first_line = str(error).partition("\n")[0]
+                problem = f"{first_line}  The configurations of {data_set}: {legal}."
+            except (tfds.core.DatasetNotFoundError, ValueError):
+                known = tfds.list_builders(with_community_datasets=False)
+                problem = f"TFDS has no such data set.{did_you_mean(self.name, known)}"
+            raise UserError(f"{kind}.name = {self.name!r}: {problem}") from None
 
 
 @spec
@@ -156,19 +164,6 @@ class TfdsPairs(TfdsSource, Pairs):
 
     def read(self, split: str, errors: str = "strict") -> Iterator[Pair]:
         return itertools.starmap(Pair, self.texts(split, ["source_field", "target_field"], errors))
-
-
-def _why_not(name: str, error: Exception) -> str:
-    import tensorflow_datasets as tfds
-
-    data_set = name.partition("/")[0]
-    try:
-        legal = tfds.builder_cls(data_set).builder_configs
-    except (tfds.core.DatasetNotFoundError, ValueError):
-        known = tfds.list_builders(with_community_datasets=False)
-        return f"TFDS has no such data set.{did_you_mean(name, known)}"
-    first_line = str(error).partition("\n")[0]
-    return f"{first_line}  The configurations of {data_set}: {', '.join(legal) or 'none'}."
 
 
 @contextlib.contextmanager

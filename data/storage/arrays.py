@@ -24,7 +24,7 @@ class GrowingArray:
     """Writes a .npy file of rows in parts; its header is completed at the end."""
 
     def __init__(self, path: Path, columns: int, dtype: Any):
-        """Opens a new file, or one that a kill left, of which `next_rows` reads what is there."""
+        """Opens a new file, or one that a killed process left, whose rows `next_rows` reads."""
         self._dtype = np.dtype(dtype)
         self._columns = columns
         self._rows = 0
@@ -36,7 +36,7 @@ class GrowingArray:
         self._start = self._file.tell()
 
     def next_rows(self, count: int) -> np.ndarray | None:
-        """Returns rows that an earlier process wrote behind the last one; None without so many."""
+        """Returns the next `count` rows of an earlier process; None if it wrote fewer."""
         start = self._file.tell()
         content = self._file.read(count * self._columns * self._dtype.itemsize)
         self._file.seek(start)
@@ -45,7 +45,7 @@ class GrowingArray:
         return np.frombuffer(content, self._dtype).reshape(count, self._columns)
 
     def flush(self) -> None:
-        """Gives the rows to the system, which keeps them after a kill."""
+        """Flushes the rows to the operating system, so that they survive a kill."""
         self._file.flush()
 
     def append(self, rows: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Says what a failed write means, and that work can go on later."""
+"""Explains failed writes, and defines the error of work that can be resumed."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ _MANY_BYTES = 1 << 20
 
 
 def describe_full(path: Path, error: Exception) -> str:
-    """Says what the file system of a path lacks that refused a write: inodes or space."""
+    """Describes what the file system of a path has run out of: inodes or space."""
     state = os.statvfs(next(p for p in (path, *path.absolute().parents) if p.exists()))
     free_bytes = state.f_bavail * state.f_frsize
     # What was written is perhaps removed by now; that a file could not be created remains.
@@ -25,12 +25,12 @@ def describe_full(path: Path, error: Exception) -> str:
 
 
 class Unfinished(RunError):
-    """Says that work has stopped and can go on where it was."""
+    """Reports work that stopped and can be resumed."""
 
 
 @contextlib.contextmanager
 def write_errors(target: Path, remedy: str = "give another --data_dir") -> Iterator[None]:
-    """Says what a failed write means: a full disk, or a place that cannot be written."""
+    """Explains a failed write: a full disk, or a path that cannot be written."""
     try:
         yield
     except OSError as error:

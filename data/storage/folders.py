@@ -1,4 +1,7 @@
-"""Makes folders that appear whole or not at all, and removes them."""
+"""Makes folders that appear whole or not at all, copies remote ones, and removes them.
+
+Copies of remote folders can be mapped into memory.
+"""
 
 import contextlib
 import logging
@@ -7,18 +10,22 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.paths import is_remote
+from configs.paths import REMOTE, is_remote
 from data.storage import remote
 from data.storage.errors import Unfinished, write_errors
 from data.storage.files import sync
 from data.storage.locks import is_used, lock
+from data.storage.lookup import sizes_below
 
 logger = logging.getLogger(__name__)
+
+SCRATCH = Path("~/.cache/meshloom/.remote")
+"""Folder of the copies of remote data, by bucket and name."""
 
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Gives a temporary folder beside the target, which takes the target's place at the end.
+    """Yields a temporary folder next to the target, which replaces the target at the end.
 
     After an error nothing is left.  After a kill, the temporary folder is left under a name that
     nothing reads, and the next call removes it.  The caller holds the lock of the target.
@@ -36,7 +43,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def resumable_folder(target: Path) -> Iterator[Path]:
-    """Gives a folder beside the target, which takes the target's place at the end.
+    """Yields a folder next to the target, which replaces the target at the end.
 
     After an error nothing is left.  After a kill, Ctrl-C, `Unfinished` or a request that the
     storage failed to answer, the next call gives the same folder again, with what is in it.  The
@@ -83,7 +90,7 @@ def remove_unfinished(target: Path) -> bool:
 def remove_folder(folder: Path) -> None:
     """Removes a folder, if there is one, with all that is in it."""
     if is_remote(folder):
-        for name, _ in remote.sizes_below(folder):
+        for name, _ in sizes_below(folder):
             (folder / name).unlink()
     elif folder.exists():
         shutil.rmtree(folder)
@@ -101,3 +108,54 @@ def _replace(folder: Path, target: Path) -> None:
     sync(target.parent)
     if old:
         shutil.rmtree(old)
+
+
+def local_copy(path: Path) -> Path:
+    """Returns the path itself; of a remote one, where this machine keeps what it copies or makes of
+    it.
+    """
+    return SCRATCH.expanduser() / str(path).removeprefix(REMOTE) if is_remote(path) else path
+
+
+def fetch(folder: Path, last: str) -> Path:
+    """Returns a folder of this machine: the given one, or a copy of a remote one.
+
+    `last` names the file that is written last.  A copy that has the same one is not made again.
+    """
+    copy = local_copy(folder)
+    if is_remote(folder):
+        with lock(copy):
+            if not (copy / last).exists() or (
+                (copy / last).read_bytes() != (folder / last).read_bytes()
+            ):
+                with whole_folder(copy) as building:
+                    for name, _ in sizes_below(folder):
+                        remote.download(folder / name, building / name)
+    return copy
+
+
+def publish(copy: Path, folder: Path, last: str) -> None:
+    """Uploads the copy that this machine has of a remote folder: without `last` it is not whole."""
+    if is_remote(folder):
+        (folder / last).unlink(missing_ok=True)
+        for name in sorted((name for name, _ in sizes_below(copy)), key=lambda name: name == last):
+            remote.upload(copy / name, folder / name)
+
+
+def remove_unused(folder: Path, first: str) -> bool:
+    """Removes a folder unless a process reads or builds it; returns whether it did.
+
+    Without the file `first`, a remote folder is not whole.
+    """
+    copy = local_copy(folder)
+    if is_used(copy):
+        return False
+    if is_remote(folder):
+        for name in sorted((n for n, _ in sizes_below(folder)), key=lambda name: name != first):
+            (folder / name).unlink()
+    if copy.exists():
+        with lock(copy), write_errors(copy):
+            removed = Path(tempfile.mkdtemp(dir=copy.parent, prefix=f".{copy.name}.building-"))
+            copy.rename(removed)  # a reader finds the folder whole or not at all
+            shutil.rmtree(removed)
+    return True

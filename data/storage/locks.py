@@ -58,16 +58,15 @@ class SharedLock:
 
 def is_used(folder: Path) -> bool:
     """Returns whether a process on this machine's file systems reads or builds a folder."""
-    lock_file = folder.parent / f".{folder.name}.lock"
-    return any(_is_locked(path) for path in (folder, lock_file) if path.exists())
-
-
-def _is_locked(path: Path) -> bool:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        return try_lock(handle) is False
-    finally:
-        os.close(handle)
+    for path in (folder, folder.parent / f".{folder.name}.lock"):
+        if path.exists():
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                if try_lock(handle) is False:
+                    return True
+            finally:
+                os.close(handle)
+    return False
 
 
 def open_alone(path: Path) -> TextIO:

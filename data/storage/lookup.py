@@ -1,16 +1,17 @@
 """Finds, measures and opens files of this machine and of Google Cloud Storage."""
 
+import contextlib
 import glob
 import io
 import logging
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from configs.errors import UserError
-from configs.paths import is_remote, path_of
+from configs.paths import REMOTE, is_remote, path_of
 from data.storage import remote
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,12 @@ def open_to_read(name: str, path: Path) -> IO[bytes]:
 
 def read_bytes(name: str, path: Path) -> bytes:
     """Returns the content of a file, which `name` calls in an error."""
-    with open_to_read(name, path) as file:
-        return file.read()
+    try:
+        with open_to_read(name, path) as file:
+            return file.read()
+    except OSError as error:
+        remote.raise_failure(error)
+        raise UserError(f"{name}: cannot be read: {error.strerror or error}.") from None
 
 
 def exists(path: Path) -> bool:
@@ -49,7 +54,7 @@ def exists(path: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Returns the bytes of a file; 0 where there is none."""
+    """Returns the size of a file in bytes; 0 if it does not exist."""
     try:
         return version(path)[0]
     except FileNotFoundError:
@@ -59,15 +64,18 @@ def size_of(path: Path) -> int:
 def version(path: Path) -> list[int]:
     """Returns the size of a file and the time of its change, or the number of its last write."""
     if is_remote(path):
-        return remote.version(path)
+        info = remote.file_system().info(str(path))
+        return [info["size"], int(info.get("generation", 0))]
     state = path.stat()
     return [state.st_size, state.st_mtime_ns]
 
 
 def written_s(path: Path) -> float:
-    """Returns when a file was written, in seconds since 1970; 0 where there is none."""
+    """Returns when a file was written, in seconds since 1970; 0 if it does not exist."""
     try:
-        return remote.written_s(path) if is_remote(path) else path.stat().st_mtime
+        if is_remote(path):
+            return float(remote.file_system().modified(str(path)).timestamp())
+        return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
 
@@ -75,10 +83,11 @@ def written_s(path: Path) -> float:
 def matches(pattern: str) -> list[str]:
     """Returns the files that a glob matches, sorted; a file of just this name is the only one."""
     if is_remote(path_of(pattern)):
-        names = remote.matches(pattern)
-        if not names:
-            remote.check_bucket(path_of(pattern))
-        return names
+        with contextlib.suppress(FileNotFoundError):  # of a bucket that does not exist
+            if names := remote.file_system().glob(pattern):
+                return sorted(REMOTE + name for name in names)
+        remote.check_bucket(path_of(pattern))
+        return []
     path = os.path.expanduser(pattern)
     return [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
 
@@ -86,7 +95,9 @@ def matches(pattern: str) -> list[str]:
 def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
     """Yields name and size of each file below a folder, at any depth."""
     if is_remote(folder):
-        yield from remote.sizes_below(folder)
+        prefix = str(folder).removeprefix(REMOTE)
+        for name, info in remote.file_system().find(str(folder), detail=True).items():
+            yield str(PurePosixPath(name).relative_to(prefix)), info["size"]
         return
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):

@@ -9,8 +9,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError, brief, one_line
@@ -27,7 +26,7 @@ _UNREACHABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAUT
 
 
 def failure(error: BaseException) -> str | None:
-    """Says how the storage failed to answer; None for an error of another kind."""
+    """Describes how the storage failed to answer; None for other errors."""
     library = type(error).__module__.partition(".")[0]
     is_of_tensorstore = any(str(error).startswith(word) for word in _UNREACHABLE)
     is_forbidden = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
@@ -52,7 +51,8 @@ def raise_failure(error: BaseException) -> None:
 
 
 @functools.cache
-def _file_system() -> Any:
+def file_system() -> Any:
+    """Returns fsspec's view of Google Cloud Storage."""
     import fsspec
 
     return fsspec.filesystem("gcs")
@@ -60,38 +60,12 @@ def _file_system() -> Any:
 
 def upload(file: Path, target: Path) -> None:
     """Replaces an object by the content of a local file."""
-    _file_system().put_file(str(file), str(target))
+    file_system().put_file(str(file), str(target))
 
 
 def download(source: Path, file: Path) -> None:
     """Copies an object to a local file."""
-    _file_system().get_file(str(source), str(file))
-
-
-def sizes_below(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yields name and size of each object below a folder, at any depth."""
-    prefix = str(folder).removeprefix(REMOTE)
-    for path, info in _file_system().find(str(folder), detail=True).items():
-        yield str(PurePosixPath(path).relative_to(prefix)), info["size"]
-
-
-def version(path: Path) -> list[int]:
-    """Returns the size of an object and the number of its last write."""
-    info = _file_system().info(str(path))
-    return [info["size"], int(info.get("generation", 0))]
-
-
-def written_s(path: Path) -> float:
-    """Returns when an object was written, in seconds since 1970."""
-    return float(_file_system().modified(str(path)).timestamp())
-
-
-def matches(pattern: str) -> list[str]:
-    """Returns the objects that a glob matches, sorted."""
-    try:
-        return sorted(REMOTE + name for name in _file_system().glob(pattern))
-    except FileNotFoundError:  # of a bucket that is not there
-        return []
+    file_system().get_file(str(source), str(file))
 
 
 def check_bucket(path: Path) -> None:
@@ -100,7 +74,7 @@ def check_bucket(path: Path) -> None:
         return
     bucket = str(path).removeprefix(REMOTE).partition("/")[0]
     try:
-        _file_system().call("GET", "b/{}/o", bucket, maxResults=1)
+        file_system().call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no bucket {bucket!r}.  Correct the name, or make it: gcloud storage "
@@ -109,20 +83,21 @@ def check_bucket(path: Path) -> None:
 
 
 class ConditionalObject:
-    """Writes and removes an object only where nobody else wrote it since it was last read here."""
+    """Writes and removes an object only if nobody else wrote it since it was last read here."""
 
     def __init__(self, path: Path):
+        from google.api_core import exceptions
         from google.cloud import storage
 
         check_bucket(path)
-        self._conflicts = _conflicts()
+        self._conflicts = exceptions.PreconditionFailed, exceptions.NotFound
         bucket, _, name = str(path).removeprefix(REMOTE).partition("/")
         self._bucket, self._name = storage.Client().bucket(bucket), name
         self.generation = 0
-        """Number of the write that made the object; 0 where there is none."""
+        """Number of the write that made the object; 0 if it does not exist."""
 
     def read(self) -> str:
-        """Returns the content; nothing where there is no object."""
+        """Returns the content; empty if the object does not exist."""
         content, self.generation = self._latest()
         return content
 
@@ -157,9 +132,3 @@ class ConditionalObject:
             except self._conflicts:
                 continue  # it was replaced or removed meanwhile
             return content.decode("utf-8", "replace"), generation
-
-
-def _conflicts() -> tuple[type[Exception], ...]:
-    from google.api_core import exceptions
-
-    return exceptions.PreconditionFailed, exceptions.NotFound

@@ -1,22 +1,45 @@
-"""Defines tasks of images and labels, of which a model learns the labels."""
+"""Defines tasks of images and their labels, which a model predicts."""
 
+import dataclasses
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.spec import Count, spec
-from data.packing.image_rows import ImageRows, Shape, packed_images
-from data.packing.rows import Counts, RowArray, Rows
-from data.sources.pairs import Pairs
+from data.packing.pack import Packed
+from data.packing.rows import Counts, Rows, hashed_pair, read_rows
+from data.sources.images import image_of
+from data.sources.pairs import Pair, Pairs
 from data.sources.text_files import without_carriage_return
-from data.task import PackChunk, PartOfText, Task, hashed_parts
-from data.tasks.pairs import hashed_pairs, pack_pair_lines
+from data.task import PackChunk, PartOfText, Task, hashed
 from data.tokenizers.labels import Labels
+from data.vocab import Vocab
 from data.vocabs import Vocabs
+
+Shape = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageRows(Rows):
+    """Holds the images and labels of one split."""
+
+    shape: Shape = (0, 0, 0)
+
+    def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns rows as int32 arrays; NO_ROW gives an image of zeros without a target."""
+        images, targets_BL, segments_BL = read_rows(
+            row_ids, self.arrays["images"], self.targets_BL, self.segments_BL
+        )
+        return {
+            "images_BYXZ": images.reshape(-1, *self.shape).astype(np.int32),
+            "targets_BL": targets_BL.astype(np.int32),
+            "segments_BL": segments_BL.astype(np.int32),
+        }
 
 
 @spec
@@ -38,10 +61,11 @@ class ImageTask(Task):
     channels: Literal[1, 3] = 1
     """Numbers of a pixel: 1 is grey, 3 is RGB."""
     word_list: None = None
-    """A label is no text."""
+    """Labels have no words to replace."""
 
     takes_pairs = True
     unit = "images"
+    rows_kind = ImageRows
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +75,7 @@ class ImageTask(Task):
                 "text.  Unset them."
             )
         for part in self.source.parts_of("train").values():
-            if part.holds_out_targets:
+            if part.holds_out:  # by targets
                 raise UserError(
                     f"ImageTask.source: @{type(part).__name__}() has no files of validation, and "
                     "would hold out all images of some labels.  Give it such files."
@@ -63,12 +87,10 @@ class ImageTask(Task):
 
     @property
     def array_lengths(self) -> dict[str, int]:
-        """Names the arrays of a batch, each with its length in a row."""
         return {"targets_BL": 1, "segments_BL": 1}
 
     @property
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names the arrays of a batch, each with the shape that it has in a row."""
         return {"images_BYXZ": self.image_shape, **super().array_shapes}
 
     def vocab_text(self, name: str) -> Iterator[str]:
@@ -82,38 +104,57 @@ class ImageTask(Task):
             "meshloom evaluate and meshloom score."
         )
 
-    # Rows
-
-    def pack_lines(
-        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-    ) -> tuple[Rows, Sequence[str]]:
-        """Reads lines, each an image, a tab and its label, which a model predicts."""
-        return pack_pair_lines(self, lines, vocabs, tag)
-
     def rows_of_text(self, lines: Iterable[str], vocabs: Vocabs) -> Rows:
         """Reads lines, each an image, a tab and its label, for the loss of the labels."""
         return self.pack_lines(list(map(without_carriage_return, lines)), vocabs, None)[0]
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         pixels = self.height * self.width * self.channels
         return {**super().columns(vocabs), "images": (pixels, np.uint8)}
 
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the images as text."""
-        for name, source in hashed_parts(self.source.parts_of(split), digest):
-            yield PartOfText(name, hashed_pairs(source.untagged(split), digest), Counter())
+    def part_of_text(
+        self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"
+    ) -> PartOfText:
+        pairs = hashed(part.untagged(split), digest, hashed_pair)  # images as text
+        return PartOfText(name, pairs, Counter())
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of a chunk, each chunk by itself."""
         return lambda pairs, tag, training: packed_images(pairs, vocabs.target, self.image_shape)
 
-    def rows(
-        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
-    ) -> ImageRows:
-        """Returns rows; known are further fields of `Rows`."""
-        return ImageRows(arrays, counts, shape=self.image_shape, **known)
+    def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
+        return {"shape": self.image_shape}
 
     def summary(self, counts: Counts) -> str:
-        """Describes the rows of a split in a line."""
         return f"{counts.rows:,} images of {self.height} x {self.width}"
+
+
+def packed_images(pairs: Sequence[Pair], vocab: Vocab, shape: Shape) -> tuple[Packed, Counts]:
+    """Reads images, each with its label, into rows."""
+    images = np.zeros((len(pairs), *shape), np.uint8)
+    for number, pair in enumerate(pairs):
+        pixels = image_of(pair.source)
+        if pixels.shape != shape:
+            raise UserError(
+                f"image with the label {pair.target!r}: found {described(pixels.shape)}.  Legal: "
+                f"{described(shape)}, as the settings of the ImageTask say."
+            )
+        images[number] = pixels
+    labels = vocab.encode([pair.target for pair in pairs])
+    arrays = {
+        "images": images.reshape(len(pairs), math.prod(shape)),
+        "targets": np.array(labels, vocab.dtype).reshape(-1, 1),
+        "segments": np.ones((len(pairs), 1), np.uint16),
+    }
+    numbers = np.arange(len(pairs))
+    pieces = np.stack([numbers, numbers, np.ones_like(numbers)], axis=1)
+    return Packed(arrays, pieces), Counts(lines=len(pairs), tokens=len(pairs), rows=len(pairs))
+
+
+def described(shape: Sequence[int]) -> str:
+    """Names the sizes of an image.
+
+    >>> described((24, 20, 1))
+    'height 24, width 20, channels 1'
+    """
+    names = ("height", "width", "channels")
+    return ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))

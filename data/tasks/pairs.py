@@ -2,17 +2,15 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from configs.errors import UserError
 from configs.spec import abstract_spec
 from data.packing.pair_rows import LONG
-from data.packing.rows import Rows, hashed_pair
+from data.packing.rows import hashed_pair
 from data.sources.clean import Clean
-from data.sources.pairs import Pair, Pairs, chosen_tag
-from data.task import PartOfText, Task, hashed_parts
-from data.vocabs import Vocabs
+from data.sources.pairs import Pair, Pairs
+from data.task import PartOfText, Task, hashed
 
 
 @abstract_spec
@@ -22,7 +20,7 @@ class PairTask(Task):
     source: Pairs
     """Where the text comes from."""
     clean: Clean = Clean()
-    """Which training pairs are dropped, beside those that are longer than a row."""
+    """Which training pairs are dropped, in addition to those longer than a row."""
     word_list: None = None
     """A model of pairs reads every word."""
 
@@ -34,7 +32,6 @@ class PairTask(Task):
         return part.untagged(split, self.clean.errors)
 
     def vocab_text(self, name: str) -> Iterator[str]:
-        """Yields what a vocab is trained on: "vocab", "source vocab" or "target vocab"."""
         for part in self.source.parts_of("train").values():
             pairs = self.pairs_of(part, "train")
             for source, target in self.clean.kept(pairs, "train", Counter()):
@@ -43,45 +40,14 @@ class PairTask(Task):
                 if name != "source vocab":
                     yield target
 
-    def parts_of_text(self, split: str, digest: "hashlib._Hash") -> Iterator[PartOfText]:
-        """Yields the parts of a split, one after another; digest is fed the raw text."""
-        for name, part in hashed_parts(self.source.parts_of(split), digest):
-            dropped = Counter[str]()
-            pairs = hashed_pairs(self.pairs_of(part, split), digest)
-            yield PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
-
-    def pack_lines(
-        self, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-    ) -> tuple[Rows, Sequence[str]]:
-        """Packs lines in memory, each a source, a tab and its target, which a model predicts."""
-        return pack_pair_lines(self, lines, vocabs, tag)
+    def part_of_text(
+        self, name: str, part: Pairs, split: str, digest: "hashlib._Hash"
+    ) -> PartOfText:
+        dropped = Counter[str]()
+        pairs = hashed(self.pairs_of(part, split), digest, hashed_pair)
+        return PartOfText(name, self.clean.kept(pairs, split, dropped), dropped, part.tag)
 
     def part_entries(
         self, dropped: Mapping[str, int], parts: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Returns what a manifest keeps of the parts of a split."""
         return {"dropped": dict(dropped), "parts": list(parts)}
-
-
-def hashed_pairs(pairs: Iterable[Pair], digest: "hashlib._Hash") -> Iterator[Pair]:
-    for pair in pairs:
-        digest.update(hashed_pair(*pair))
-        yield pair
-
-
-def pack_pair_lines(
-    task: Task, lines: Sequence[str], vocabs: Vocabs, tag: str | None
-) -> tuple[Rows, Sequence[str]]:
-    """Packs pairs in memory, a tab between both halves; returns the rows and the targets."""
-    pairs = []
-    for number, line in enumerate(lines, 1):
-        halves = line.split("\t")
-        if len(halves) != 2:
-            raise UserError(
-                f"line {number}: {len(halves) - 1} tabs; a pair is its source, one tab and its "
-                "target."
-            )
-        pairs.append(Pair(*halves))
-    packed, counts = task.chunk_packer(vocabs)(pairs, chosen_tag(tag, task.tags), False)
-    rows = task.rows(packed.arrays, counts, vocabs, pieces=packed.pieces)
-    return rows, [pair.target for pair in pairs]

@@ -1,29 +1,63 @@
-"""Defines tasks of prompts and answers, of which a decoder learns the answers alone."""
+"""Defines tasks of prompts and answers; a decoder learns only the answers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from configs.errors import UserError
 from configs.spec import spec
-from data.packing.pack import Packed
-from data.packing.prompt_rows import PromptRows, packed_prompts
-from data.packing.rows import Counts, RowArray
+from data.packing.pack import Packed, Packer, Side, inputs, joined
+from data.packing.rows import Counts, RowArray, Rows, read_rows
 from data.sources.pairs import Pair, Pairs
 from data.task import PackChunk
 from data.tasks.pairs import PairTask
-from data.vocab import Tokenizer
+from data.vocab import Tokenizer, Vocab
 from data.vocabs import Vocabs
 
 PROMPT = "{prompt}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PromptRows(Rows):
+    """Holds the rows of one split; a mask marks the tokens of answers."""
+
+    reads_begin: bool = True
+    """Whether a decoder reads begin_id before a prompt, or the prompt alone."""
+
+    @property
+    def loss_mask_BL(self) -> RowArray:
+        return self.arrays["loss_mask"]
+
+    @property
+    def counted_BL(self) -> np.ndarray:
+        return self._counted(self.loss_mask_BL)
+
+    @property
+    def fill(self) -> float:
+        """Returns the share of slots that hold a token of a prompt or of an answer."""
+        return (self.counts.tokens + self.counts.source_tokens) / max(1, self.targets_BL.size)
+
+    def batch(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        (loss_mask_BL,) = read_rows(row_ids, self.loss_mask_BL)
+        batch = {**super().batch(row_ids), "loss_mask_BL": loss_mask_BL.astype(np.int32)}
+        if self.reads_begin:
+            return batch
+        # A text is then read from its first token on, which nothing predicts.
+        segments_BL = batch["segments_BL"]
+        moved = {  # by one to the left inside each segment, which then ends with 0
+            name: inputs(batch[name][:, ::-1], segments_BL[:, ::-1])[:, ::-1]
+            for name in ("targets_BL", "loss_mask_BL")
+        }
+        return {**batch, **moved, "inputs_BL": batch["targets_BL"]}
 
 
 @spec
 class PromptTask(PairTask):
     """Defines a task of pairs, for a decoder that reads the source and predicts the target.
 
-    Both stand in one row, one behind the other; the loss is that of the target and of its end.
+    The target follows the source in one row; the loss counts the target and its end.
     """
 
     source: Pairs
@@ -31,7 +65,9 @@ class PromptTask(PairTask):
     vocab: Tokenizer
     """How both are tokenized."""
     template: str = "{prompt}\n"
-    """What stands before an answer, in training and in decoding: {prompt} is the prompt."""
+    """Text before an answer, in training and in decoding: {prompt} is the prompt."""
+
+    rows_kind = PromptRows
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,19 +99,14 @@ class PromptTask(PairTask):
         """Yields the pairs of one part of a split, which may have tabs and newlines."""
         return part.read_prompts(split, self.clean.errors)
 
-    # Rows
-
     @property
     def array_lengths(self) -> dict[str, int]:
-        """Names the arrays of a batch, each with its length in a row."""
         return {**super().array_lengths, "loss_mask_BL": self.length}
 
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {**super().columns(vocabs), "loss_mask": (self.length, np.uint8)}
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of a chunk, each chunk by itself."""
 
         def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
             prompted = [Pair(self.prompt(pair.source), pair.target) for pair in pairs]
@@ -83,22 +114,52 @@ class PromptTask(PairTask):
 
         return pack
 
-    def rows(
-        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
-    ) -> PromptRows:
-        """Returns rows; known are further fields of `PromptRows`."""
-        begin_id, reads_begin = vocabs.target.begin_id, vocabs.target.reads_begin
-        return PromptRows(arrays, counts, begin_id=begin_id, reads_begin=reads_begin, **known)
+    def row_settings(self, vocabs: Vocabs) -> dict[str, Any]:
+        return {"reads_begin": vocabs.target.reads_begin}
 
     def fills(self, counts: Counts) -> dict[str, float]:
-        """Returns the share of slots in the rows that hold a token."""
         return {"fill": (counts.tokens + counts.source_tokens) / (counts.rows * self.length)}
 
     def summary(self, counts: Counts) -> str:
-        """Describes the rows of a split in a line."""
         return (
             f"{counts.lines:,} prompts of {counts.source_tokens:,} tokens with answers of "
             f"{counts.words:,} words, {counts.tokens:,} tokens, in {counts.rows:,} rows of "
             f"{self.length}, {self.fills(counts)['fill']:.1%} full; {counts.left_out:,} longer "
             "than a row"
         )
+
+
+def packed_prompts(
+    pairs: Sequence[Pair], vocab: Vocab, length: int, *, packs: bool
+) -> tuple[Packed, Counts]:
+    """Packs pairs, each a prompt and right behind it the answer, without those that do not fit."""
+    prompts = vocab.encode([pair.source for pair in pairs])
+    answers = vocab.encode([pair.target for pair in pairs])
+    sizes = zip(prompts, answers, strict=True)
+    kept = [i for i, (prompt, answer) in enumerate(sizes) if len(prompt) + len(answer) < length]
+    # A packer has one array of tokens: those of prompts are negative there.
+    signed = [np.r_[-1 - prompts[i].astype(np.int32), answers[i].astype(np.int32)] for i in kept]
+    packer = Packer(Side(length, np.int32, vocab.end_id), packs=packs)
+    packed = joined([*([packer.add(signed)] if signed else []), packer.finish()])
+    signed_BL, segments_BL = packed.arrays["targets"], packed.arrays["segments"]
+    targets_BL = np.where(signed_BL < 0, -1 - signed_BL, signed_BL)
+    arrays = {
+        "targets": targets_BL.astype(vocab.dtype),
+        "segments": segments_BL,
+        "loss_mask": ((signed_BL >= 0) & (segments_BL > 0)).astype(np.uint8),
+    }
+    pieces = packed.pieces.copy()
+    pieces[:, 0] = np.array(kept, np.int64)[pieces[:, 0]]
+    # Without a beginning, nothing predicts the first token behind an empty prompt.
+    read_only = 0 if vocab.reads_begin else sum(not len(prompts[i]) for i in kept)
+    of_prompts = Counts.of([pairs[i].source for i in kept])
+    counts = dataclasses.replace(
+        Counts.of([pairs[i].target for i in kept]),
+        tokens=sum(len(answers[i]) + 1 for i in kept) - read_only,
+        rows=packed.rows,
+        source_words=of_prompts.words,
+        source_bytes=of_prompts.bytes,
+        source_tokens=sum(len(prompts[i]) for i in kept) + read_only,
+        left_out=len(pairs) - len(kept),
+    )
+    return Packed(arrays, pieces), counts

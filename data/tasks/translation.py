@@ -1,7 +1,6 @@
 """Defines tasks of translation, for models with an encoder."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from configs.errors import UserError
 from configs.spec import Count, Fraction, spec
 from data.packing.pack import Packed, joined
 from data.packing.pair_rows import PairRows, packed_pairs
-from data.packing.rows import Counts, RowArray
+from data.packing.rows import Counts
 from data.sources.pairs import Pair, tag_word
 from data.task import Length, PackChunk, PairsOfPart
 from data.tasks.pairs import PairTask
@@ -36,6 +35,8 @@ class Translation(PairTask):
     segmentations: Count = 1
     """Times that each training pair is in the rows, with other merges skipped each time."""
 
+    rows_kind = PairRows
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.segmentations > 1 and not self.bpe_dropout:
@@ -53,42 +54,33 @@ class Translation(PairTask):
 
     @property
     def row_lengths(self) -> dict[str, int]:
-        """Returns the tokens of a row on each side, by the parameter that sets them."""
         return {**super().row_lengths, "source_length": self.source_length}
 
     @property
     def array_lengths(self) -> dict[str, int]:
-        """Names the arrays of a batch, each with its length in a row."""
         names = ("inputs_BM", "segments_BM", "positions_BM")
         return {**dict.fromkeys(names, self.source_length), **super().array_lengths}
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Names the tags that a source line may have."""
         return self.source.tags
 
     def test_pairs(self, split: str) -> list[PairsOfPart]:
-        """Returns the pairs of a split, part by part."""
         return [
             PairsOfPart(name, part.tag, list(self.pairs_of(part, split)))
             for name, part in self.source.parts_of(split).items()
         ]
 
-    # Vocabs
-
     @property
     def source_vocab_file(self) -> str:
-        """Names the file of the source's vocab, the target's where one vocab serves both sides."""
         return TARGET_FILE if self.source_vocab is None else SOURCE_FILE
 
     @property
     def vocab_settings(self) -> dict[str, Tokenizer]:
-        """Returns the settings of each vocab by the name of its file."""
         source_settings = {} if self.source_vocab is None else {SOURCE_FILE: self.source_vocab}
         return {**super().vocab_settings, **source_settings}
 
     def make_vocabs(self, vocab: Vocab | None, source_vocab: Vocab | None) -> Vocabs:
-        """Trains the vocabs, or loads them, but for those that are given."""
         tags = list(dict.fromkeys(map(tag_word, self.tags)))
         if self.source_vocab is None:
             source = target = vocab or self._make_vocab(self.vocab, "vocab", tags)
@@ -108,10 +100,7 @@ class Translation(PairTask):
             vocabs.with_dropout(self.bpe_dropout, seed=0)  # raises where a vocab cannot do it
         return vocabs
 
-    # Rows
-
     def columns(self, vocabs: Vocabs) -> dict[str, tuple[int, type]]:
-        """Names the arrays of a split's rows in the cache, each with its columns and its type."""
         return {
             **super().columns(vocabs),
             "sources": (self.source_length, vocabs.of_source.dtype),
@@ -119,16 +108,15 @@ class Translation(PairTask):
         }
 
     def chunk_packer(self, vocabs: Vocabs) -> PackChunk:
-        """Returns what packs the examples of a chunk, each chunk by itself."""
         sampled = [vocabs]
         if self.bpe_dropout:
             seeds = range(self.segmentations)
             sampled = [vocabs.with_dropout(self.bpe_dropout, seed) for seed in seeds]
 
         def pack(pairs: Sequence[Pair], tag: str | None, training: bool) -> tuple[Packed, Counts]:
-            lengths, packs = (self.source_length, self.length), self.packs
+            lengths = self.length, self.source_length
             rows = [
-                packed_pairs(pairs, sides.of_source, sides.target, *lengths, packs=packs, tag=tag)
+                packed_pairs(pairs, sides, lengths, self.packs, tag)
                 for sides in (sampled if training else [vocabs])
             ]
             packed, counts = zip(*rows, strict=True)
@@ -136,19 +124,12 @@ class Translation(PairTask):
 
         return pack
 
-    def rows(
-        self, arrays: Mapping[str, RowArray], counts: Counts, vocabs: Vocabs, **known: Any
-    ) -> PairRows:
-        """Returns rows; known are further fields of `Rows`."""
-        return PairRows(arrays, counts, begin_id=vocabs.target.begin_id, **known)
-
     def fills(self, counts: Counts) -> dict[str, float]:
         """Returns the share of slots in the rows that hold a token, on each side."""
         source_fill = counts.source_tokens / (counts.rows * self.source_length)
         return {**super().fills(counts), "source_fill": source_fill}
 
     def summary(self, counts: Counts) -> str:
-        """Describes the rows of a split in a line."""
         fills = self.fills(counts)
         return (
             f"{counts.lines:,} pairs, {counts.source_words:,} and {counts.words:,} words, "

@@ -16,7 +16,7 @@ _NORMAL = proto.ModelProto.SentencePiece.NORMAL
 
 
 class BpeDropout:
-    """Splits the pieces of a text anew, by the merges of a SentencePiece model."""
+    """Splits the pieces of a text again, by the merges of a SentencePiece model."""
 
     def __init__(self, model: bytes, rate: float, seed: int):
         parsed = proto.ModelProto.FromString(model)
@@ -49,7 +49,7 @@ class BpeDropout:
                 continue
             if self._ends_at_spaces and piece.startswith(_SPACE):
                 end_word()
-            # A character that is no piece by itself cannot be split off.
+            # A character that is not a piece cannot be split off.
             symbols.extend(piece if all(x in self._ids for x in piece) else [piece])
         end_word()
         return sampled

@@ -17,7 +17,7 @@ RENDERER = Path(__file__).with_name("chat_renderer.py")
 
 
 class BadMessages(ValueError):
-    """Says why a template refuses messages, such as two of a user in a row."""
+    """Reports why a template refuses messages, such as two of a user in a row."""
 
 
 class ChatTemplate:
@@ -68,7 +68,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:
-    """Returns the template among the files of a tokenizer; None where there is none."""
+    """Returns the template among the files of a tokenizer, if there is one."""
     text = template_text(files)
     if text is None:
         return None
@@ -81,7 +81,7 @@ def chat_template(files: Mapping[str, str]) -> ChatTemplate | None:
 
 
 def template_text(files: Mapping[str, str]) -> str | None:
-    """Returns the text of the template among the files of a tokenizer; None where there is none."""
+    """Returns the text of the template among the files of a tokenizer, if there is one."""
     text = files.get(TEMPLATE) or json.loads(files.get(CONFIG, "{}")).get("chat_template")
     named = text if isinstance(text, list) else [{"name": "default", "template": text}]
     try:

@@ -9,7 +9,8 @@ from configs.errors import UserError, did_you_mean
 from configs.spec import spec
 from data.vocab import Tokenizer, Vocab
 
-_FORMAT = "meshloom labels 1\n"
+FORMAT = "meshloom labels 1\n"
+"""What the file of a vocab of labels begins with."""
 
 
 @spec
@@ -18,14 +19,14 @@ class Labels(Tokenizer):
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         """Makes a vocab of the labels."""
-        return LabelVocab((_FORMAT + "\n".join(sorted({*lines, *words}))).encode())
+        return LabelVocab((FORMAT + "\n".join(sorted({*lines, *words}))).encode())
 
 
 class LabelVocab(Vocab):
     """Maps each label to one id."""
 
     def __init__(self, model: bytes, name: str = "labels"):
-        labels = model.decode().removeprefix(_FORMAT).split("\n")
+        labels = model.decode().removeprefix(FORMAT).split("\n")
         super().__init__(model, len(labels), begin_id=0, end_id=len(labels), pad_id=None)
         self.labels, self._name = labels, name
         self._ids = {label: i for i, label in enumerate(labels)}
@@ -58,8 +59,3 @@ def listing(labels: Sequence[str], shown: int = 40) -> str:
     """
     more = f" and {len(labels) - shown} more" if len(labels) > shown else ""
     return ", ".join(labels[:shown]) + more
-
-
-def is_labels(model: bytes) -> bool:
-    """Returns whether a file is what a vocab of labels saves."""
-    return model.startswith(_FORMAT.encode())

@@ -47,10 +47,7 @@ class SentencePiece(Tokenizer):
     model_file: str | None = None
     """A trained SentencePiece model to use unchanged, with the ids that it has."""
 
-    @property
-    def package(self) -> str:
-        """Names the package that tokenizes: another version may give other tokens."""
-        return "sentencepiece"
+    package = "sentencepiece"
 
     @property
     def given_path(self) -> str | None:
@@ -71,14 +68,31 @@ class SentencePiece(Tokenizer):
 
     def train(self, lines: Iterator[str], words: Sequence[str]) -> Vocab:
         model, errors = io.BytesIO(), list[Exception]()
+
+        def checked() -> Iterator[str]:
+            """Logs how many lines SentencePiece leaves out, and keeps what a corpus raises."""
+            left_out = 0
+            try:
+                for line in lines:
+                    # A character has at most four bytes; few lines are encoded to be measured.
+                    if len(line) * 4 > _LONGEST_LINE_BYTES:
+                        left_out += len(line.encode()) > _LONGEST_LINE_BYTES
+                    yield line
+            except Exception as error:  # which SentencePiece would report as an error of its own
+                errors.append(error)
+                raise
+            if left_out:
+                logger.warning(
+                    "The vocab is trained without %d lines of more than %d bytes.",
+                    left_out, _LONGEST_LINE_BYTES,
+                )  # fmt: skip
+
         sentencepiece.set_random_generator_seed(0)
         sentencepiece.set_min_log_level(2)
         try:
             sentencepiece.SentencePieceTrainer.train(
                 # SentencePiece's own sample is another one in each process, whatever the seed.
-                sentence_iterator=_noting_errors(
-                    _sampled(_with_warning(lines), self.train_lines), errors
-                ),
+                sentence_iterator=_sampled(checked(), self.train_lines),
                 model_writer=model,
                 vocab_size=self.size,
                 model_type=self.model_type,
@@ -174,7 +188,7 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor | None:
 
 
 def _sampled(lines: Iterator[str], count: int) -> Iterator[str]:
-    """Yields all lines, or so many at random, always the same (Vitter's algorithm R, 1985)."""
+    """Yields at most `count` lines, at random but always the same (Vitter 1985, algorithm R)."""
     sample = list(itertools.islice(lines, count))
     draw = random.Random(0).random  # the same in every version of Python
     for number, line in enumerate(lines, count + 1):
@@ -184,30 +198,6 @@ def _sampled(lines: Iterator[str], count: int) -> Iterator[str]:
     sample.reverse()
     while sample:  # lines that are read need no memory
         yield sample.pop()
-
-
-def _noting_errors(lines: Iterator[str], errors: list[Exception]) -> Iterator[str]:
-    """Keeps what a corpus raises, which SentencePiece would report as an error of its own."""
-    try:
-        yield from lines
-    except Exception as error:
-        errors.append(error)
-        raise
-
-
-def _with_warning(lines: Iterator[str]) -> Iterator[str]:
-    """Logs how many lines SentencePiece leaves out."""
-    left_out = 0
-    for line in lines:
-        # A character has at most four bytes; most lines need not be encoded to be measured.
-        too_long = len(line) * 4 > _LONGEST_LINE_BYTES and len(line.encode()) > _LONGEST_LINE_BYTES
-        left_out += too_long
-        yield line
-    if left_out:
-        logger.warning(
-            "The vocab is trained without %d lines of more than %d bytes.",
-            left_out, _LONGEST_LINE_BYTES,
-        )  # fmt: skip
 
 
 def _explain(settings: SentencePiece, error: str) -> str:

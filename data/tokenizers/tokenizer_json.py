@@ -30,7 +30,7 @@ _PARAMETERS = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
 """Names by parameter what Hugging Face's settings call a special token."""
 
 _KEPT_BEGIN = "begin is chosen"
-"""Says in a bundle that TokenizerJson.begin names the token that the files name, too."""
+"""Key of a bundle: TokenizerJson.begin names the same token as the files."""
 
 Files = dict[str, str]
 
@@ -53,10 +53,7 @@ class TokenizerJson(Tokenizer):
     pad: str | None = None
     """A token without text. None: as tokenizer_config.json says (pad_token), or none at all."""
 
-    @property
-    def package(self) -> str:
-        """Names the package that tokenizes: another version may give other tokens."""
-        return "tokenizers"
+    package = "tokenizers"
 
     @property
     def given_path(self) -> str:
@@ -83,10 +80,24 @@ class TokenizerJsonVocab(Vocab):
         content = _object(_utf8(model, name), name)
         files, special = _parts(content, name)
         self.files = files
-        self._tokenizer = _tokenizer(self.files[TOKENIZER], name)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(files[TOKENIZER])
+        except Exception as error:  # the library raises no narrower one
+            problem = f"is not a tokenizer.json: {brief(str(error))}."
+            raise UserError(f"vocab {name}: {problem}") from None
+        # Both would change texts: a row's length alone cuts and pads here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         config = _object(files.get(CONFIG, "{}"), f"vocab {name}: {CONFIG}")
         self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
-        _check_ids(self._tokenizer.get_vocab(with_added_tokens=True), name)
+        by_id: dict[int, str] = {}  # of two tokens of one id, decoding gives the text of one alone
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if (other := by_id.setdefault(number, token)) != token:
+                both = " and ".join(sorted(map(repr, (other, token))))
+                raise UserError(
+                    f"vocab {name}: the tokens {both} have the same id, {number}.  Give each its "
+                    "own."
+                )
         ids = {key: self._id(special.get(key), key, name) for key in _PARAMETERS}
         end = ids["end"]
         if end is None:
@@ -98,11 +109,10 @@ class TokenizerJsonVocab(Vocab):
         encoding = self._tokenizer.encode("a")
         before = list(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
         begins = [i for i in (ids["begin"], *before, end) if i is not None]
-        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         is_chosen = special.get("begin") != _special_tokens(files).get("begin")
         super().__init__(
             model,
-            size,
+            1 + max(by_id),
             begin_id=begins[0],
             end_id=end,
             pad_id=ids["pad"],
@@ -163,7 +173,7 @@ def _mark_lone_bytes(tokens: Iterable[str]) -> Iterator[str]:
 
 
 def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
-    """Joins tokenizer.json and what lies beside it to the model of a vocab.
+    """Joins tokenizer.json and the files next to it to the model of a vocab.
 
     chosen names special tokens by parameter, in place of those that the files name.
     """
@@ -172,7 +182,14 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         file = file / TOKENIZER
     elif not file.exists():
         raise UserError(f"TokenizerJson.path: {path}: no such file or folder.")
-    check_kind(file)
+    # A folder may have a model of SentencePiece in place of the file.
+    for other in [file] if file.exists() else sorted(file.parent.glob("*.model")):
+        model = read_model(other)
+        if not is_bundle(model.lstrip()) and is_sentence_piece(model):
+            raise UserError(
+                f"TokenizerJson.path: {other} is a SentencePiece model, not a {TOKENIZER}.  "
+                f"@SentencePiece() reads it: SentencePiece.model_file = {str(other)!r}."
+            )
     try:
         text = _utf8(read_model(file), str(file))
         content = _object(text, str(file))
@@ -187,7 +204,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
         beside = {name: file.parent / name for name in _BESIDE}
         kept = {name: _utf8(read_model(p), str(p)) for name, p in beside.items() if p.exists()}
         files, special = {TOKENIZER: text, **kept}, _special_tokens(kept, str(file.parent))
-        template_text(kept)  # refuses one that is no text
+        template_text(kept)  # refuses one that is not text
         is_kept = False
     is_kept |= "begin" in chosen and chosen["begin"] == _special_tokens(files).get("begin")
     flag = {_KEPT_BEGIN: True} if is_kept else {}
@@ -196,7 +213,7 @@ def read_bundle(path: str, chosen: Mapping[str, str]) -> bytes:
 
 
 def how_to_make(folder: Path) -> str:
-    """Says what makes a tokenizer.json of another file."""
+    """Describes how to make a tokenizer.json from another file."""
     return (
         f"Legal: a {TOKENIZER}.  Hugging Face's library makes one of vocab.txt, of vocab.json and "
         f"merges.txt, or of a file of tiktoken named tokenizer.model: "
@@ -208,18 +225,6 @@ def eos_token_ids(settings: Mapping[str, Any]) -> list[int]:
     """Returns the ids at which Hugging Face's library ends a text, given the settings of a file."""
     ends = settings.get("eos_token_id")
     return [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
-
-
-def check_kind(file: Path) -> None:
-    """Refuses a model of SentencePiece, also where a folder has one in place of the file."""
-    others = [file] if file.exists() else sorted(file.parent.glob("*.model"))
-    for other in others:
-        model = read_model(other)
-        if not is_bundle(model.lstrip()) and is_sentence_piece(model):
-            raise UserError(
-                f"TokenizerJson.path: {other} is a SentencePiece model, not a {TOKENIZER}.  "
-                f"@SentencePiece() reads it: SentencePiece.model_file = {str(other)!r}."
-            )
 
 
 def is_bundle(model: bytes) -> bool:
@@ -239,31 +244,8 @@ def _parts(content: dict[str, Any], name: str) -> tuple[Files, dict[str, str]]:
     )
 
 
-def _tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises no narrower one
-        raise UserError(f"vocab {name}: is not a tokenizer.json: {brief(str(error))}.") from None
-    # Both would change texts: a row's length alone cuts and pads here.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _check_ids(ids: Mapping[str, int], name: str) -> None:
-    """Refuses two tokens of one id: decoding gives the text of one of them alone."""
-    by_id: dict[int, str] = {}
-    for token, number in ids.items():
-        if number in by_id:
-            both = " and ".join(sorted(map(repr, (by_id[number], token))))
-            raise UserError(
-                f"vocab {name}: the tokens {both} have the same id, {number}.  Give each its own."
-            )
-        by_id[number] = token
-
-
 def _special_tokens(files: Files, folder: str = "") -> dict[str, str]:
-    """Returns by parameter the special tokens that the files beside a tokenizer.json name."""
+    """Returns by parameter the special tokens that the files of a tokenizer name."""
     special = {}
     for file in ("special_tokens_map.json", CONFIG):  # the last that names one counts
         settings = _object(files.get(file, "{}"), os.path.join(folder, file))

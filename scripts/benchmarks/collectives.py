@@ -1,4 +1,4 @@
-"""Measures collectives among the devices at hand, and predicts them for slices of TPUs.
+"""Measures collectives among the devices of this machine, and predicts them for TPU slices.
 
     meshloom bench collectives --simulate_devices=8 --figure=collectives.png --json=bench.json
     meshloom bench collectives --predict_only --topology=v3:16x16 --topology=v3:32x32
@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from configs.errors import UserError
-from scripts.benchmarks.options import JsonFlags
-from scripts.benchmarks.rounds import best_seconds, cores
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import JsonFlags, best_seconds, cores
 from scripts.flag import Flag
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ Chip = Literal["v2", "v3", "v4", "v5e", "v5p", "v6e", "h100", "h200", "b200"]
 OTHER_SLICES = {"v3": ("v3:2x4",)}  # 16 cores, with which GShard's figure begins
 MAX_DEVICES = 4096  # of the slices of a chip
 MEGABYTE = 10**6
-
 
 Row = Mapping[str, Any]
 """A collective, megabytes on each device, devices, seconds, and bytes that a device receives a
@@ -133,7 +130,7 @@ def slices_of(chip: str) -> list["Topology"]:
     return [slices[devices] for devices in sorted(slices)]
 
 
-def predicted(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
+def predict(topology: "Topology", sizes: Sequence[int]) -> Iterator[Row]:
     """Predicts each collective of all devices of a slice, with each size."""
     from layouts.cost.collectives import Collective
     from layouts.cost.step_time import coordinates, seconds
@@ -206,6 +203,8 @@ def milliseconds(seconds: float) -> str:
 
 def draw(result: Row, pyplot: Any) -> Any:
     """Draws the predicted times over the number of devices, next to the measured ones."""
+    from matplotlib.ticker import LogLocator
+
     chips = sorted({row["topology"].partition(":")[0] for row in result["predicted"]})
     titles = {"predicted": f"predicted for slices of {', '.join(chips)}"}
     if result["measured"]:
@@ -238,8 +237,10 @@ def draw(result: Row, pyplot: Any) -> Any:
             markersize=11,
             label=f"{row['kind']}, x {row['published']:g} ({row['source']})",
         )
-    for axes in panels[0]:
-        label_minor_ticks(axes)
+    for axes in panels[0]:  # few powers of ten are in the figure: times between have labels, too
+        low, high = axes.get_ylim()
+        axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10) if high < 10 * low else (2, 5)))
+        axes.yaxis.set_minor_formatter("{x:g}")
     figure.legend(
         *panels[0, 0].get_legend_handles_labels(),
         loc="outside lower center",
@@ -247,29 +248,6 @@ def draw(result: Row, pyplot: Any) -> Any:
         fontsize="small",
     )
     return figure
-
-
-def label_minor_ticks(axes: Any) -> None:
-    """Labels times between the powers of ten, of which few are in the figure."""
-    from matplotlib.ticker import LogLocator
-
-    low, high = axes.get_ylim()
-    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10) if high < 10 * low else (2, 5)))
-    axes.yaxis.set_minor_formatter("{x:g}")
-
-
-def measure_here(sizes: Sequence[int], simulate_devices: int) -> tuple[str, list[Row]]:
-    """Measures each collective on 2, 4, 8 .. and all devices; returns what they are as well."""
-    import jax
-
-    from layouts import mesh
-
-    jax.config.update("jax_num_cpu_devices", simulate_devices)
-    mesh.leave_absent_tpus()
-    devices = len(jax.devices())
-    counts = sorted({*(2**i for i in range(1, devices.bit_length())), devices} - {1})
-    calls = itertools.product(KINDS, sizes, counts)
-    return f"{devices} x {jax.devices()[0].device_kind}", [measure_call(*call) for call in calls]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +270,11 @@ class Flags(JsonFlags):
 
 def benchmark(flags: Flags) -> None:
     """Measures, predicts, compares with the paper, and draws."""
+    import jax
+
     from configs.paths import path_of
     from data.storage.files import atomic_write
+    from layouts import mesh
     from scripts.commands.common import write_json
     from scripts.commands.planning.inputs import parse_topology
     from scripts.terminal import print_note
@@ -310,10 +291,15 @@ def benchmark(flags: Flags) -> None:
             )
     sizes = list(dict.fromkeys(flags.megabytes))
     chosen = {topology.name: topology for topology in named or slices_of(flags.chip)}.values()
-    slices = [row for topology in chosen for row in predicted(topology, sizes)]
+    slices = [row for topology in chosen for row in predict(topology, sizes)]
     device, here = None, list[Row]()
     if not flags.predict_only:
-        device, here = measure_here(sizes, flags.simulate_devices)
+        jax.config.update("jax_num_cpu_devices", flags.simulate_devices)
+        mesh.leave_absent_tpus()
+        devices = len(jax.devices())
+        counts = sorted({*(2**i for i in range(1, devices.bit_length())), devices} - {1})
+        here = [measure_call(*call) for call in itertools.product(KINDS, sizes, counts)]
+        device = f"{devices} x {jax.devices()[0].device_kind}"
         if not here:
             print_note(f"{device}: one device runs no collectives, so none is measured.")
     result = {
@@ -328,7 +314,3 @@ def benchmark(flags: Flags) -> None:
     if flags.figure is not None:
         picture = png_of(lambda pyplot: draw(result, pyplot))
         atomic_write(path_of(flags.figure), picture)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -8,7 +8,7 @@ tied words, random weights, float32) on 1,000 sources whose lengths are those of
 test_2016_flickr.  Speed must not hang on what random weights say, so every system makes the same
 number of tokens of a sentence: its source's, rounded up to a multiple of 4.  The others get batches
 of sentences of one such length, so that none waits for a longer one; Meshloom makes its own, of few
-shapes.  Each system has a process of its own and its best batch size out of a few, in alternating
+shapes.  Each system runs in its own process with its best batch size of a few, in alternating
 rounds; the ratio is the median over rounds of one round's rates.  A first pass, which compiles, is
 not counted, but reported (warm_s).
 """
@@ -24,10 +24,19 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import cores, ended, ratio, rounds, serve, show, speedups, start
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    cores,
+    ended,
+    ratio,
+    rounds,
+    serve,
+    show,
+    speedups,
+    start,
+)
 from scripts.benchmarks.tiny_transformer import D_FF, D_MODEL, HEADS, LAYERS, VOCAB
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
 WIDTH = 5
@@ -45,7 +54,7 @@ Translate = Callable[[Sequence[Text], int], int]  # at a batch size; returns how
 
 
 def batches(texts: Sequence[Text], batch_sequences: int) -> list[list[Text]]:
-    """Batches of at most so many sources, about equally many in all batches of one length."""
+    """Batches sources of equal lengths, at most `batch_sequences` each, evenly filled."""
     made = []
     for _, group in itertools.groupby(texts, key=lambda text: text.tokens):
         same = list(group)
@@ -178,23 +187,6 @@ SYSTEMS: dict[str, Callable[[], tuple[Translate, dict[str, object]]]] = {
 }
 
 
-def work(system: str, count: int) -> None:
-    """Answers a batch size with the seconds that it takes."""
-    translate, about = SYSTEMS[system]()
-    sources = tiny.sources(count, np.random.default_rng(0))
-    texts = [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
-
-    def answer(question: str) -> float:
-        start = time.perf_counter()
-        made = translate(texts, int(question))
-        seconds = time.perf_counter() - start
-        expected = sum(text.tokens for text in texts)  # some do not return an END at the last place
-        assert expected - len(texts) <= made <= expected, f"{made} tokens instead of {expected}"
-        return seconds
-
-    serve(about, answer)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Flags(BaselineFlags):
     """Compares translation speed with Hugging Face and CTranslate2, or with another checkout."""
@@ -210,13 +202,26 @@ class Flags(BaselineFlags):
 def benchmark(flags: Flags) -> None:
     """Translates in alternating rounds, each system with its best batch size."""
     if flags.worker is not None:
-        return work(flags.worker, flags.sentences)
-    workers = start("scripts.benchmarks.decode", flags, f"--sentences={flags.sentences}")
+        translate, about = SYSTEMS[flags.worker]()
+        sources = tiny.sources(flags.sentences, np.random.default_rng(0))
+        texts = [Text(source, -(-len(source) // MULTIPLE) * MULTIPLE) for source in sources]
+        tokens = sum(text.tokens for text in texts)
+
+        def pass_s(batch_sequences: str) -> float:
+            start_s = time.perf_counter()
+            made = translate(texts, int(batch_sequences))
+            seconds = time.perf_counter() - start_s
+            # Some systems do not return an END at the last place.
+            assert tokens - len(texts) <= made <= tokens, f"{made} tokens instead of {tokens}"
+            return seconds
+
+        return serve(about, pass_s)
+    workers = start("decode", flags, f"--sentences={flags.sentences}")
     sizes, result = dict[str, int](), dict[str, Any]()
     for name, worker in workers.items():
-        warm_s, pass_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
-        sizes[name] = min(pass_s, key=pass_s.__getitem__)
-        result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": pass_s}
+        warm_s, sweep_s = ({size: worker.ask(size) for size in flags.batch_sizes} for _ in range(2))
+        sizes[name] = min(sweep_s, key=sweep_s.__getitem__)
+        result[name] = {"batch_sequences": sizes[name], "warm_s": warm_s, "sweep_s": sweep_s}
     times = list(rounds(workers, sizes, flags.rounds))
     for name, system in ended(workers, times).items():
         result[name] |= system | {"sentences_per_s": flags.sentences / system["median_s"]}
@@ -224,7 +229,3 @@ def benchmark(flags: Flags) -> None:
     result |= {f"to_{name}": ratio(times, first, name) for name in others} | speedups(times)
     numbers = {"rounds": flags.rounds, "sentences": flags.sentences, "cores": cores()}
     show(result | numbers, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from scripts.benchmarks.language_model import SHAPES, Shape, transformer
-from scripts.benchmarks.options import Count, JsonFlags
-from scripts.benchmarks.rounds import best_seconds, ratio, seconds, show
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import Count, JsonFlags, best_seconds, ratio, seconds, show
 from scripts.flag import Flag
 
 if TYPE_CHECKING:
@@ -31,16 +29,6 @@ if TYPE_CHECKING:
 SUFFIX = 16  # tokens
 BYTES = 2**28
 """Size of the array that measures the bandwidth."""
-
-
-def bandwidth() -> float:
-    """Measures how many bytes a second the device reads and writes."""
-    import jax
-    import jax.numpy as jnp
-
-    array = jnp.zeros(BYTES // 4, jnp.float32)
-    add = jax.jit(lambda array: array + 1)
-    return 2 * BYTES / best_seconds(lambda: add(array).block_until_ready())
 
 
 def inputs_of(rows: int, prompt: int, new_tokens: int, suffix: int = 0) -> "DecodeInputs":
@@ -77,8 +65,9 @@ def model_on_device(shape: Shape) -> tuple[Any, Any, Any]:
 def measure(
     shape: Shape, batch_sizes: Sequence[int], prompt: int, new_tokens: int
 ) -> dict[str, Any]:
-    """Returns the speed at each batch size."""
+    """Returns the speed at each batch size, and the bytes a second that the device moves."""
     import jax
+    import jax.numpy as jnp
 
     from models.decoding.generate import generate, initial_cache
     from models.decoding.sampling import Sampling
@@ -86,7 +75,8 @@ def measure(
 
     model, params, mesh = model_on_device(shape)
     greedy = Sampling(temperature=0.0)
-    bytes_per_s = bandwidth()
+    array, add = jnp.zeros(BYTES // 4, jnp.float32), jax.jit(lambda array: array + 1)
+    bytes_per_s = 2 * BYTES / best_seconds(lambda: add(array).block_until_ready())
     with jax.set_mesh(mesh):
 
         def run(rows: int, count: int) -> None:
@@ -178,7 +168,3 @@ def benchmark(flags: Flags) -> None:
         return show(compare_samples(flags, flags.samples), flags.json_file)
     result = measure(SHAPES[flags.shape], flags.batch_sizes, flags.prompt, flags.new_tokens)
     show({"shape": flags.shape, **result}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from configs.errors import UserError
-from scripts.benchmarks.rounds import CHECKOUT
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import CHECKOUT, MESHLOOM
 from scripts.flag import Flag
 
 TESTS = "tests"
@@ -34,19 +33,15 @@ PARTS = {  # the goal for the share of the measured rate, the benchmark and its 
 }
 
 
-def run_tests() -> bool:
-    """Compares losses, gradients and texts on the GPU with those of the CPU."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_accelerator.py"]
-    environment = {**os.environ, "MESHLOOM_TEST_PLATFORMS": "cuda,cpu"}
-    return subprocess.run(command, cwd=CHECKOUT, env=environment).returncode == 0
-
-
 def run(name: str, folder: Path) -> bool:
     """Runs one part; returns whether it ended well."""
+    if name == TESTS:  # losses, gradients and texts on the GPU, compared with those of the CPU
+        command = [sys.executable, "-m", "pytest", "-n", "0", "tests/test_accelerator.py"]
+        environment = {**os.environ, "MESHLOOM_TEST_PLATFORMS": "cuda,cpu"}
+        return subprocess.run(command, cwd=CHECKOUT, env=environment).returncode == 0
     goal, line = PARTS[name]
-    benchmark, *flags = line.split()
     file = folder / f"{name}.json"
-    command = [sys.executable, "-m", f"scripts.benchmarks.{benchmark}", *flags, f"--json={file}"]
+    command = [*MESHLOOM, "bench", *line.split(), f"--json={file}"]
     start = time.perf_counter()
     process = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
     seconds = time.perf_counter() - start
@@ -81,14 +76,7 @@ class Flags:
 
 def benchmark(flags: Flags) -> None:
     """Runs the parts; the exit code is 1 if one fails."""
-    check_gpu()
-    flags.folder.mkdir(parents=True, exist_ok=True)
-    if not all([run_tests() if name == TESTS else run(name, flags.folder) for name in flags.parts]):
-        sys.exit(1)
-
-
-def check_gpu() -> None:
-    """Raises where JAX has no GPU, asked in a process of its own: one that has it keeps it."""
+    # In a separate process: one that has asked for the GPU keeps it.
     code = "import jax; print(jax.default_backend())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     platform = answer.stdout.strip()
@@ -97,7 +85,6 @@ def check_gpu() -> None:
             f"no GPU: JAX computes on {platform or 'nothing'}.  Where there is one, install "
             "JAX for it: make cuda."
         )
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    if not all([run(name, flags.folder) for name in flags.parts]):
+        sys.exit(1)

@@ -20,9 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.benchmarks.options import Count, JsonFlags
-from scripts.benchmarks.rounds import CHECKOUT, cores, seconds, show
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import CHECKOUT, MESHLOOM, Count, JsonFlags, cores, seconds, show
 
 ROWS = 32  # of a batch
 SETTINGS = """
@@ -52,7 +50,7 @@ def write_text(path: Path, megabytes: int) -> None:
 def measure_prepare(gin_file: Path, data_dir: Path, workers: int) -> dict[str, float]:
     """Prepares a text in a process of its own, and returns its speed and memory."""
     flags = [f"--data_dir={data_dir}", f"--workers={workers}", f"--gin_file={gin_file}"]
-    command = [sys.executable, "-m", "scripts.meshloom", "prepare", *flags]
+    command = [*MESHLOOM, "prepare", *flags]
     before, start, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0
     process = subprocess.Popen(command, cwd=CHECKOUT, stdout=sys.stderr)
     while process.poll() is None:
@@ -78,21 +76,6 @@ def memory_bytes(process: int) -> int:
     return total
 
 
-def measure_reading(gin_file: Path, data_dir: Path, count: int) -> dict[str, float]:
-    """Reads batches of the prepared text, and returns the speed."""
-    import data.cache
-    from configs.load import load
-    from data.order import batches
-    from scripts.commands.common import task_of
-
-    task = task_of(load([str(gin_file)], []))
-    rows = data.cache.prepare(task, data_dir).splits["train"]
-    reader = batches(rows, 0, ROWS, 0)
-    next(reader)
-    batch_s = seconds(lambda: [next(reader) for _ in range(count)]) / count
-    return {"batch_s": batch_s, "read_tokens_per_s": ROWS * rows.length / batch_s}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Flags(JsonFlags):
     """Measures how fast text is prepared, and batches are read."""
@@ -107,12 +90,22 @@ class Flags(JsonFlags):
 
 def benchmark(flags: Flags) -> None:
     """Writes a text, and measures how it is prepared and read."""
+    import data.cache
+    from configs.load import load
+    from data.order import batches
+    from scripts.commands.common import task_of
+
     with tempfile.TemporaryDirectory() as name:
         text, gin_file, data_dir = (Path(name, x) for x in ("text.txt", "text.gin", "data"))
         write_text(text, flags.megabytes)
         gin_file.write_text(SETTINGS.format(text=text))
         result: dict[str, Any] = measure_prepare(gin_file, data_dir, flags.workers)
-        result |= measure_reading(gin_file, data_dir, flags.batches)
+        task = task_of(load([str(gin_file)], []))
+        rows = data.cache.prepare(task, data_dir).splits["train"]
+        reader = batches(rows, 0, ROWS, 0)
+        next(reader)
+        batch_s = seconds(lambda: [next(reader) for _ in range(flags.batches)]) / flags.batches
+        result |= {"batch_s": batch_s, "read_tokens_per_s": ROWS * rows.length / batch_s}
         megabytes = text.stat().st_size / 1e6
     result["megabytes_a_minute"] = megabytes / result["prepare_s"] * 60
     result["megabytes_a_minute_of_cpu"] = megabytes / result["cpu_s"] * 60
@@ -123,7 +116,3 @@ def benchmark(flags: Flags) -> None:
         "load": os.getloadavg()[0],
     }
     show(result | numbers, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

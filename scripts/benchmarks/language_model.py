@@ -65,7 +65,7 @@ SHAPES = {
 
 
 def transformer(shape: Shape, *, store: str = "float32") -> "Transformer":
-    """Returns Meshloom's model, with the settings that are fastest on the device at hand."""
+    """Returns Meshloom's model, with the settings that are fastest on this machine's device."""
     import jax
 
     from models.attention.multi_head import MultiHead

@@ -15,9 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import compare, cores, serve_steps, show, speedups
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    compare,
+    cores,
+    serve_steps,
+    show,
+    speedups,
+)
 from scripts.flag import Flag
 
 ROWS, LENGTH, D_MODEL, D_FF, EXPERTS = 16, 256, 256, 1024, 16
@@ -126,30 +132,16 @@ class Flags(BaselineFlags):
     """Passes in a round."""
 
 
-def work(system: str) -> None:
-    """Answers passes to run with seconds per pass."""
-    once, about = torch(system) if system.startswith("torch") else meshloom(system)
-
-    def passes(count: int) -> None:
-        for _ in range(count):
-            once()
-
-    passes(3)
-    serve_steps(about, passes)
-
-
 def benchmark(flags: Flags) -> None:
     """Measures the layers and prints their times and costs."""
     if flags.worker is not None:
-        return work(flags.worker)
-    result, times = compare("scripts.benchmarks.moe", flags, flags.passes)
+        system = torch if flags.worker.startswith("torch") else meshloom
+        once, about = system(flags.worker)
+        return serve_steps(about, lambda count: [once() for _ in range(count)], warmup=3)
+    result, times = compare("moe", flags, flags.passes)
     for name in set(result) & set(flags.systems):
         dense = "torch_dense" if name.startswith("torch") else "dense"
         costs = [one[name] / one[dense] for one in times] if dense in times[0] else []
         result[name] |= {"cost": statistics.median(costs) if costs else None, "costs": costs}
     numbers = {"rounds": flags.rounds, "passes": flags.passes, "cores": cores()}
     show(result | speedups(times) | numbers, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -1,4 +1,4 @@
-"""Measures the systems of a benchmark in alternating rounds, each in a process of its own."""
+"""Measures the systems of a benchmark in alternating rounds, each in its own process."""
 
 import importlib.util
 import json
@@ -9,14 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from configs.errors import UserError
-from scripts.benchmarks.options import BaselineFlags
+from data.vocab import cores as cores
+from scripts.commands.shared_flags import JsonFile
+from scripts.flag import Flag
 
+Count = Annotated[int, Flag(min=1)]
 Answers = dict[str, float]  # of each system in one round
 CHECKOUT = Path(__file__).parents[2]
 LIBRARIES = {  # that a system needs, by the first word of its name
@@ -27,11 +31,30 @@ LIBRARIES = {  # that a system needs, by the first word of its name
 MATRIX = {False: 2048, True: 8192}
 """Rows of the square matrices whose product measures the matrix rate: on a CPU, and on a GPU."""
 BASELINE = "baseline_"
+MESHLOOM = (sys.executable, "-m", "scripts.meshloom")
+"""Runs the command of this checkout, or of another one in its folder."""
 
 
-def cores() -> int:
-    """Counts the processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+@dataclass(frozen=True, kw_only=True)
+class JsonFlags:
+    """Names the file of the result."""
+
+    json_file: JsonFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineFlags(JsonFlags):
+    """Selects what a benchmark compares in alternating rounds, each in a process of its own."""
+
+    worker: Annotated[str | None, Flag(is_hidden=True)] = None
+    """Runs this system, which answers the questions of the process that compares."""
+    rounds: Count
+    """Rounds to measure."""
+    systems: tuple[str, ...]
+    """Systems to compare, separated by commas."""
+    baseline: Annotated[Path | None, Flag(metavar="CHECKOUT")] = None
+    """Measures Meshloom also from another checkout of the project, and prints how many times as
+    fast this one is."""
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -70,16 +93,16 @@ def serve(about: Mapping[str, object], answer: Callable[[str], float]) -> None:
         print(memory if question == "memory" else answer(question), flush=True)
 
 
-def serve_steps(about: Mapping[str, object], run: Callable[[int], object]) -> None:
-    """Runs a worker that answers a number of steps with seconds per step."""
+def serve_steps(about: Mapping[str, object], run: Callable[[int], object], warmup: int) -> None:
+    """Runs a worker that answers a number of steps with seconds per step, after some warmup."""
+    run(warmup)
     serve(about, lambda question: seconds(lambda: run(int(question))) / int(question))
 
 
 class Worker:
     """Runs one system in a separate process; "memory" requests its peak in bytes."""
 
-    def __init__(self, module: str, system: str, *arguments: str, checkout: Path = CHECKOUT):
-        command = [sys.executable, "-m", module, f"--worker={system}", *arguments]
+    def __init__(self, *command: str, checkout: Path):
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -107,8 +130,9 @@ class Worker:
             self._process.kill()
 
 
-def start(module: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
+def start(benchmark: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worker]:
     """Starts the systems; with a baseline also Meshloom's systems from that checkout."""
+    command = (*MESHLOOM, "bench", benchmark, *arguments)
     checkouts = {"": CHECKOUT}
     if flags.baseline is not None:
         if not (flags.baseline / "scripts" / "benchmarks").is_dir():
@@ -117,7 +141,7 @@ def start(module: str, flags: BaselineFlags, *arguments: str) -> dict[str, Worke
             )
         checkouts[BASELINE] = flags.baseline.resolve()
     return {
-        prefix + name: Worker(module, name, *arguments, checkout=checkout)
+        prefix + name: Worker(*command, f"--worker={name}", checkout=checkout)
         for prefix, checkout in checkouts.items()
         for name in installed(flags.systems)
         if not (prefix and name.startswith(tuple(LIBRARIES)))
@@ -147,10 +171,10 @@ def ended(workers: Mapping[str, Worker], rounds: Sequence[Answers]) -> dict[str,
 
 
 def compare(
-    module: str, flags: BaselineFlags, question: str | int, *arguments: str
+    benchmark: str, flags: BaselineFlags, question: str | int, *arguments: str
 ) -> tuple[dict[str, Any], list[Answers]]:
     """Asks all systems in alternating rounds; returns what each is, and the rounds."""
-    workers = start(module, flags, *arguments)
+    workers = start(benchmark, flags, *arguments)
     times = list(rounds(workers, dict.fromkeys(workers, question), flags.rounds))
     return ended(workers, times), times
 
@@ -162,7 +186,7 @@ def ratio(rounds: Sequence[Answers], system: str, other: str) -> dict[str, objec
 
 
 def speedups(rounds: Sequence[Answers]) -> dict[str, object]:
-    """Computes how many times as fast each system is as it is in the baseline, if there is one."""
+    """Computes the speedup of each system over the baseline checkout, if there is one."""
     pairs = {name: BASELINE + name for name in rounds[0] if BASELINE + name in rounds[0]}
     ratios = {name: ratio(rounds, name, other) for name, other in pairs.items()}
     return {"speedup_over_baseline": ratios} if ratios else {}

@@ -27,9 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.errors import UserError
-from scripts.benchmarks.options import Count, JsonFlags
-from scripts.benchmarks.rounds import CHECKOUT, cores, show
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import CHECKOUT, MESHLOOM, Count, JsonFlags, cores, show
 
 WORDS = ("Return", "the", "number", "of", "axes", "in", "an", "array", "or", "None", "if", "not")
 TEMPERATURE = 0.8
@@ -54,7 +52,7 @@ class Answer(NamedTuple):
 
 
 def cases_of(count: int, *, full_length: bool = False) -> list[LoadCase]:
-    """Draws so many requests; all seeds differ."""
+    """Draws `count` requests; all seeds differ."""
     rng = np.random.default_rng(0)
 
     def case(seed: int) -> LoadCase:
@@ -82,7 +80,7 @@ def send(connection: http.client.HTTPConnection, case: LoadCase) -> Answer:
 
 
 def load(port: int, cases: Sequence[LoadCase], clients: int) -> list[Answer]:
-    """Sends all requests by so many clients, each over a connection of its own."""
+    """Sends all requests from `clients` clients, each over its own connection."""
 
     def client(first: int) -> list[Answer]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
@@ -96,10 +94,7 @@ def load(port: int, cases: Sequence[LoadCase], clients: int) -> list[Answer]:
 @contextlib.contextmanager
 def server(model_dir: str, *flags: str) -> Iterator[int]:
     """Runs `meshloom serve` in a process; yields its port, and stops it by SIGTERM."""
-    command = [
-        sys.executable, "-m", "scripts.meshloom", "serve", f"--model_dir={model_dir}", "--port=0",
-        *flags,
-    ]  # fmt: skip
+    command = [*MESHLOOM, "serve", f"--model_dir={model_dir}", "--port=0", *flags]
     with subprocess.Popen(command, cwd=CHECKOUT, text=True, stderr=subprocess.PIPE) as process:
         try:
             port = announced_port(process)
@@ -234,7 +229,7 @@ def measure(flags: Flags, cases: Sequence[LoadCase], max_length: int) -> dict[st
 
 
 def benchmark(flags: Flags) -> None:
-    """Measures each limit by itself."""
+    """Measures each limit separately."""
     if not flags.model_dir.is_dir():
         raise UserError(f"--model_dir={flags.model_dir}: no such folder.  Train a model first.")
     cases = cases_of(flags.requests, full_length=flags.full_length)
@@ -242,7 +237,3 @@ def benchmark(flags: Flags) -> None:
         limit: measure(flags, cases, limit) for limit in allowed(flags.model_dir, flags.max_length)
     }
     show({"full_length": flags.full_length, "max_length": measured}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

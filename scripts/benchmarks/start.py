@@ -3,7 +3,7 @@
     meshloom bench start --json=bench.json
 
 Runs `meshloom train` for one step of the quickstart, in a new model directory each time.  The first
-run prepares the data and fills the compilation cache, and is reported by itself.
+run prepares the data and fills the compilation cache, and is reported separately.
 """
 
 import statistics
@@ -14,20 +14,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmarks.options import Count, JsonFlags
-from scripts.benchmarks.rounds import CHECKOUT, cores, show
-from scripts.command_line import run_command
+from scripts.benchmarks.rounds import CHECKOUT, MESHLOOM, Count, JsonFlags, cores, show
 
 GIN_FILE = "configs/runs/quickstart.gin"
 
 
 def first_step_s(model_dir: Path, data_dir: Path) -> float:
     """Trains one step; returns the seconds until its line is printed."""
-    command = [
-        sys.executable, "-m", "scripts.meshloom", "train",
-        f"--model_dir={model_dir}", f"--data_dir={data_dir}", f"--gin_file={GIN_FILE}",
-        "--gin_param=Run.steps=1",
-    ]  # fmt: skip
+    folders = f"--model_dir={model_dir}", f"--data_dir={data_dir}"
+    command = [*MESHLOOM, "train", *folders, f"--gin_file={GIN_FILE}", "--gin_param=Run.steps=1"]
     start = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=CHECKOUT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -61,7 +56,3 @@ def benchmark(flags: Flags) -> None:
         )
     warm = {"warm_s": statistics.median(warm_s), "warm_runs_s": warm_s}
     show({"first_s": first_s, **warm, "cores": cores()}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

@@ -15,28 +15,24 @@ from typing import Annotated
 
 import numpy as np
 
+from scripts.benchmarks import rounds
 from scripts.benchmarks.language_model import SHAPES, Shape, torch_model, transformer
-from scripts.benchmarks.options import BaselineFlags, Count
 from scripts.benchmarks.rounds import (
-    MATRIX,
+    BaselineFlags,
+    Count,
     best_seconds,
-    compare,
     cores,
     ratio,
     seconds,
-    serve_steps,
     show,
-    speedups,
 )
 from scripts.benchmarks.training import TORCH_ADAMW, Trainer
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
-WARMUP_STEPS = 3
 LEGAL = ("meshloom", "torch", "torch_compiled")
 DEFAULT_SHAPE = "small"
 
-Run = Callable[[int], object]  # runs so many steps and waits for the last
+Run = Callable[[int], object]  # runs a number of steps and waits for the last
 
 
 def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
@@ -56,7 +52,7 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
             "positions_BL": np.tile(np.arange(shape.length, dtype=np.int32), (shape.rows, 1)),
         }
     )
-    size = MATRIX[platform == "gpu"]
+    size = rounds.MATRIX[platform == "gpu"]
     square = jnp.ones((size, size), jnp.bfloat16 if platform == "gpu" else jnp.float32)
     product = jax.jit(jnp.matmul)
     product_s = best_seconds(lambda: product(square, square).block_until_ready())
@@ -64,7 +60,7 @@ def meshloom(shape: Shape) -> tuple[Run, dict[str, object]]:
     return lambda steps: trainer.train([batch] * steps), about
 
 
-def torch(shape: Shape, *, compiled: bool) -> tuple[Run, dict[str, object]]:
+def torch(shape: Shape, compiled: bool) -> tuple[Run, dict[str, object]]:
     """Returns the same model in PyTorch: fused AdamW, scaled-dot-product attention."""
     import torch
 
@@ -87,7 +83,7 @@ def torch(shape: Shape, *, compiled: bool) -> tuple[Run, dict[str, object]]:
             optimizer.step()
         float(loss.detach())
 
-    size = MATRIX[gpu]
+    size = rounds.MATRIX[gpu]
     square = torch.ones(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
     product_s = best_seconds(lambda: float((square @ square)[0, 0]))
     about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
@@ -107,25 +103,17 @@ class Flags(BaselineFlags):
     """The model and its batch."""
 
 
-def work(system: str, shape: Shape) -> None:
-    """Answers steps to run with seconds per step."""
-    if system.startswith("torch"):
-        run, about = torch(shape, compiled=system == "torch_compiled")
-    else:
-        run, about = meshloom(shape)
-    about["warm_s"] = seconds(lambda: run(1))
-    run(WARMUP_STEPS - 1)
-    serve_steps(about, run)
-
-
 def benchmark(flags: Flags) -> None:
     """Measures the speed of each system, and that of Meshloom relative to the others."""
     shape = SHAPES[flags.shape]
     if flags.worker is not None:
-        return work(flags.worker, shape)
+        compiled = flags.worker == "torch_compiled"
+        run, about = meshloom(shape) if flags.worker == "meshloom" else torch(shape, compiled)
+        about["warm_s"] = seconds(lambda: run(1))
+        return rounds.serve_steps(about, run, warmup=2)
     # Older checkouts have no --shape.
     arguments = [] if flags.shape == DEFAULT_SHAPE else [f"--shape={flags.shape}"]
-    result, times = compare("scripts.benchmarks.train", flags, flags.steps, *arguments)
+    result, times = rounds.compare("train", flags, flags.steps, *arguments)
     rate = max(system.get("matrix_flops_per_s", 0) for system in result.values())
     for system in result.values():
         system["tokens_per_s"] = shape.tokens / system["median_s"]
@@ -136,14 +124,10 @@ def benchmark(flags: Flags) -> None:
     if {"meshloom", "torch_compiled"} <= set(result):
         result["to_torch_compiled"] = ratio(times, "meshloom", "torch_compiled")
     result |= {
-        **speedups(times),
+        **rounds.speedups(times),
         "shape": {"name": flags.shape, **dataclasses.asdict(shape)},
         "matrix_flops_per_s": rate,
         "rounds": flags.rounds,
         "steps_a_round": flags.steps,
     }
     show(result, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

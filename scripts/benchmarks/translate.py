@@ -18,10 +18,18 @@ from typing import Annotated
 import numpy as np
 
 from scripts.benchmarks import tiny_transformer as tiny
-from scripts.benchmarks.options import BaselineFlags, Count
-from scripts.benchmarks.rounds import compare, cores, ratio, seconds, serve, show, speedups
+from scripts.benchmarks.rounds import (
+    BaselineFlags,
+    Count,
+    compare,
+    cores,
+    ratio,
+    seconds,
+    serve,
+    show,
+    speedups,
+)
 from scripts.benchmarks.training import TORCH_ADAMW, Trainer
-from scripts.command_line import run_command
 from scripts.flag import Flag
 
 SYSTEMS = ("meshloom", "huggingface")
@@ -133,27 +141,18 @@ class Flags(BaselineFlags):
     """Pairs in a round."""
 
 
-def work(system: str, count: int) -> None:
-    """Answers any question with the seconds that one round takes."""
-    epoch, about = {"meshloom": meshloom, "huggingface": marian}[system](pairs_of(count))
-    epoch()
-    serve(about, lambda question: seconds(epoch))
-
-
 def benchmark(flags: Flags) -> None:
     """Trains in alternating rounds and prints the speeds."""
+    pairs = pairs_of(flags.pairs)
     if flags.worker is not None:
-        return work(flags.worker, flags.pairs)
-    arguments = f"--pairs={flags.pairs}"
-    result, times = compare("scripts.benchmarks.translate", flags, "epoch", arguments)
-    tokens = sum(len(target) for _, target in pairs_of(flags.pairs))
+        epoch, about = meshloom(pairs) if flags.worker == "meshloom" else marian(pairs)
+        epoch()
+        return serve(about, lambda question: seconds(epoch))
+    result, times = compare("translate", flags, "epoch", f"--pairs={flags.pairs}")
+    tokens = sum(len(target) for _, target in pairs)
     for system in result.values():
         system["target_tokens_per_s"] = tokens / system["median_s"]
     if set(SYSTEMS) <= set(result):
         result |= ratio(times, *SYSTEMS)
     numbers = {"rounds": flags.rounds, "pairs": flags.pairs, "target_tokens": tokens}
     show(result | speedups(times) | numbers | {"cores": cores()}, flags.json_file)
-
-
-if __name__ == "__main__":
-    run_command(Flags, benchmark)

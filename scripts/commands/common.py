@@ -20,8 +20,7 @@ from data.storage.files import atomic_open
 from data.task import Task
 from layouts.layout import Layout
 from models.transformer import Transformer
-from scripts.commands.shared_flags import SavedSettingsFlags
-from scripts.commands.shared_flags import Strings as Strings
+from scripts.commands.shared_flags import SavedSettingsFlags, Strings
 from scripts.terminal import print_note
 from trainer.model_dir import ModelDir
 from trainer.multihost import check_same, from_first_process, is_first_process
@@ -29,7 +28,7 @@ from trainer.run import Run
 
 STREAMS = ("-", "/dev/stdout")  # names of the standard output
 DATA_DIR = Path("~/.cache/meshloom")
-# What gin files may name without an import, beside what these are made of.
+# What gin files may name without an import, as well as the specs of their fields.
 BUILT_IN = (Run, Layout, Transformer)
 
 
@@ -101,8 +100,8 @@ def rows_of_group(run: Run) -> int:
     return math.lcm(*whole)
 
 
-def rounded(rows: int, shards: int) -> int:
-    """Returns the next number of rows that divides over so many shards."""
+def round_up(rows: int, shards: int) -> int:
+    """Rounds rows up to a multiple of the shards."""
     return -(-rows // shards) * shards
 
 
@@ -130,10 +129,6 @@ def open_output(path: str) -> Iterator[TextIO]:
     output = path_of(path)
     with write_errors(output, "give another file"), atomic_open(output) as file:
         yield file
-
-
-def four_decimals(value: float) -> float | str:
-    return value if isinstance(value, int) else f"{value:.4f}"
 
 
 def write_json(path: str | None, result: object) -> None:

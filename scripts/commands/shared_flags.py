@@ -19,7 +19,7 @@ JsonFile = Annotated[
 ]
 BatchSequences = Annotated[
     int | None,
-    Flag("Number of rows in a batch. Default: the batch size of the run.", metavar="N", min=1),
+    Flag("Number of rows in a batch. Default: the batch size of the run.", min=1),
 ]
 Tag = Annotated[
     str | None, Flag("Language tag of the target, for a task with several target languages.")
@@ -41,11 +41,7 @@ Topology = Annotated[
 ]
 Beam = Annotated[
     int | None,
-    Flag(
-        "Beam size. Default: 4 for a translation; other texts are decoded greedily.",
-        metavar="N",
-        min=1,
-    ),
+    Flag("Beam size. Default: 4 for a translation; other texts are decoded greedily.", min=1),
 ]
 Flat = Annotated[
     bool,
@@ -66,16 +62,7 @@ TopP = Annotated[
         max=1,
     ),
 ]
-Samples = Annotated[int | None, Flag("Samples N texts per line.", metavar="N", min=1)]
-MaxTokens = Annotated[
-    int | None,
-    Flag(
-        "Maximum number of new tokens. Default: half the row length, for `serve` 16; of a "
-        "translation 1.5 x source tokens + 10 (--length_factor and --length_extra of `decode`).",
-        metavar="N",
-        min=1,
-    ),
-]
+Samples = Annotated[int | None, Flag("Samples N texts per line.", min=1)]
 GinFile = Annotated[
     Strings, Flag("Settings file. Repeat it for several files; later files win.", metavar="FILE")
 ]
@@ -134,7 +121,9 @@ class BeamFlags:
     """Exponent of the length penalty."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
     """Length penalty for n tokens: gnmt is ((5 + n) / 6)^alpha, power is n^alpha."""
-    max_tokens: MaxTokens = None
+    max_tokens: Annotated[int | None, Flag(min=1)] = None
+    """Maximum number of new tokens. Default: half the row length, for `serve` 16; of a translation
+    1.5 x source tokens + 10 (--length_factor and --length_extra of `decode`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

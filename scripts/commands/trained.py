@@ -11,24 +11,14 @@ from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.generate import Search
-from scripts.commands.common import (
-    check_same_settings,
-    rounded,
-    rows_of_group,
-    setting_origins,
-    settings,
-)
+from scripts.commands import common
+from scripts.commands.common import round_up, rows_of_group
 from scripts.commands.shared_flags import CheckpointFlags
 from scripts.terminal import print_note
+from trainer import checks
 from trainer.checkpoints.manager import Checkpoints
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
-from trainer.checks import (
-    TraceFn,
-    check_layout,
-    check_precision,
-    describe_layout,
-    explained_errors,
-)
+from trainer.checks import TraceFn, describe_layout
 from trainer.decoding.decoder import SHORTEST
 from trainer.memory import check_batch_memory
 from trainer.run import Run
@@ -44,18 +34,21 @@ def trained_models(
     `trace_fns` returns what is then traced; an error of JAX in it that the layout causes becomes
     one message.
     """
-    config = settings(flags.model_dir, flags.gin_file, flags.gin_param)
-    check_same_settings(config)
+    config = common.settings(flags.model_dir, flags.gin_file, flags.gin_param)
+    common.check_same_settings(config)
     run, layout = config.make(Run), config.make(Layout)
-    mesh, origins = make_mesh(layout), setting_origins(config)
+    mesh, origins = make_mesh(layout), common.setting_origins(config)
     sizes = dict(mesh.shape)
-    rows = rounded(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
+    rows = round_up(run.batch_sequences, batch_shards(layout, sizes) * rows_of_group(run))
     fitting = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-    for warning in [*check_layout(fitting, layout, sizes, origins), *check_precision(run)]:
+    for warning in (
+        *checks.check_layout(fitting, layout, sizes, origins),
+        *checks.check_precision(run),
+    ):
         print_note(warning)
     note_layout(layout, mesh, origins)
     with (
-        explained_errors(fitting, layout, sizes, origins, *trace_fns(fitting)),
+        checks.explained_errors(fitting, layout, sizes, origins, *trace_fns(fitting)),
         ModelRestorer(flags.model_dir, run, layout) as models,
     ):
         yield models
@@ -86,8 +79,8 @@ def single_checkpoint(checkpoints: Checkpoints, which: str) -> int | None:
 
 
 def batch_of(trained: TrainedModel, batch_sequences: int | None) -> int:
-    """Returns the batch size, the run's by default, rounded up to the shards of the batch."""
+    """Returns the batch size, the run's by default, round_up up to the shards of the batch."""
     shards = batch_shards(trained.model.layout, trained.mesh.shape) * rows_of_group(trained.run)
-    rows = rounded(batch_sequences or trained.run.batch_sequences, shards)
+    rows = round_up(batch_sequences or trained.run.batch_sequences, shards)
     check_batch_memory(trained.run, trained.model.layout, trained.mesh, rows)
     return rows

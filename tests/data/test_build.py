@@ -21,10 +21,10 @@ from data import build
 from data.build_log import NAME, BuildLog
 from data.cache import prepare
 from data.packing.rows import Counts
+from data.sources.mixing import TextMixture
 from data.sources.pair_kinds import Mixture, Tsv
 from data.sources.parquet import ParquetText
 from data.sources.text import TextFiles
-from data.sources.text_mixture import TextMixture
 from data.task import Task
 from data.tasks.translation import Translation
 from data.tokenizers.sentence_piece import SentencePiece

@@ -16,7 +16,7 @@ from data.build import PackedChunk, Packing
 from data.cache import prepare
 from data.pipeline import BeamPipeline
 from data.sources.pair_kinds import Tsv
-from data.storage import copies
+from data.storage import folders
 from data.storage.errors import Unfinished
 from data.storage.folders import unfinished
 from data.task import Example, Task
@@ -137,7 +137,7 @@ def test_two_processes_of_the_direct_runner_give_the_same_bytes(
     beam: None,
 ) -> None:
     monkeypatch.setattr(build, "_CHUNK_EXAMPLES", CHUNK)
-    monkeypatch.setattr(copies, "SCRATCH", tmp_path / "scratch")
+    monkeypatch.setattr(folders, "SCRATCH", tmp_path / "scratch")
     task = pairs if kind == "pairs" else task_of(text)
     data_dir = request.getfixturevalue(place) / "data"
     expected = prepare(task, tmp_path / "expected")

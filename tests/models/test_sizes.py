@@ -8,7 +8,7 @@ import pytest
 from configs.load import load
 from layouts.lint.recorder import record
 from models.transformer import Transformer
-from scripts.commands.inspect.params import model_of
+from scripts.commands.inspect.layout import model_of
 from tests.toys import ROOT
 from trainer.run import Run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data.packing.rows import Rows
+from data.packing.rows import packed_lines
 from data.vocabs import load_vocab
 from tests.scripts.conftest import Meshloom, Place
 from trainer.metrics.jsonl import read_lines
@@ -53,7 +53,7 @@ def test_a_text_file_is_counted_in_raw_words(run: Meshloom, trained: Place, tmp_
 def test_a_type_that_the_processor_is_slow_in_is_warned_of_in_decoding(
     run: Meshloom, trained: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.commands.trained.check_precision", lambda run: ["Warning: slow."])
+    monkeypatch.setattr("trainer.checks.check_precision", lambda run: ["Warning: slow."])
     answer = run("decode", trained.model_dir, f"--input={trained.text}", "--checkpoint=99")
     assert answer.code == 2 and "Warning: slow." in answer.error
 
@@ -69,7 +69,7 @@ def test_scores_add_up_to_the_loss(run: Meshloom, trained: Place, tmp_path: Path
     numbers = [[float(x) for x in row.split("\t")] for row in rows]
     assert [words for _, words, _ in numbers] == [3, 0, 2]
     vocab = load_vocab(trained.folder / "run" / "vocab.model")
-    counted = Rows.from_lines(["kara lost nevo", "mitu mitu"], vocab, 24).counts.tokens
+    counted = packed_lines(["kara lost nevo", "mitu mitu"], vocab, 24, None, True)[1].tokens
     assert numbers[0][2] + numbers[2][2] == counted
     assert run("evaluate", trained.model_dir, flags[0], f"--json={tmp_path / 'j'}").code == 0
     result = read_json(tmp_path / "j")

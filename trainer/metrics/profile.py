@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from configs.errors import UserError, brief
-from data.storage.working_folder import WorkingFolder
+from data.storage.files import WorkingFolder
 from trainer.observers import Observer, StepResult
 
 FOLDER = "profile"  # in the model directory

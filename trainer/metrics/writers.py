@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from data.storage.errors import write_errors
-from data.storage.files import atomic_write, sync
-from data.storage.working_folder import WorkingFolder
+from data.storage.files import WorkingFolder, atomic_write, sync
 from trainer.evaluate import PartEvaluation
 from trainer.metrics.expert_load import scalars, stats_by_layer
 from trainer.metrics.jsonl import EVALUATIONS, METRICS, split_lines

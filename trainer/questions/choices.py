@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from configs.errors import UserError, listed
 from data.packing import pack
 from data.packing.pair_rows import PairRows
-from data.packing.prompt_rows import PromptRows
 from data.packing.rows import Counts, Rows
 from data.task import Task
+from data.tasks.prompts import PromptRows
 from data.vocab import Vocab
 from data.vocabs import Vocabs
 from models.api import Model, Params

@@ -65,14 +65,6 @@ class PublishedRun(NamedTuple):
         return decode_as_json(plan_batch(inputs, flags))
 
 
-class Comparison(NamedTuple):
-    """Holds a published run with its plans: by the trace, and compiled if there is one."""
-
-    run: PublishedRun
-    by_trace: Figures
-    compiled: Figures | None = None
-
-
 def giant(size: str, published: float) -> PublishedRun:
     """Makes a row of the Giant Models guide, Table 1."""
     files = (f"configs/models/giant_{size}.gin", "layouts/two_dimensional.gin")
@@ -203,14 +195,12 @@ class Flags:
 
 def study(flags: Flags) -> None:
     """Plans the rows and prints the tables."""
-    compared = [
-        Comparison(row, row.plan(analytic=True), compiled_plan(row, flags.folder))
-        for row in ONE_SLICE
-        if flags.only in row.name
-    ]
+    rows = [row for row in ONE_SLICE if flags.only in row.name]
+    traced = {row: row.plan(analytic=True) for row in rows}
+    compared = [one_slice_cells(r, traced[r], compiled_plan(r, flags.folder)) for r in rows]
     print(f"jax {installed('jax')}, libtpu {installed('libtpu')}")
-    print_table(ONE_SLICE_HEAD, [*map(one_slice_cells, compared)])
-    print_table(SLICES_HEAD, [*slices_cells(compared)])
+    print_table(ONE_SLICE_HEAD, compared)
+    print_table(SLICES_HEAD, [*slices_cells(traced)])
 
 
 def compiled_plan(row: PublishedRun, folder: Path | None) -> Figures | None:
@@ -229,30 +219,28 @@ def compiled_plan(row: PublishedRun, folder: Path | None) -> Figures | None:
     return json.loads(file.read_text())
 
 
-def one_slice_cells(compared: Comparison) -> list[str]:
+def one_slice_cells(run: PublishedRun, by_trace: Figures, compiled: Figures | None) -> list[str]:
     """Compares a row with what was published: by the trace, and as compiled."""
-    run, best = compared.run, compared.compiled or compared.by_trace
+    best = compiled or by_trace
     cells = [run.name, run.topology, run.figure.removesuffix("_s").replace("_", " ")]
     cells.append(value(run, run.published))
-    for plan in (compared.by_trace, compared.compiled):
+    for plan in (by_trace, compiled):
         if plan is None:
             cells += ["not compiled", ""]
         else:
             predicted = plan[run.figure]
             cells += [value(run, predicted), f"{predicted / run.published - 1:+.0%}"]
-    return [
-        *cells,
-        f"{best['bytes_per_device'] / 1e9:.1f} GB{', does not fit' * (not best['fits'])}",
-    ]
+    misfit = ", does not fit" * (not best["fits"])
+    return [*cells, f"{best['bytes_per_device'] / 1e9:.1f} GB{misfit}"]
 
 
 def value(run: PublishedRun, number: float) -> str:
     return f"{number:.1%}" if run.figure == "utilisation" else f"{number:.3f} s"
 
 
-def slices_cells(compared: Iterable[Comparison]) -> Iterable[list[str]]:
+def slices_cells(traced: Mapping[PublishedRun, Figures]) -> Iterable[list[str]]:
     """Compares what several slices keep of the utilisation of one, by their traces."""
-    for run, one, _ in (row for row in compared if row.run.name in OVER_SLICES):
+    for run, one in ((run, one) for run, one in traced.items() if run.name in OVER_SLICES):
         several = zip(SLICES, OVER_SLICES[run.name], strict=True)
         rows = [over_slices(run, count, published) for count, published in several]
         planned = [row.plan(analytic=True)["utilisation"] / one["utilisation"] for row in rows]

@@ -13,30 +13,20 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from configs.errors import UserError
 from data.sources.pairs import Pair
 from data.task import Task
-from scripts.benchmarks.options import JsonFlags
+from scripts.benchmarks.rounds import JsonFlags
 from scripts.command_line import run_command
 from scripts.commands.common import settings, task_of, write_json
 from scripts.commands.decoding.score import scores_of
 from scripts.commands.shared_flags import CheckpointFlags, Strings
 from scripts.terminal import print_table
 
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-
-
-class SourceScores(NamedTuple):
-    """Holds the log-likelihoods of each pair's target, in nats, and its size."""
-
-    paired: Floats
-    stranger: Floats
-    tokens: Floats
-    words: Floats
+Columns = Sequence[np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +45,9 @@ def study(flags: Flags) -> None:
     task = task_of(settings(checkpoint_of(models[0]).model_dir, (), ()))
     pairs = with_strangers(task, flags.split)
     scores = {name: scores_with_strangers(name, pairs) for name in models}
-    scored = np.all([np.isfinite(one.paired + one.stranger) for one in scores.values()], axis=0)
-    kept = {name: SourceScores(*(column[scored] for column in one)) for name, one in scores.items()}
-    figures = {name: compared(one, kept[models[0]]) for name, one in kept.items()}
+    scored = np.all([np.isfinite(x[0] + x[1]) for x in scores.values()], axis=0)
+    kept = {name: [column[scored] for column in columns] for name, columns in scores.items()}
+    figures = {name: compare_scores(columns, kept[models[0]]) for name, columns in kept.items()}
     rows = [[name, *(f"{x:.4f}" for x in figure.values())] for name, figure in figures.items()]
     print_table(["model", *(column.replace("_", " ") for column in figures[models[0]])], rows)
     write_json(flags.json_file, {"pairs": int(scored.sum()), "models": figures})
@@ -83,7 +73,7 @@ def strangers(pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
     >>> [source for _, source in strangers([Pair("zwei Wege", "two ways"), Pair("eins", "one")])]
     ['zwei Wege', 'eins']
     """
-    shuffled = random.Random(0).sample(pairs, len(pairs))  # neighbours in a file are often alike
+    shuffled = random.Random(0).sample(pairs, len(pairs))  # neighbours in a file are often similar
     ordered = sorted(shuffled, key=lambda pair: len(pair.target.split()))
     made = []
     for at, pair in enumerate(ordered):
@@ -94,27 +84,29 @@ def strangers(pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
     return made
 
 
-def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> SourceScores:
-    """Scores each target with its own source and with the stranger's."""
+def scores_with_strangers(name: str, pairs: Sequence[tuple[Pair, str]]) -> Columns:
+    """Scores each target with its own source and with the stranger's, in nats.
+
+    Returns both log-likelihoods of each target, its tokens and its words.
+    """
     paired = ["\t".join(pair) for pair, _ in pairs]
     stranger = [f"{source}\t{pair.target}" for pair, source in pairs]
     scores = scores_of(lambda task: [*paired, *stranger], checkpoint_of(name))
     nats = np.array([score.log_likelihood for score in scores])
     counts = [(s.tokens, s.words + 1) for s in scores[: len(paired)]]  # the end counts as a word
-    tokens, words = np.array(counts, np.float64).T
-    return SourceScores(nats[: len(paired)], nats[len(paired) :], tokens, words)
+    return [nats[: len(paired)], nats[len(paired) :], *np.array(counts, np.float64).T]
 
 
-def compared(one: SourceScores, baseline: SourceScores) -> dict[str, float]:
-    source_tells = one.paired - one.stranger
-    more = source_tells - (baseline.paired - baseline.stranger)
-    tokens = one.tokens.sum()
+def compare_scores(columns: Columns, baseline: Columns) -> dict[str, float]:
+    paired, stranger, tokens, words = columns
+    source_tells = paired - stranger
+    more = source_tells - (baseline[0] - baseline[1])
     return {
-        "perplexity_per_word": float(np.exp(-one.paired.sum() / one.words.sum())),
-        "without_source": -float(one.stranger.sum() / tokens),
-        "source_tells": float(source_tells.sum() / tokens),
-        "difference": float(more.sum() / tokens),
-        "standard_error": float(more.std() / len(more) ** 0.5 / one.tokens.mean()),
+        "perplexity_per_word": float(np.exp(-paired.sum() / words.sum())),
+        "without_source": -float(stranger.sum() / tokens.sum()),
+        "source_tells": float(source_tells.sum() / tokens.sum()),
+        "difference": float(more.sum() / tokens.sum()),
+        "standard_error": float(more.std() / len(more) ** 0.5 / tokens.mean()),
     }
 
 

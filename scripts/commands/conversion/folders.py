@@ -1,17 +1,20 @@
-"""Checks the folders that imports and exports write, and makes the settings of imported runs."""
+"""Defines what imports and exports share: checks of folders, settings of imported runs, notes."""
 
 import fnmatch
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from configs.errors import UserError, brief
 from configs.load import Config, load
+from configs.paths import absolute
 from configs.write import dump
 from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.layout import Layout
 from scripts.commands.common import warn_unused
 from scripts.commands.shared_flags import SettingsFlags
+from scripts.terminal import print_note
 from trainer.model_dir import HUGGINGFACE, ModelDir
 from trainer.resume.history import CHECKPOINTS, FILE
 from trainer.run import Run
@@ -48,6 +51,11 @@ def check_new_folder(folder: Path, names: Iterable[str]) -> None:
         raise UserError(f"--output={folder}: holds {', '.join(taken)} already.  Choose another.")
 
 
+def task_name(library: str, model_dir: Path) -> str:
+    """Names the first task of an imported run, as a folder of data_dir may be called."""
+    return f"{library}_" + re.sub(r"[^A-Za-z0-9_.-]", "_", absolute(model_dir).name)
+
+
 def config_of(run: Run, settings: SettingsFlags) -> Config:
     """Returns the settings of a run, under the given ones; warns of those that nothing uses."""
     with tempfile.TemporaryDirectory() as folder:
@@ -56,3 +64,13 @@ def config_of(run: Run, settings: SettingsFlags) -> Config:
         config = load([str(file), *settings.gin_file], settings.gin_param)
     warn_unused(config, Run, Layout)
     return config
+
+
+def note_import(model_dir: Path, left_out: Iterable[str], types: Iterable[str], count: int) -> None:
+    """Prints what was imported, and what was not; each of `left_out` says why."""
+    for tensor in left_out:
+        print_note(f"Left out: {tensor}.")
+    types = sorted(types)
+    if len(types) > 1:
+        print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
+    print_note(f"Imported {count:,} weights into {model_dir}.")

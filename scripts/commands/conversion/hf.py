@@ -5,7 +5,6 @@ Weights go from file to file, a layer of one weight at a time.
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,8 +29,9 @@ from data.tokenizers.tokenizer_json import (
 from data.vocab import Tokenizer, Vocab, make, read_model
 from data.vocabs import TARGET_FILE, Vocabs
 from models.transformer import Transformer
+from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import ExportHfFlags, ImportHfFlags
-from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
+from scripts.commands.conversion.folders import config_of, note_import, task_name
 from scripts.commands.trained import single_checkpoint
 from scripts.devices import start_devices
 from scripts.terminal import print_note
@@ -74,14 +74,11 @@ MAX_FILE_BYTES = 5 * 10**9
 """Of a file with tensors, as Hugging Face has it."""
 
 
-# From Hugging Face
-
-
 def import_hf(flags: ImportHfFlags) -> None:
     """Makes a model directory of a decoder.  The settings choose its task."""
     start_devices()
     folder, model_dir = local_path(flags.input, "--input"), flags.model_dir
-    check_new_run(model_dir)
+    folders.check_new_run(model_dir)
     settings = read_json(folder, SETTINGS)
     decoder.check_settings(settings, folder / SETTINGS)
     family = decoder.family_of(settings, folder / SETTINGS)
@@ -98,7 +95,14 @@ def import_hf(flags: ImportHfFlags) -> None:
     tokenizer = tokenizer_of(folder)
     config = config_of(run_of(spec, tokenizer, model_dir), flags.settings)
     run = config.make(Run)
-    check_run(run, spec, model_dir)
+    decoder.check_same(spec, run.model)
+    assert isinstance(run.model, Transformer)
+    check_sides(run)
+    if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
+        raise UserError(
+            f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
+            "vocabulary.  Leave Task.vocab and its file as they are."
+        )
     chosen = run.task.vocab  # may name special tokens
     if isinstance(tokenizer, TokenizerJson) and isinstance(chosen, TokenizerJson):
         tokenizer = dataclasses.replace(chosen, path=tokenizer.path)
@@ -106,7 +110,10 @@ def import_hf(flags: ImportHfFlags) -> None:
     vocabs = Vocabs(vocab, None)
     check_vocabs(run, vocabs)
     warn_of_other_ends(folder, settings, vocab)
-    save_weights(model_dir, run.model, weights, tensors)
+    dtype = np.dtype(run.model.precision.store)
+    flat = {weight.path: streamed_array(weight, tensors, dtype) for weight in weights}
+    with Checkpoints(model_dir) as checkpoints:  # of step 0, with nothing but the weights
+        checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
     for name in FILES:
         if (folder / name).is_file():
             (model_dir / HUGGINGFACE).mkdir(parents=True, exist_ok=True)
@@ -116,12 +123,9 @@ def import_hf(flags: ImportHfFlags) -> None:
     )
     atomic_write(model_dir / MODEL_FILE, named + dump([run.model, run.task.vocab]))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
-    for name in unread:
-        print_note(f"Left out: {name}, which {settings['model_type']} does not read.")
-    if len(types) > 1:
-        print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
+    left_out = (f"{name}, which {settings['model_type']} does not read" for name in unread)
     count = sum(int(np.prod(info.shape)) for info in infos.values())
-    print_note(f"Imported {count:,} weights into {model_dir}.")
+    note_import(model_dir, left_out, types, count)
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
@@ -149,7 +153,7 @@ def check_tied(stored: Mapping[str, StoredTensor], unread: Sequence[str], folder
 
 
 def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
-    """Says at which tokens Hugging Face's library ends a text, if not where decoding stops."""
+    """Warns if Hugging Face's library ends a text at other tokens than decoding does."""
     is_there = (folder / GENERATION).is_file()
     ids = eos_token_ids({**settings, **(read_json(folder, GENERATION) if is_there else {})})
     if not ids or {*ids} == {*vocab.stop_ids}:
@@ -167,15 +171,14 @@ def warn_of_other_ends(folder: Path, settings: Settings, vocab: Vocab) -> None:
 
 def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     """Returns a run of a decoder, on the docstrings until the user names another task."""
-    folder = absolute(model_dir)
-    vocab_file = str(folder / TARGET_FILE)
+    vocab_file = str(absolute(model_dir) / TARGET_FILE)
     kept: Tokenizer = SentencePiece(model_file=vocab_file)
     if isinstance(tokenizer, TokenizerJson):
         kept = TokenizerJson(path=vocab_file)
     return Run(
         model=spec,
         task=Task(
-            name="hf_" + re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name),
+            name=task_name("hf", model_dir),
             source=Docstrings(),
             vocab=kept,
             length=max(2, min(MAX_LENGTH, spec.length)),
@@ -185,35 +188,10 @@ def run_of(spec: Transformer, tokenizer: Tokenizer, model_dir: Path) -> Run:
     )
 
 
-def check_run(run: Run, spec: Transformer, model_dir: Path) -> None:
-    """Refuses settings that are not of the weights and of the vocabulary."""
-    decoder.check_same(spec, run.model)
-    check_sides(run)
-    if run.task.vocab.given_path != str(absolute(model_dir) / TARGET_FILE):
-        raise UserError(
-            f"{type(run.task).__name__}.vocab: an imported model reads and writes its own "
-            "vocabulary.  Leave Task.vocab and its file as they are."
-        )
-
-
-def save_weights(
-    model_dir: Path,
-    model: object,
-    weights: Sequence[ConvertedWeight],
-    tensors: Mapping[str, StoredTensor],
-) -> None:
-    """Saves the weights, and nothing else, as the checkpoint of step 0."""
-    assert isinstance(model, Transformer)
-    dtype = np.dtype(model.precision.store)
-    flat = {w.path: streamed(w, tensors, dtype) for w in weights}
-    with Checkpoints(model_dir) as checkpoints:
-        checkpoints.save(0, {"params": traverse_util.unflatten_dict(flat, sep="/")})
-
-
-def streamed(
+def streamed_array(
     weight: ConvertedWeight, tensors: Mapping[str, StoredTensor], dtype: np.dtype
 ) -> StreamedArray:
-    """Returns a weight that is read from its tensors as it is saved, layer by layer."""
+    """Returns a weight that reads its tensors layer by layer while it is saved."""
 
     def read(layers: slice) -> np.ndarray:
         names = weight.names_by_layer
@@ -227,14 +205,11 @@ def streamed(
     return StreamedArray(weight.shape, dtype, read, rows)
 
 
-# To Hugging Face
-
-
 def export_hf(flags: ExportHfFlags) -> None:
     """Writes a decoder as Hugging Face reads it."""
     start_devices()
     output, model_dir = local_path(flags.output, "--output"), flags.model.model_dir
-    check_new_folder(output, (TENSORS, INDEX, *FILES))
+    folders.check_new_folder(output, (TENSORS, INDEX, *FILES))
     config = ModelDir(model_dir).load(flags.model.gin_file, flags.model.gin_param)
     run = config.make(Run)
     vocab = ModelDir(model_dir).vocabs(run.task).target
@@ -251,11 +226,23 @@ def export_hf(flags: ExportHfFlags) -> None:
     assert isinstance(run.model, Transformer)
     weights = list(decoder.weights_of(run.model, FAMILIES[settings["model_type"]]))
     factors = decoder.factors(run.model, settings)
+    dtype, by_path = run.model.precision.store, {f"params/{w.path}": w for w in weights}
+    shapes = {path: weight.shape for path, weight in by_path.items()}
+    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
     with Checkpoints(model_dir) as checkpoints:
         steps = exported_steps(checkpoints, flags.model.checkpoint, flags.model.average)
         try:
             output.mkdir(parents=True, exist_ok=True)
-            write_weights(output, weights, factors, checkpoints, steps, run.model.precision.store)
+            with tensor_writer(output, infos, MAX_FILE_BYTES) as write:
+                by_step = (checkpoints.arrays(step, shapes) for step in steps)
+                for arrays in zip(*by_step, strict=True):
+                    path, array = arrays[0]
+                    if len(arrays) > 1:
+                        array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
+                    if (factor := factors.get(by_path[path].path)) is not None:
+                        array = array.astype(np.float32) * np.float32(factor)
+                    for name, tensor in by_path[path].to_tensors_by_name(array):
+                        write(name, tensor.astype(dtype))
             for name in sorted(files, key=lambda name: name == SETTINGS):  # the settings last
                 atomic_write(output / name, files[name])
         except OSError as error:
@@ -276,26 +263,3 @@ def exported_steps(checkpoints: Checkpoints, which: str, average: int | None) ->
     if step is None:
         raise UserError(f"{checkpoints.folder}: there is no whole checkpoint.")
     return [step]
-
-
-def write_weights(
-    folder: Path,
-    weights: Sequence[ConvertedWeight],
-    factors: Mapping[str, float],
-    checkpoints: Checkpoints,
-    steps: Sequence[int],
-    dtype: str,
-) -> None:
-    """Writes the mean of checkpoints, each weight times its factor, to files of a moderate size."""
-    by_path = {f"params/{weight.path}": weight for weight in weights}
-    shapes = {path: weight.shape for path, weight in by_path.items()}
-    infos = {name: TensorInfo(w.tensor_shape, dtype) for w in weights for name in w.names}
-    with tensor_writer(folder, infos, MAX_FILE_BYTES) as write:
-        for arrays in zip(*(checkpoints.arrays(step, shapes) for step in steps), strict=True):
-            path, array = arrays[0]
-            if len(arrays) > 1:
-                array = sum(one.astype(np.float32) for _, one in arrays) / len(arrays)
-            if (factor := factors.get(by_path[path].path)) is not None:
-                array = array.astype(np.float32) * np.float32(factor)
-            for name, tensor in by_path[path].to_tensors_by_name(array):
-                write(name, tensor.astype(dtype))

@@ -1,7 +1,6 @@
 """Imports and exports T5: Hugging Face's folders, and model directories."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,8 +21,9 @@ from layouts.layout import Layout
 from layouts.mesh import make_mesh
 from models.api import Params
 from models.transformer import Transformer
+from scripts.commands.conversion import folders
 from scripts.commands.conversion.flags import ExportT5Flags, ImportT5Flags
-from scripts.commands.conversion.folders import check_new_folder, check_new_run, config_of
+from scripts.commands.conversion.folders import config_of, note_import, task_name
 from scripts.commands.trained import single_checkpoint, trained_models
 from scripts.devices import start_devices
 from scripts.terminal import print_note
@@ -32,7 +32,6 @@ from trainer.checkpoints.huggingface.folder import (
     INDEX,
     SETTINGS,
     TENSORS,
-    Settings,
     existing,
     read_json,
     stored_tensors,
@@ -54,7 +53,7 @@ def import_t5(flags: ImportT5Flags) -> None:
     """Makes a model directory of a T5.  The settings choose its task and its further training."""
     start_devices()
     input, model_dir = local_path(flags.input, "--input"), flags.model_dir
-    check_new_run(model_dir)
+    folders.check_new_run(model_dir)
     settings = read_json(input, SETTINGS)
     convert.check_settings(settings, input / SETTINGS)
     stored = {name: tensor.read() for name, tensor in stored_tensors(input).items()}
@@ -66,22 +65,27 @@ def import_t5(flags: ImportT5Flags) -> None:
     vocabs = Vocabs(vocab, vocab)
     config = config_of(run_of(spec, model_dir), flags.settings)
     run = config.make(Run)
-    check_run(run, spec, vocabs, model_dir)
+    convert.check_same(spec, run.model)
+    check_sides(run)
+    vocab_file = str(absolute(model_dir) / TARGET_FILE)
+    if run.task.vocab.given_path != vocab_file or run.task.source_vocab_file != TARGET_FILE:
+        raise UserError(
+            "Translation.vocab: a T5 reads and writes its own vocabulary.  Unset Translation."
+            "source_vocab and SentencePiece.model_file."
+        )
+    check_vocabs(run, vocabs)
     save_weights(model_dir, run, convert.params_of(spec, tensors))
     ModelDir(model_dir).save(config, run, vocabs)  # last: it is what makes a run of the folder
-    for name in sorted(stored.keys() - tensors.keys()):
-        print_note(f"Left out: {name}, which repeats {convert.SHARED} or which T5 does not read.")
-    types = sorted({tensor.dtype.name for tensor in tensors.values()})
-    if len(types) > 1:
-        print_note(f"Stored as float32: the tensors are of several types, {' and '.join(types)}.")
-    weights = sum(tensor.size for tensor in tensors.values())
-    print_note(f"Imported {weights:,} weights into {model_dir}.")
+    why = f"which repeats {convert.SHARED} or which T5 does not read"
+    left_out = (f"{name}, {why}" for name in sorted(stored.keys() - tensors.keys()))
+    types = {tensor.dtype.name for tensor in tensors.values()}
+    note_import(model_dir, left_out, types, sum(tensor.size for tensor in tensors.values()))
 
 
 def export_t5(flags: ExportT5Flags) -> None:
     """Writes a model as a T5 that Hugging Face reads."""
     output = flags.output
-    check_new_folder(output, (SETTINGS, TENSORS, INDEX, VOCAB))
+    folders.check_new_folder(output, (SETTINGS, TENSORS, INDEX, VOCAB))
     with trained_models(flags.model) as models:
         settings = convert.settings_of(models.run.model)
         trained = models.restore(
@@ -93,7 +97,16 @@ def export_t5(flags: ExportT5Flags) -> None:
         tensors = convert.tensors_of(spec, jax.device_get(trained.params))
         vocab = trained.vocabs.target
     check_ids(vocab, TARGET_FILE)
-    write_folder(output, settings, tensors, vocab.model)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        # Without this note Hugging Face takes the file for another library's.
+        with atomic_path(output / TENSORS) as temporary:
+            save_file(tensors, temporary, {"format": "pt"})
+        atomic_write(output / VOCAB, vocab.model)
+        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+        atomic_write(output / SETTINGS, text)  # last: it is what makes a model of the folder
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--output={output}: cannot be written: {error}.") from None
     weights = sum(tensor.size for tensor in tensors.values())
     print_note(f"Exported {weights:,} weights of step {trained.step} to {output}.")
 
@@ -107,34 +120,17 @@ def check_ids(vocab: Vocab, name: str) -> None:
         )
 
 
-def write_folder(folder: Path, settings: Settings, tensors: convert.Tensors, vocab: bytes) -> None:
-    """Writes what Hugging Face reads; each file appears when it is whole, the settings last."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Without this note Hugging Face takes the file for another library's.
-        with atomic_path(folder / TENSORS) as temporary:
-            save_file(tensors, temporary, {"format": "pt"})
-        atomic_write(folder / VOCAB, vocab)
-        atomic_write(folder / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--output={folder}: cannot be written: {error}.") from None
-
-
-# Model directories
-
-
 def run_of(spec: Transformer, model_dir: Path) -> Run:
     """Returns a run of a T5, with the phrases as text until the user names another task.
 
     It trains as T5 was fine-tuned: Adafactor at 0.001 (Raffel et al. 2020, section 3.1.2).
     """
-    folder = absolute(model_dir)
     return Run(
         model=spec,
         task=Translation(
-            name="t5_" + re.sub(r"[^A-Za-z0-9_.-]", "_", folder.name),
+            name=task_name("t5", model_dir),
             source=Phrases(language="en", target_language="de"),
-            vocab=SentencePiece(model_file=str(folder / TARGET_FILE)),
+            vocab=SentencePiece(model_file=str(absolute(model_dir) / TARGET_FILE)),
             length=LENGTH,
             source_length=LENGTH,
         ),
@@ -142,19 +138,6 @@ def run_of(spec: Transformer, model_dir: Path) -> Run:
         steps=1000,
         batch_sequences=16,
     )
-
-
-def check_run(run: Run, spec: Transformer, vocabs: Vocabs, model_dir: Path) -> None:
-    """Refuses settings that do not go with a T5's weights and vocabulary."""
-    convert.check_same(spec, run.model)
-    check_sides(run)
-    vocab_file = str(absolute(model_dir) / TARGET_FILE)
-    if run.task.vocab.given_path != vocab_file or run.task.source_vocab_file != TARGET_FILE:
-        raise UserError(
-            "Translation.vocab: a T5 reads and writes its own vocabulary.  Unset Translation."
-            "source_vocab and SentencePiece.model_file."
-        )
-    check_vocabs(run, vocabs)
 
 
 def save_weights(model_dir: Path, run: Run, params: Mapping[str, np.ndarray]) -> None:

@@ -21,7 +21,7 @@ from scripts.commands.common import input_lines, open_output, write_json
 from scripts.commands.decoding.flags import DecodeFlags, Format
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
-from scripts.terminal import Bar, print_note
+from scripts.terminal import print_note, progress_bar
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
 from trainer.decoding.decoder import Decoder, Request, prepared
@@ -96,11 +96,14 @@ def continuations(
 ) -> list[str]:
     """Returns the best text for each line."""
     checkpoint = CheckpointFlags(model_dir=model_dir)
-    with trained_models(checkpoint, trace_fns_of(flags)) as models, Bar("decode") as bar:
+    with (
+        trained_models(checkpoint, trace_fns_of(flags)) as models,
+        progress_bar("decode") as update,
+    ):
         run, vocabs, options = models.run, models.vocabs, options_of(flags)
         requests = make_requests(prompts, run.task, vocabs, options, run.model.max_length)
         decoder = decoder_of([models.restore(None)], flags, batch_sequences)
-        return best_texts(decoder, requests, vocabs, options, bar.update)
+        return best_texts(decoder, requests, vocabs, options, update)
 
 
 def decode_file(flags: DecodeFlags) -> None:
@@ -192,11 +195,11 @@ class DecodeJob:
     def decode(self, left: Sequence[int]) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
         """Yields, batch by batch, some of the lines with the texts that are written."""
         done = 0
-        with Bar("decode") as bar:
+        with progress_bar("decode") as update:
             for batch in decode_lines(self.decoder, self.requests, left, self.vocabs, self.options):
                 yield [(line, texts[: self.flags.nbest or 1]) for line, texts in batch]
                 done += len(batch)
-                bar.update(done, len(left))
+                update(done, len(left))
 
     def write(self, file: TextIO, texts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
         """Writes the texts of all lines; those in columns behind a line with their names."""
@@ -204,7 +207,7 @@ class DecodeJob:
             file.write("line\trank\tscore\tlog_probability\ttext\n")
         alone = len(self.lines) == (self.flags.nbest or 1) == 1 and self.requests[0].is_answer
         for line, source in enumerate(self.lines):
-            rows = formatted(self.flags.written_format, line, source, texts[line], alone)
+            rows = format_line(self.flags.written_format, line, source, texts[line], alone)
             file.writelines(rows)
 
     def write_json(
@@ -217,7 +220,7 @@ class DecodeJob:
         write_json(self.flags.json_file, {"settings": self.settings(steps), "lines": lines})
 
 
-def formatted(
+def format_line(
     format: Format, line: int, source: str, hypotheses: Sequence[Sequence[Any]], alone: bool = False
 ) -> Iterable[str]:  # fmt: skip
     """Returns the lines of the output for one line of the input.

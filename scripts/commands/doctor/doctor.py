@@ -1,6 +1,7 @@
 """Runs `meshloom doctor`: checks the machine, the cached data and a run."""
 
 import functools
+import json
 import socket
 from collections.abc import Iterator
 
@@ -8,18 +9,9 @@ from configs.errors import RunError, UserError
 from configs.load import Config
 from scripts import devices
 from scripts.commands.common import data_dir_of, settings, write_json
-from scripts.commands.doctor import disk, machine, runs
-from scripts.commands.doctor.findings import (
-    Check,
-    Finding,
-    failure,
-    findings_of,
-    merged,
-    read,
-    written,
-)
+from scripts.commands.doctor import machine, runs
+from scripts.commands.doctor.findings import Check, Finding, failure, findings_of, merged
 from scripts.commands.doctor.flags import DoctorFlags
-from scripts.commands.shared_flags import SavedSettingsFlags
 from trainer import multihost
 from trainer.model_dir import ModelDir
 from trainer.processes import peers
@@ -30,15 +22,28 @@ def doctor(flags: DoctorFlags) -> None:
     """Prints what each check finds; raises where something is an error."""
     findings = findings_of([("processes", lambda: processes(flags)), ("devices", machine.devices)])
     is_joined = findings[0].status != "error"  # or the others would wait in vain
-    config, unreadable = config_of(flags.settings)
-    findings += [*unreadable, *findings_of(checks(flags, config).items())]
+    given, config = flags.settings, None
+    model_dir = given.model_dir
+    if model_dir is not None and not ModelDir(model_dir).has_run():
+        model_dir = None  # training has still to make it
+    if model_dir is not None or given.gin_file or given.gin_param:
+        try:
+            config = settings(model_dir, given.gin_file, given.gin_param)
+        except UserError as error:
+            findings.append(failure("settings", error))
+    findings += findings_of(checks(flags, config).items())
     if is_joined:
         findings += machine.clocks()
-        findings = merged([read(text) for text in multihost.gather(written(findings))])
+        findings = merged(multihost.gather(json.dumps(findings)))
     others = peers.current() if is_joined else None
     if others is None or others.index == 0:
         for finding in findings:
-            print(line(finding, names_processes=others is not None))
+            text = f"{finding.status:8} {finding.check}: {finding.text}"
+            if finding.status != "ok":
+                if others is not None and finding.processes:
+                    text += f" ({join_names(finding.processes)})"
+                text += "" if finding.mend is None else f"\n{'':9}mend: {finding.mend}"
+            print(text)
         write_json(flags.json_file, [finding._asdict() for finding in findings])
     errors = sum(finding.status == "error" for finding in findings)
     if errors:
@@ -55,31 +60,18 @@ def processes(flags: DoctorFlags) -> Iterator[Finding]:
     yield Finding("processes", "ok", f"all answer, and compute together; hosts: {hosts}")
 
 
-def config_of(given: SavedSettingsFlags) -> tuple[Config | None, list[Finding]]:
-    """Returns the settings where there are any, and why they cannot be read."""
-    model_dir = given.model_dir
-    if model_dir is not None and not ModelDir(model_dir).has_run():
-        model_dir = None  # training has still to make it
-    if model_dir is None and not given.gin_file and not given.gin_param:
-        return None, []
-    try:
-        return settings(model_dir, given.gin_file, given.gin_param), []
-    except UserError as error:
-        return None, [failure("settings", error)]
-
-
 def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
-    """Returns the checks that a process makes by itself."""
+    """Returns the checks that each process makes without the others."""
     given = flags.settings
     data_dir = data_dir_of(flags.data_dir, given.model_dir).expanduser()
     every: dict[str, Check] = {
         "versions": machine.versions,
         "memory": machine.memory,
-        "disk of --data_dir": lambda: disk.disk("--data_dir", data_dir),
+        "disk of --data_dir": lambda: machine.disk("--data_dir", data_dir),
     }
     if given.model_dir is not None:
         model_dir = given.model_dir.expanduser()
-        every["disk of --model_dir"] = lambda: disk.disk(
+        every["disk of --model_dir"] = lambda: machine.disk(
             "--model_dir", model_dir, runs.newest_checkpoint_bytes(model_dir)
         )
         every["run"] = lambda: runs.run_files(model_dir, flags.data)
@@ -89,12 +81,3 @@ def checks(flags: DoctorFlags, config: Config | None) -> dict[str, Check]:
         else functools.partial(runs.task_cache, config, given, data_dir, flags.data)
     )
     return every
-
-
-def line(finding: Finding, *, names_processes: bool) -> str:
-    """Writes a finding in a line, and its fix in a second one."""
-    text = f"{finding.status:8} {finding.check}: {finding.text}"
-    if names_processes and finding.status != "ok" and finding.processes:
-        text += f" ({join_names(finding.processes)})"
-    is_shown = finding.mend is not None and finding.status != "ok"
-    return text + (f"\n{'':9}mend: {finding.mend}" if is_shown else "")

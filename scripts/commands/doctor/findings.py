@@ -21,6 +21,11 @@ class Finding(NamedTuple):
     """Which processes of the run found it."""
 
 
+def warning(check: str, is_bad: bool, text: str, mend: str) -> Finding:
+    """Makes a finding that is ok, or else a warning with its fix."""
+    return Finding(check, "warning", text, mend) if is_bad else Finding(check, "ok", text)
+
+
 Check = Callable[[], Iterable[Finding]]
 
 
@@ -43,39 +48,22 @@ def failure(check: str, error: Exception) -> Finding:
     return Finding(check, "error", " ".join(str(error).split()) or type(error).__name__)
 
 
-def merged(by_process: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Joins what the processes of a run found: equal problems, and what is well, are one line."""
+def merged(by_process: Sequence[str]) -> list[Finding]:
+    """Joins what the processes of a run found, as JSON: one line for equal problems, and for ok."""
     lines: dict[tuple[object, ...], Finding] = {}
-    for process, findings in enumerate(by_process):
-        for finding in findings:
+    for process, findings in enumerate(map(json.loads, by_process)):
+        for finding in (Finding(*values[:5]) for values in findings):
             is_same = finding.status == "ok" and not finding.is_common
             key = (finding.check, None) if is_same else finding[:4]
             processes = lines[key].processes if key in lines else ()
             lines[key] = lines.get(key, finding)._replace(processes=(*processes, process))
-    return [*lines.values(), *disagreements(list(lines.values()))]
-
-
-def disagreements(lines: Sequence[Finding]) -> list[Finding]:
-    """Returns an error for each check in which processes should agree and do not."""
-    common = [line for line in lines if line.is_common]
+    common: dict[str, list[Finding]] = {}  # by check: where there are several, processes differ
+    for line in lines.values():
+        if line.is_common:
+            common.setdefault(line.check, []).append(line)
+    text = "the processes differ: see the lines above"
     return [
-        Finding(
-            check,
-            "error",
-            "the processes differ: see the lines above",
-            next(line.mend for line in common if line.check == check),
-            processes=(),
-        )
-        for check in dict.fromkeys(line.check for line in common)
-        if sum(line.check == check for line in common) > 1
-    ]
-
-
-def written(findings: Sequence[Finding]) -> str:
-    """Writes the findings of a process for another one to read."""
-    return json.dumps(findings)
-
-
-def read(text: str) -> list[Finding]:
-    """Reads what `written` wrote."""
-    return [Finding(*values[:5]) for values in json.loads(text)]
+        *lines.values(),
+        *(Finding(check, "error", text, different[0].mend, processes=())
+          for check, different in common.items() if len(different) > 1),
+    ]  # fmt: skip

@@ -1,10 +1,14 @@
-"""Checks the machine: its packages, devices, memory and clock."""
+"""Checks the machine: packages, devices, memory, clock, and the folders that a run writes to."""
 
 import importlib.metadata
+import itertools
 import os
 import platform
 import re
+import shutil
+import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +17,10 @@ import jax
 import numpy as np
 from packaging.requirements import Requirement
 
-from scripts.commands.doctor.findings import Finding
+from configs.paths import is_remote
+from data.storage.errors import FULL, describe_full
+from data.storage.files import atomic_write
+from scripts.commands.doctor.findings import Finding, warning
 from trainer import multihost
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
@@ -24,6 +31,10 @@ LEAST_MEMORY_BYTES = 2 << 30
 MAX_SKEW_S = 2.0
 """Seconds between clocks from which on logs of several hosts are hard to read together."""
 GIB = 1 << 30
+WRITTEN_BYTES = 32 << 20
+SLOW_BYTES_PER_S = 50e6
+"""Half of what a single hard disk writes."""
+LEAST_FREE_BYTES = 1 << 30
 
 
 def versions() -> Iterator[Finding]:
@@ -83,20 +94,15 @@ def devices() -> Iterator[Finding]:
     limit = (local[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         text += f" of {limit / GIB:.1f} GiB"
-    extra = unused_accelerator() if local[0].platform == "cpu" else None
+    extra = None  # of JAX, for an accelerator of this machine, by its device files
+    for pattern, name in (("nvidia[0-9]*", "cuda12"), ("accel[0-9]*", "tpu")):
+        if local[0].platform == "cpu" and next(Path("/dev").glob(pattern), None):
+            extra = extra or name
     if extra is not None and not os.environ.get("JAX_PLATFORMS"):
         yield Finding("devices", "warning", f"{text}, but the machine has an accelerator that JAX "
                       "does not use", f'pip install -U "jax[{extra}]".')  # fmt: skip
     else:
         yield Finding("devices", "ok", text)
-
-
-def unused_accelerator() -> str | None:
-    """Returns the extra of JAX for an accelerator of this machine, by its device files."""
-    for pattern, extra in (("nvidia[0-9]*", "cuda12"), ("accel[0-9]*", "tpu")):
-        if next(Path("/dev").glob(pattern), None):
-            return extra
-    return None
 
 
 def memory() -> Iterator[Finding]:
@@ -105,12 +111,8 @@ def memory() -> Iterator[Finding]:
     if available is None:
         yield Finding("memory", "warning", "this system does not say how much is free")
         return
-    text = f"{available / GIB:.1f} GiB are free"
-    if available < LEAST_MEMORY_BYTES:
-        mend = "End other processes: ps aux --sort=-rss | head."
-        yield Finding("memory", "warning", text, mend)
-    else:
-        yield Finding("memory", "ok", text)
+    is_short, text = available < LEAST_MEMORY_BYTES, f"{available / GIB:.1f} GiB are free"
+    yield warning("memory", is_short, text, "End other processes: ps aux --sort=-rss | head.")
 
 
 def available_memory() -> int | None:
@@ -136,11 +138,77 @@ def clocks() -> Iterator[Finding]:
     times = multihost.gather(time.time())
     if len(times) == 1:
         return
-    skew_s = max(times) - min(times)
+    skew_s, late = max(times) - min(times), times.index(min(times))
     text = f"those of the processes differ by {skew_s:.1f} s"
-    if skew_s > MAX_SKEW_S:
-        late = times.index(min(times))
-        mend = f"On the host of process {late}: chronyc makestep."
-        yield Finding("clock", "warning", text, mend)
+    mend = f"On the host of process {late}: chronyc makestep."
+    yield warning("clock", skew_s > MAX_SKEW_S, text, mend)
+
+
+def disk(flag: str, folder: Path, checkpoint_bytes: int = 0) -> Iterator[Finding]:
+    """Writes to the file system of a folder, and removes what it wrote.
+
+    checkpoint_bytes is the size of what a run will save there next.
+    """
+    if is_remote(folder):
+        yield from bucket(flag, folder)
+        return
+    name, place = f"disk of {flag}", folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    make_room = f"du -xh {place} | sort -h | tail  lists what is large."
+    try:
+        bytes_per_s, ahead_s = write_rate(place)
+    except OSError as error:
+        reason, mend = error.strerror, f"chmod u+rwx {place}, or give another {flag}."
+        if error.errno in FULL:
+            reason, mend = describe_full(place, error), make_room
+        yield Finding(name, "error", f"{place} cannot be written: {reason or error}", mend)
+        return
+    text = f"{place} has {free / GIB:.1f} GiB free and writes {bytes_per_s / 1e6:,.0f} MB/s"
+    if free < checkpoint_bytes:
+        text += f"; the next checkpoint needs {checkpoint_bytes / GIB:.1f} GiB"
+        yield Finding(name, "error", text, make_room)
+    elif free < LEAST_FREE_BYTES:
+        yield Finding(name, "warning", text, make_room)
     else:
-        yield Finding("clock", "ok", text)
+        mend = f"Give a {flag} on a faster disk."
+        yield warning(name, bytes_per_s < SLOW_BYTES_PER_S, text, mend)
+    text, differs = "agrees with this host's", abs(ahead_s) > MAX_SKEW_S
+    if differs:
+        text = f"the dates of files in {place} differ from this host's clock by {ahead_s:.1f} s"
+    mend = "On the host and on the file server: chronyc makestep."
+    yield warning(f"clock of {flag}", differs, text, mend)
+
+
+def write_rate(folder: Path) -> tuple[float, float]:
+    """Returns the bytes a second that reach the disk, and by how much its dates are ahead."""
+    block = os.urandom(1 << 20)  # not zeros, which some file systems do not store
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
+        start = time.monotonic()
+        for _ in range(WRITTEN_BYTES // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        seconds = time.monotonic() - start
+        file.truncate()
+        os.utime(file.fileno())  # the date is the file system's
+        return WRITTEN_BYTES / seconds, os.fstat(file.fileno()).st_mtime - time.time()
+
+
+def bucket(flag: str, folder: Path) -> Iterator[Finding]:
+    """Writes an object, reads it back and removes it."""
+    block, path = os.urandom(WRITTEN_BYTES), folder / f".doctor-{uuid.uuid4().hex}"
+    name, megabytes = f"storage of {flag}", WRITTEN_BYTES / 1e6
+    times = [time.monotonic()]
+    atomic_write(path, block)
+    times.append(time.monotonic())
+    is_same = path.read_bytes() == block
+    times.append(time.monotonic())
+    path.unlink()
+    if not is_same:
+        text = f"{folder} gives back other bytes than were written"
+        yield Finding(name, "error", text, f"Give another {flag}.")
+        return
+    written, read = (megabytes / (end - start) for start, end in itertools.pairwise(times))
+    yield Finding(name, "ok", f"{folder} writes {written:,.0f} MB/s, reads {read:,.0f} MB/s")

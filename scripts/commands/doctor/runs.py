@@ -6,9 +6,8 @@ from pathlib import Path
 
 from configs.load import Config
 from data import manifest
-from data.cache import Prepared, TaskCaches, cache_folders, check_rows
+from data.cache import TaskCaches, cache_folders, check_rows
 from data.storage.lookup import sizes_below
-from data.task import Task
 from scripts.commands.common import task_of
 from scripts.commands.doctor.findings import Finding, failure
 from scripts.commands.shared_flags import SavedSettingsFlags
@@ -27,14 +26,24 @@ def task_cache(
     """Opens the cache of the task that the settings name."""
     task = task_of(config)
     name = f"data of {task.name}"
-    command, run = prepare_command(settings, data_dir), _run_of(settings)
+    run = settings.model_dir and ModelDir(settings.model_dir)
+    run = run if run and run.has_run() else None
+    files = [*([str(run.config_file)] if run else []), *settings.gin_file]
+    flags = [f"--data_dir={data_dir}", *(f"--gin_file={file}" for file in files),
+             *(f"--gin_param={param}" for param in settings.gin_param)]  # fmt: skip
+    command = shlex.join(["meshloom", "prepare", *flags])
     try:
         vocabs = run and run.vocabs(task)
     except ValueError as error:
         yield failure("vocabulary", error)
         return
     try:
-        prepared = _prepared(task, data_dir, run)
+        prepared = None
+        if run:
+            vocabs = run.vocabs(task)
+            caches = TaskCaches(task, data_dir, vocabs.target, vocabs.source, run.content_hash)
+            prepared = caches.open_if_built()
+        prepared = prepared or TaskCaches(task, data_dir).open_if_built()
         have_checksums = prepared is None or not reads_rows or check_rows(prepared.folder)
     except ValueError as error:
         text = str(error).rpartition("  ")[0] or str(error)
@@ -56,31 +65,6 @@ def task_cache(
             yield Finding("vocabulary", "error", text, "Give the --data_dir of the training.")
         else:
             yield Finding("vocabulary", "ok", "the run and its data have the same")
-
-
-def _run_of(settings: SavedSettingsFlags) -> ModelDir | None:
-    """Returns the model directory, if it has a run."""
-    run = settings.model_dir and ModelDir(settings.model_dir)
-    return run if run and run.has_run() else None
-
-
-def _prepared(task: Task, data_dir: Path, run: ModelDir | None) -> Prepared | None:
-    """Opens the cache of a run, or else that of the settings."""
-    if run:
-        vocabs = run.vocabs(task)
-        caches = TaskCaches(task, data_dir, vocabs.target, vocabs.source, run.content_hash)
-        if prepared := caches.open_if_built():
-            return prepared
-    return TaskCaches(task, data_dir).open_if_built()
-
-
-def prepare_command(settings: SavedSettingsFlags, data_dir: Path) -> str:
-    """Writes the command that prepares the data of these settings."""
-    run = _run_of(settings)
-    files = [*([str(run.config_file)] if run else []), *settings.gin_file]
-    flags = [f"--data_dir={data_dir}", *(f"--gin_file={file}" for file in files),
-             *(f"--gin_param={param}" for param in settings.gin_param)]  # fmt: skip
-    return shlex.join(["meshloom", "prepare", *flags])
 
 
 def every_cache(data_dir: Path, reads_rows: bool) -> Iterator[Finding]:
@@ -139,7 +123,7 @@ def run_files(model_dir: Path, reads_arrays: bool) -> Iterator[Finding]:
 
 
 def newest_checkpoint_bytes(model_dir: Path) -> int:
-    """Returns the size of the newest checkpoint; 0 where there is none."""
+    """Returns the size of the newest checkpoint; 0 without a checkpoint."""
     steps = Checkpoints(model_dir).steps()
     if not steps:
         return 0

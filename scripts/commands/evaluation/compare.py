@@ -8,21 +8,22 @@ from configs.errors import UserError
 from data.sources.text_files import read_lines
 from scripts.commands.common import write_json
 from scripts.commands.evaluation.flags import CompareFlags
-from scripts.terminal import Bar, print_note, print_table
-from trainer.translation.metrics import (
-    Paired,
-    TranslationMetrics,
-    check_settings,
-    check_texts,
-    compute_metrics,
-    paired,
-)
+from scripts.terminal import print_note, print_table, progress_bar
+from trainer.translation import metrics as measures
+from trainer.translation.metrics import Paired, TranslationMetrics, check_settings, check_texts
 from trainer.translation.test_sets import read_test_set
 
 
 def compare(flags: CompareFlags) -> dict[str, Any]:
     """Measures each file of translations; with several, computes p-values against the first."""
-    check_flags(flags)
+    if len(set(flags.system)) < len(flags.system):
+        raise UserError("--system: a file is given twice.  Give each once.")
+    if bool(flags.references) == (flags.test_set is not None):
+        raise UserError("Give either --references=FILE or --test_set=NAME with --languages.")
+    if (flags.test_set is None) != (flags.languages is None):
+        raise UserError(
+            "--test_set and --languages go together, as in --test_set=wmt14/full --languages=en-de."
+        )
     check_settings(flags.metrics.tokenize, flags.languages)
     if flags.test_set is not None and flags.languages is not None:
         references = read_test_set(flags.test_set, flags.languages)[1]
@@ -33,52 +34,35 @@ def compare(flags: CompareFlags) -> dict[str, Any]:
     metrics = dataclasses.asdict(flags.metrics)
     metrics |= {"test_set": flags.test_set, "languages": flags.languages}
     ter = metrics.pop("ter")
-    with Bar("compare") as bar:
+    with progress_bar("compare") as update:
         measured: dict[str, TranslationMetrics] = {}
         for path in texts:
-            bar.update(len(measured), len(texts) + 1)
-            measured[path] = compute_metrics(texts[path], references, ter=ter, name=path, **metrics)
-        bar.update(len(measured), len(texts) + 1)
-        against = paired(references, texts, **metrics) if len(texts) > 1 else None
+            update(len(measured), len(texts) + 1)
+            measured[path] = measures.compute_metrics(
+                texts[path], references, ter=ter, name=path, **metrics
+            )
+        update(len(measured), len(texts) + 1)
+        against = None
+        if len(texts) > 1:
+            against = measures.paired(references, texts, **metrics)
     show(measured, against)
-    result = as_dict(measured, against)
+    result = {
+        "systems": [{"system": path, **one.as_dict()} for path, one in measured.items()],
+        "paired": None if against is None else against.as_dict(),
+    }
     write_json(flags.json_file, result)
     return result
 
 
-def check_flags(flags: CompareFlags) -> None:
-    """Raises where the files do not go together."""
-    if len(set(flags.system)) < len(flags.system):
-        raise UserError("--system: a file is given twice.  Give each once.")
-    if bool(flags.references) == (flags.test_set is not None):
-        raise UserError("Give either --references=FILE or --test_set=NAME with --languages.")
-    if (flags.test_set is None) != (flags.languages is None):
-        raise UserError(
-            "--test_set and --languages go together, as in --test_set=wmt14/full --languages=en-de."
-        )
-
-
 def show(measured: Mapping[str, TranslationMetrics], against: Paired | None) -> None:
-    rows = [
-        (path, m.name, f"{m.score:.2f}", percent(m.low), percent(m.high), m.signature)
-        for path, one in measured.items()
-        for m in one.measures
-    ]
+    rows = []
+    for path, one in measured.items():
+        for m in one.measures:
+            interval = ("" if end is None else f"{end:.2f}" for end in (m.low, m.high))
+            rows.append((path, m.name, f"{m.score:.2f}", *interval, m.signature))
     print_table(["system", "metric", "score", "low", "high", "signature"], rows)
     if against is not None:
         print()
         print_table(against.HEADERS, against.rows())
     one = next(iter(measured.values()))
     print_note(f"{one.sentences:,} sentences; hash of the references {one.references_hash}")
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def as_dict(measured: Mapping[str, TranslationMetrics], against: Paired | None) -> dict[str, Any]:
-    """Returns what the JSON file holds: the systems, and the paired test of several."""
-    return {
-        "systems": [{"system": path, **one.as_dict()} for path, one in measured.items()],
-        "paired": None if against is None else against.as_dict(),
-    }

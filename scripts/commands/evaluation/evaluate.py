@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from data.packing.pair_rows import PairRows
+from data.packing.pair_rows import packed_pairs
 from data.packing.rows import Rows
 from data.sources.pairs import Pair, chosen_tag, tagged
 from data.sources.text_files import read_lines, read_raw_lines
 from data.task import Task
 from models.loss import Criterion
-from scripts.commands.common import STREAMS, data_dir_of, four_decimals, open_output, write_json
+from scripts.commands.common import STREAMS, data_dir_of, open_output, write_json
 from scripts.commands.decoding.decode import decoder_of, options_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, TextFlags
 from scripts.commands.evaluation.questions import evaluate_questions
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
 from scripts.flag import given_flags
-from scripts.terminal import Bar, print_note, print_table
+from scripts.terminal import print_note, print_table, progress_bar
 from trainer.checkpoints.restore import ModelRestorer, TrainedModel, chosen_steps
 from trainer.checks import TraceFn
-from trainer.evaluate import evaluate
+from trainer.evaluate import Evaluation, evaluate
 from trainer.prepare import prepare
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step
@@ -97,9 +97,9 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
     check_settings(flags.metrics.tokenize, flags.text.languages)
 
     criterion = Criterion(logit_scale=flags.logit_scale, drop_tokens=flags.drop_tokens)
+    search = SearchFlags(**dataclasses.asdict(flags.search))
 
     def trace_fns(run: Run) -> list[TraceFn]:
-        search = SearchFlags(**dataclasses.asdict(flags.search))
         decoding = trace_fns_of(search)(run) if run.task.has_source else []
         evaluation = functools.partial(trace_evaluate_step, criterion=criterion)
         return [evaluation, *decoding]
@@ -111,7 +111,7 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 f"--hypotheses={flags.hypotheses} with {len(steps)} checkpoints, but it holds the "
                 "translations of one.  Choose one --checkpoint."
             )
-        task, drops_tokens = models.run.task, models.run.model.drops_tokens
+        task = models.run.task
         check_text(flags, task)
         given = given_text(flags.text, task) if task.has_source else None
         data_dir = data_dir_of(flags.data_dir, flags.model.model_dir)
@@ -122,15 +122,19 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 f"{left_out:,} of {rows.counts.lines + left_out:,} pairs do not fit a row "
                 f"({lengths}): the loss leaves them out, the translations do not."
             )
-        to_translate = translation_parts(models, flags.text, given, flags.sentences)
+        to_translate = list[EvaluationSet]()
+        if task.has_source and flags.sentences != 0:
+            to_translate = [given] if given else evaluation_sets(task, flags.text.split or SPLIT)
+            if flags.sentences is not None:
+                to_translate = subset(to_translate, flags.sentences)
         lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
-            with Bar("evaluate") as bar:
+            with progress_bar("evaluate") as update:
                 evaluation, by_part = evaluate(
                     trained.model, trained.params, rows, trained.mesh,
                     batch_sequences=batch_of(trained, flags.batch_sequences),
-                    criterion=criterion, progress=bar.update,
+                    criterion=criterion, progress=update,
                 )  # fmt: skip
             parts = {name: part._asdict() for name, part in by_part.items()}
             line: dict[str, Any] = {
@@ -138,72 +142,65 @@ def evaluate_model(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 "averaged_steps": trained.averaged_steps,
                 **evaluation.numbers(),
                 "left_out_pairs": rows.counts.left_out if task.takes_pairs else None,
-                "drop_tokens": flags.drop_tokens and drops_tokens,
+                "drop_tokens": flags.drop_tokens and models.run.model.drops_tokens,
             }
             if to_translate:
-                made = translations(trained, to_translate, flags)
-                line |= translation_numbers(made, parts, train_pairs)
-                line["is_subset"] = flags.sentences is not None
-                show(made, is_subset=flags.sentences is not None)
-                write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
+                line |= translation_numbers(trained, to_translate, flags, parts, train_pairs)
             lines.append(line | ({"parts": parts} if parts else {}))
     names = ["step", *evaluation.numbers()]
-    print_table(names, [[four_decimals(line[name]) for name in names] for line in lines])
-    if not task.takes_pairs:
+    numbers = [[line[name] for name in names] for line in lines]
+    print_table(names, [[n if isinstance(n, int) else f"{n:.4f}" for n in row] for row in numbers])
+    note_counting(flags, models.run, evaluation)
+    write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
+    return lines
+
+
+def note_counting(flags: EvaluateFlags, run: Run, evaluation: Evaluation) -> None:
+    """Says what a perplexity per word counts, and whether experts drop tokens."""
+    if not run.task.takes_pairs:
         ends = "lines, blank ones too"
         if flags.text.text_file is None:
             ends = 'examples; a blank line is one only with TextFiles.example = "any line"'
         counted = f"{evaluation.words:,} words and the ends of {evaluation.lines:,} {ends}"
         print_note(f"Perplexity per word counts {counted}.")
-    if drops_tokens and flags.drop_tokens:
+    if run.model.drops_tokens and flags.drop_tokens:
         print(
             "Experts drop the tokens beyond their evaluation capacity, as validation during "
             "training does; --no_drop evaluates as `decode` and `score` do."
         )
-    elif drops_tokens:
+    elif run.model.drops_tokens:
         print("Experts drop no tokens, as in `decode` and `score`.")
-    write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
-    return lines
 
 
 def translation_numbers(
-    made: Sequence[TranslatedSet],
+    trained: TrainedModel,
+    sets: list[EvaluationSet],
+    flags: EvaluateFlags,
     parts: dict[str, dict[str, Any]],
     train_pairs: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Returns the metrics of all translations; adds those of each part to its other numbers."""
-    whole, *of_parts = made
-    for one in of_parts:
-        parts.setdefault(one.part.name, {}).update(
-            {**one.metrics.as_dict(), "train_pairs": train_pairs.get(one.part.name)}
-        )
-    numbers = whole.metrics.as_dict()
-    return {**numbers, "mean_bleu": mean_bleu(of_parts)} if of_parts else numbers
-
-
-def translations(
-    trained: TrainedModel, parts: list[EvaluationSet], flags: EvaluateFlags
-) -> list[TranslatedSet]:
-    """Translates the sources with one checkpoint."""
-    task = trained.run.task
+    """Translates, prints and measures; adds the metrics of each part to its other numbers."""
     search = SearchFlags(**dataclasses.asdict(flags.search))
     decoder = decoder_of([trained], search, None)
-    with Bar("translate") as bar:
-        return translate(
-            decoder, parts, task, trained.vocabs, options_of(search), trained.run.model.max_length,
-            progress=bar.update, **dataclasses.asdict(flags.metrics),
+    with progress_bar("translate") as update:
+        made = translate(
+            decoder, sets, trained.run.task, trained.vocabs, options_of(search),
+            trained.run.model.max_length, progress=update,
+            **dataclasses.asdict(flags.metrics),
         )  # fmt: skip
-
-
-def translation_parts(
-    models: ModelRestorer, text: TextFlags, given: EvaluationSet | None, sentences: int | None
-) -> list[EvaluationSet]:
-    """Returns the sentences to translate; a language model has none."""
-    task = models.run.task
-    if sentences == 0 or not task.has_source:
-        return []
-    parts = evaluation_sets(task, text.split or SPLIT) if given is None else [given]
-    return parts if sentences is None else subset(parts, sentences)
+    whole, *of_parts = made
+    for one in of_parts:
+        of_part = {"train_pairs": train_pairs.get(one.part.name)}
+        parts.setdefault(one.part.name, {}).update(one.metrics.as_dict() | of_part)
+    subset_of = "" if flags.sentences is None else " (a subset)"
+    for one in made:
+        print(f"{one.part.name}{subset_of}: {one.metrics}")
+    numbers = whole.metrics.as_dict()
+    if of_parts:
+        numbers["mean_bleu"] = statistics.fmean(one.metrics.bleu.score for one in of_parts)
+        print(f"BLEU of the {len(of_parts)} parts, averaged: {numbers['mean_bleu']:.2f}")
+    write_hypotheses(flags.hypotheses, made, flags.metrics.tokenize)
+    return numbers | {"is_subset": flags.sentences is not None}
 
 
 def evaluation_rows(
@@ -219,9 +216,9 @@ def evaluation_rows(
             Pair(tagged(sentence, given.tag), reference)
             for sentence, reference in zip(given.sources, given.references[0], strict=True)
         ]
-        lengths = (task.row_lengths["source_length"], task.length)
-        rows: Rows = PairRows.from_pairs(pairs, vocabs.of_source, vocabs.target, *lengths)
-        return rows, {}
+        lengths = task.length, task.row_lengths["source_length"]
+        packed, counts = packed_pairs(pairs, vocabs, lengths, True, None)
+        return task.rows(packed.arrays, counts, vocabs, pieces=packed.pieces), {}
     if text.text_file is not None:
         of_file = task.rows_of_text(read_raw_lines(text.text_file), vocabs)
         if not len(of_file):
@@ -233,19 +230,6 @@ def evaluation_rows(
         raise UserError(f"--split={split}: not in task {task.name}.  Legal: {', '.join(splits)}.")
     train_pairs = {part.name: part.counts.lines for part in splits["train"].parts}
     return splits[split], train_pairs
-
-
-def show(made: list[TranslatedSet], *, is_subset: bool) -> None:
-    for one in made:
-        subset_of = " (a subset)" if is_subset else ""
-        print(f"{one.part.name}{subset_of}: {one.metrics}")
-    if made[1:]:
-        print(f"BLEU of the {len(made[1:])} parts, averaged: {mean_bleu(made[1:]):.2f}")
-
-
-def mean_bleu(made: Sequence[TranslatedSet]) -> float:
-    """Averages BLEU over parts with equal weights."""
-    return statistics.fmean(one.metrics.bleu.score for one in made)
 
 
 def write_hypotheses(path: str | None, made: Sequence[TranslatedSet], tokenize: str | None) -> None:

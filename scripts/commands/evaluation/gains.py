@@ -46,21 +46,25 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
     baseline = parts_of(flags.baseline)
     models = {path: parts_of(path) for path in flags.evaluation}
     for path, parts in models.items():
-        check_same(flags.baseline, baseline, path, parts)
+        if differing := sorted(set(baseline) ^ set(parts)):
+            raise UserError(
+                f"{flags.baseline} and {path}: only one of them has {', '.join(differing)}."
+            )
+        for name, part in parts.items():
+            if part.references_hash != baseline[name].references_hash:
+                raise UserError(
+                    f"{flags.baseline} and {path}: their references for {name} differ.  Evaluate "
+                    "both on the same split, with the same --sentences."
+                )
     names = sorted(baseline, key=lambda name: -baseline[name].train_pairs)
     gained = {
         path: [parts[name].bleu - baseline[name].bleu for name in names]
         for path, parts in models.items()
     }
-    rows = [
-        [
-            name,
-            f"{baseline[name].train_pairs:,}",
-            f"{baseline[name].bleu:.2f}",
-            *(f"{part_gains[i]:+.2f}" for part_gains in gained.values()),
-        ]
-        for i, name in enumerate(names)
-    ]
+    rows = []
+    for i, name in enumerate(names):
+        part, differences = baseline[name], (f"{of_model[i]:+.2f}" for of_model in gained.values())
+        rows.append([name, f"{part.train_pairs:,}", f"{part.bleu:.2f}", *differences])
     means = {path: statistics.fmean(part_gains) for path, part_gains in gained.items()}
     of_baseline = statistics.fmean(baseline[name].bleu for name in names)
     rows.append(["mean", "", f"{of_baseline:.2f}", *(f"{mean:+.2f}" for mean in means.values())])
@@ -81,10 +85,7 @@ def gains(flags: GainsFlags) -> dict[str, Any]:
 
 def parts_of(path: str) -> Mapping[str, Part]:
     """Reads the parts of an evaluation, each with its BLEU and its data size."""
-    try:
-        content = lookup.read_bytes(path, path_of(path))
-    except OSError as error:
-        raise UserError(f"{path}: {error}.  Give what `meshloom evaluate --json` wrote.") from None
+    content = lookup.read_bytes(path, path_of(path))
     try:
         return read_json(content, MixtureScores, "it").parts
     except UserError as error:
@@ -92,20 +93,6 @@ def parts_of(path: str) -> Mapping[str, Part]:
             f"{path}: holds no BLEU by part ({str(error).rstrip('.')}).  Evaluate a split of a "
             "mixture, one checkpoint: meshloom evaluate --split=test --json=FILE."
         ) from None
-
-
-def check_same(
-    baseline: str, expected: Mapping[str, Part], path: str, parts: Mapping[str, Part]
-) -> None:
-    """Refuses evaluations of other sentences than the baseline's."""
-    if differing := sorted(set(expected) ^ set(parts)):
-        raise UserError(f"{baseline} and {path}: only one of them has {', '.join(differing)}.")
-    for name, part in parts.items():
-        if part.references_hash != expected[name].references_hash:
-            raise UserError(
-                f"{baseline} and {path}: their references for {name} differ.  Evaluate both on the "
-                "same split, with the same --sentences."
-            )
 
 
 def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list[float]]) -> None:
@@ -117,7 +104,7 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     )
     for number, (path, part_gains) in enumerate(gained.items()):
         axes.scatter(places, part_gains, s=14, color=f"C{number}", alpha=0.5)
-        axes.plot(places, averaged(part_gains), color=f"C{number}", label=Path(path).stem)
+        axes.plot(places, moving_average(part_gains), color=f"C{number}", label=Path(path).stem)
     labels = [f"{name} {size:,}" for name, size in zip(names, pairs, strict=True)]
     axes.set_xticks(places, labels, rotation="vertical", fontsize="x-small")
     axes.axhline(0, color="black", linewidth=0.8)
@@ -135,10 +122,10 @@ def draw(output: str, names: list[str], pairs: list[int], gained: dict[str, list
     pyplot.close(figure)
 
 
-def averaged(values: list[float]) -> list[float]:
+def moving_average(values: list[float]) -> list[float]:
     """Averages each value with its neighbours, fewer at the ends.
 
-    >>> averaged([1.0, 1.0, 4.0])
+    >>> moving_average([1.0, 1.0, 4.0])
     [2.0, 2.0, 2.0]
     """
     side = SPAN // 2

@@ -1,19 +1,17 @@
 """Runs `meshloom evaluate --questions`: measures how many questions a model answers."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from configs.errors import UserError
-from data.task import Task
-from data.vocabs import Vocabs
 from scripts.commands.common import input_lines, write_json
 from scripts.commands.decoding.decode import decoder_of, trace_fns_of
 from scripts.commands.evaluation.flags import EvaluateFlags, QuestionFlags
 from scripts.commands.shared_flags import SearchFlags
 from scripts.commands.trained import batch_of, trained_models
 from scripts.flag import given_flags
-from scripts.terminal import Bar, print_note, print_table
+from scripts.terminal import print_note, print_table, progress_bar
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
 from trainer.questions import choices
@@ -25,7 +23,6 @@ from trainer.run import Run
 from trainer.traces import trace_score_step
 
 MAX_NEW_TOKENS = 32  # 99 % of the answers of NQ-open have at most 34 characters
-
 
 SHARED_FLAGS = ("--batch_sequences", "--json", "--tag")
 
@@ -52,7 +49,9 @@ class AnswerTest(NamedTuple):
 
 def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
     """Measures the share of right answers of checkpoints."""
-    check_flags(flags)
+    given = [name for group in (flags, flags.text, flags.metrics) for name in given_flags(group)]
+    if of_texts := [name for name in given if name not in SHARED_FLAGS]:
+        raise UserError(f"{', '.join(of_texts)}: not with --questions.  Remove one of them.")
     test = read_test(flags.questions)
 
     def trace_fns(run: Run) -> list[TraceFn]:
@@ -64,8 +63,18 @@ def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
         prompts = make_prompts(
             test.template, test.shots, test.questions, task, vocabs, flags.text.tag
         )
-        completions = checked_completions(test, prompts, task, vocabs, flags)
-        show_prompts(prompts[: flags.questions.show_prompts])
+        completions = list[list[choices.Completion]]()
+        if test.has_choices:
+            completions = choices.make_completions(prompts, test.template, task, vocabs)
+            choices.check_choices_fit(test.path, prompts, completions, task)
+        else:
+            check_answers_fit(test.path, prompts, task, max_new_tokens(flags))
+        for prompt in prompts[: flags.questions.show_prompts]:
+            question = prompt.question
+            print(f"Prompt of line {question.line} ({len(prompt.tokens)} tokens):")
+            print(prompt.text)
+            answers = " | ".join(question.choices or question.answers)
+            print(f"{'Choices' if question.choices else 'Answers'}: {answers}\n")
         lines = []
         for step in steps:
             trained = models.restore(step, flags.model.average)
@@ -75,16 +84,16 @@ def evaluate_questions(flags: EvaluateFlags) -> list[dict[str, Any]]:
                 else score_answers(trained, test, prompts, flags)
             )
             lines.append(result_of(trained.step, scores, test, flags))
-    show(lines, len(test.shots))
+    # The shares with their 95 % intervals.
+    names = [name for name in lines[0] if name.startswith(("exact_match", "accuracy"))]
+    rows = [
+        [line["step"], line["questions"], len(test.shots), *(str(Share(**line[n])) for n in names)]
+        for line in lines
+    ]
+    headers = [f"{name.replace('_', ' ')} [95 %]" for name in names]
+    print_table(["step", "questions", "shots", *headers], rows)
     write_json(flags.json_file, lines if len(steps) > 1 else lines[0])
     return lines
-
-
-def check_flags(flags: EvaluateFlags) -> None:
-    """Refuses flags that only the evaluation of a text has."""
-    given = [name for group in (flags, flags.text, flags.metrics) for name in given_flags(group)]
-    if of_texts := [name for name in given if name not in SHARED_FLAGS]:
-        raise UserError(f"{', '.join(of_texts)}: not with --questions.  Remove one of them.")
 
 
 def read_test(flags: QuestionFlags) -> AnswerTest:
@@ -107,21 +116,9 @@ def read_test(flags: QuestionFlags) -> AnswerTest:
 
 
 def search_flags(flags: EvaluateFlags) -> SearchFlags:
-    """Returns the search: greedy unless a beam is given, whatever the task."""
+    """Returns the search of every task: greedy unless a beam is given."""
     search = SearchFlags(**dataclasses.asdict(flags.search))
     return dataclasses.replace(search, beam=search.beam or 1)
-
-
-def checked_completions(
-    test: AnswerTest, prompts: Sequence[Prompt], task: Task, vocabs: Vocabs, flags: EvaluateFlags
-) -> list[list[choices.Completion]]:
-    """Returns the completions of questions with choices; refuses what is too long for a row."""
-    if not test.has_choices:
-        check_answers_fit(test.path, prompts, task, max_new_tokens(flags))
-        return []
-    completions = choices.make_completions(prompts, test.template, task, vocabs)
-    choices.check_choices_fit(test.path, prompts, completions, task)
-    return completions
 
 
 def max_new_tokens(flags: EvaluateFlags) -> int:
@@ -133,10 +130,10 @@ def score_answers(
 ) -> Scores:
     """Compares the model's answers with the accepted ones."""
     decoder = decoder_of([trained], search_flags(flags), flags.batch_sequences)
-    with Bar("answer") as bar:
+    with progress_bar("answer") as update:
         answers = answer_questions(
             decoder, prompts, test.template, trained.run.task, trained.vocabs,
-            max_new_tokens(flags), bar.update,
+            max_new_tokens(flags), update,
         )  # fmt: skip
     entries = [
         entry_of(prompt)
@@ -159,10 +156,10 @@ def score_choices(
     flags: EvaluateFlags,
 ) -> Scores:
     """Predicts the most likely choice of each question: in all, per token and per character."""
-    with Bar("score") as bar:
+    with progress_bar("score") as update:
         likelihoods = choices.choice_likelihoods(
             trained.model, trained.params, trained.mesh, prompts, completions, trained.run.task,
-            trained.vocabs, batch_of(trained, flags.batch_sequences), bar.update,
+            trained.vocabs, batch_of(trained, flags.batch_sequences), update,
         )  # fmt: skip
     entries = [
         entry_of(prompt) | choice_entry(prompt.question, of_prompt)
@@ -200,16 +197,6 @@ def entry_of(prompt: Prompt) -> dict[str, Any]:
     return {"line": question.line, "question": question.text, "prompt_tokens": len(prompt.tokens)}
 
 
-def show_prompts(prompts: Sequence[Prompt]) -> None:
-    """Prints prompts with the choices or the accepted answers."""
-    for prompt in prompts:
-        question = prompt.question
-        answers = " | ".join(question.choices or question.answers)
-        print(f"Prompt of line {question.line} ({len(prompt.tokens)} tokens):")
-        print(prompt.text)
-        print(f"{'Choices' if question.choices else 'Answers'}: {answers}\n")
-
-
 def result_of(step: int, scores: Scores, test: AnswerTest, flags: EvaluateFlags) -> dict[str, Any]:
     """Returns the JSON object of one checkpoint."""
     settings = {
@@ -228,14 +215,3 @@ def result_of(step: int, scores: Scores, test: AnswerTest, flags: EvaluateFlags)
         "shots": [{"line": shot.line, "text": test.template.answered(shot)} for shot in test.shots],
         "predictions": scores.entries,
     }
-
-
-def show(lines: Sequence[Mapping[str, Any]], shots: int) -> None:
-    """Prints a table of the shares with their 95 % intervals."""
-    names = [name for name in lines[0] if name.startswith(("exact_match", "accuracy"))]
-    rows = [
-        [line["step"], line["questions"], shots, *(str(Share(**line[name])) for name in names)]
-        for line in lines
-    ]
-    headers = [f"{name.replace('_', ' ')} [95 %]" for name in names]
-    print_table(["step", "questions", "shots", *headers], rows)

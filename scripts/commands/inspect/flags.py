@@ -28,7 +28,7 @@ class InspectDataFlags:
     data_dir: DataDir = None
     split: str = "train"
     """Split of the task."""
-    rows: Annotated[str, Flag(metavar="ID,ID…")] = "0"
+    rows: Annotated[tuple[int, ...], Flag(metavar="ID,ID…", min=0)] = (0,)
     """Ids of the packed rows to show."""
     step: Annotated[int | None, Flag(min=1)] = None
     """Shows the rows of this training step instead."""

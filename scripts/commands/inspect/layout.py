@@ -1,25 +1,99 @@
-"""Runs `meshloom inspect layout`: shows the problems and placements of a layout."""
+"""Runs `meshloom inspect params` and `layout`: shows weights, and how a layout places tensors."""
 
 import linecache
 from collections.abc import Iterable, Sequence
 
+import jax
+import numpy as np
+
 from configs.errors import UserError
+from configs.load import Config
+from configs.read import Reference
+from data.tokenizers.sentence_piece import SentencePiece
+from data.vocabs import SOURCE_FILE, TARGET_FILE
 from layouts.axes import Alphabet, axes_of_path
 from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
-from layouts.lint.recorder import Record, Tensor
-from layouts.lint.report import lint, report
+from layouts.lint.recorder import Record, Tensor, record
+from layouts.lint.report import lint, report, table
 from layouts.lint.statements import named_tensors
+from layouts.mesh import mesh_sizes
 from layouts.padding import with_axes
+from models.api import ModelSpec
+from models.transformer import Transformer
 from scripts.commands.common import setting_origins, settings_of, write_json
-from scripts.commands.inspect.flags import InspectLayoutFlags
-from scripts.commands.inspect.params import planned_sizes, sharding_text
+from scripts.commands.inspect.flags import InspectLayoutFlags, InspectParamsFlags
 from scripts.terminal import print_table
 from trainer.checks import find_untraceable, layout_name, record_loss, with_size_origins
-from trainer.run import Run
+from trainer.run import Run, with_vocab_rows
 from trainer.traces import trace_evaluate_step, trace_train_step
 
 SHOWN = 4  # names of tensors of a kind, of which the JSON has all
+
+
+def params(flags: InspectParamsFlags) -> None:
+    """Prints every weight of the model."""
+    config = settings_of(flags.settings)
+    spec, layout = model_of(config), config.make(Layout)
+    init = record(lambda whole: spec.model(whole).init(jax.random.key(0)), spec.declared_axes)
+    rows = table(init.weights, layout, planned_sizes(layout))
+    total = sum(int(np.prod(row.shape)) for row in rows)
+    per_device = sum(row.bytes_per_device for row in rows)
+    print_table(
+        ["path", "axes", "shape", "place", "weights", "bytes per device"],
+        [
+            (r.path, r.axes, "x".join(map(str, r.shape)), sharding_text(r.axis_names, r.place),
+             int(np.prod(r.shape)), r.bytes_per_device)
+            for r in rows
+        ],
+    )  # fmt: skip
+    if init.declared_axes:
+        axes = ", ".join(f"{axis.letter} {axis.name}" for axis in init.declared_axes)
+        print(f"Axes of parts: {axes}")
+    print(f"{total:,} parameters, {per_device:,} bytes on each device of mesh {layout.mesh}")
+    write_json(
+        flags.json_file,
+        {
+            "parameters": total,
+            "bytes": sum(row.bytes for row in rows),
+            "bytes_per_device": per_device,
+            "weights": [
+                {**row._asdict(), "place": sharding_text(row.axis_names, row.place)} for row in rows
+            ],
+        },
+    )
+
+
+def model_of(config: Config) -> ModelSpec:
+    """Returns the model that the settings name; a run's other settings may be missing."""
+    model = config.value("Run.model")
+    if not isinstance(model, ModelSpec):
+        model = config.make(Transformer)
+    task = config.bound["Run.task"].value if "Run.task" in config.bound else None
+    kind, scopes = (task.target, task.scopes) if isinstance(task, Reference) else ("Task", ())
+    tokenizers = {
+        TARGET_FILE: config.value(f"{kind}.vocab", scopes) or config.make(SentencePiece),
+        SOURCE_FILE: config.value(f"{kind}.source_vocab", scopes),
+    }
+    return with_vocab_rows(model, tokenizers)
+
+
+def planned_sizes(layout: Layout) -> dict[str, int]:
+    """Returns the mesh sizes as written; -1 is filled in from this machine's devices."""
+    return mesh_sizes(layout.mesh, len(jax.devices()) if "-1" in layout.mesh else None)
+
+
+def sharding_text(names: Iterable[str], place: jax.P) -> str:
+    """Writes how axes are split in the words of a layout file.
+
+    >>> sharding_text(("layers", "d_model", "d_ff"), jax.P(None, "data", "model"))
+    'd_model:data;d_ff:model'
+    """
+    pairs = []
+    for name, mesh_axes in zip(names, place, strict=True):
+        for mesh_axis in (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ():
+            pairs.append(f"{name}:{mesh_axis}")
+    return ";".join(pairs) or "whole"
 
 
 def layout(flags: InspectLayoutFlags) -> None:
@@ -30,22 +104,22 @@ def layout(flags: InspectLayoutFlags) -> None:
     config = settings_of(flags.settings)
     run, layout = config.make(Run), config.make(Layout)
     sizes = planned_sizes(layout)
-    record = record_loss(run)
-    problems = lint(layout, sizes, record, with_size_origins(setting_origins(config)))
+    tensors = record_loss(run)
+    problems = lint(layout, sizes, tensors, with_size_origins(setting_origins(config)))
     if all(problem.severity == "warning" for problem in problems):
         untraceable = find_untraceable(
             run, layout, sizes, setting_origins(config), trace_train_step, trace_evaluate_step
         )
         problems = [*filter(None, [untraceable]), *problems]
-    scoped, kinds = with_axes(layout, *record.declared_axes), []
-    for (axes, stored), names in tensors_by_kind(record).items():
-        axis_names = [record.axes.by_letter[a.upper()].name if a != "_" else a for a in axes]
+    scoped, kinds = with_axes(layout, *tensors.declared_axes), []
+    for (axes, stored), names in tensors_by_kind(tensors).items():
+        axis_names = [tensors.axes.by_letter[a.upper()].name if a != "_" else a for a in axes]
         sharding = sharding_text(axis_names, scoped.place(axes, stored=stored))
         kinds.append((axes, "weight" if stored else "activation", sharding, names))
     columns = ("axes", "kind", "place", "tensors")
     print_table(columns, [(*kind, shortened(names)) for *kind, names in kinds])
     print()
-    print_table(["letter", "axis", "meaning"], legend(record.axes, (axes for axes, *_ in kinds)))
+    print_table(["letter", "axis", "meaning"], legend(tensors.axes, (axes for axes, *_ in kinds)))
     write_json(
         flags.json_file,
         {

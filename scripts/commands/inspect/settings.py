@@ -1,4 +1,4 @@
-"""Lists what gin files can bind: for `meshloom inspect settings`, and as docs/settings.md.
+"""Runs `meshloom inspect config` and `settings`, and lists all settings as docs/settings.md.
 
 `python -m scripts.commands.inspect.settings --write` writes the page again.
 """
@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 from configs.errors import UserError, did_you_mean
 from configs.spec import SPECS, is_spec, legal
 from configs.write import shown
-from scripts.commands.common import write_json
-from scripts.commands.inspect.flags import InspectSettingsFlags
+from layouts.layout import Layout
+from scripts.commands import common
+from scripts.commands.inspect.flags import InspectConfigFlags, InspectSettingsFlags
 from scripts.flag import field_docstrings
 from scripts.terminal import print_table
+from trainer.run import Run
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "settings.md"
@@ -48,6 +50,14 @@ class Setting(NamedTuple):
     meaning: str
 
 
+def config(flags: InspectConfigFlags) -> None:
+    """Prints every setting of a run: its value and the file that set it."""
+    rows = common.settings_of(flags.settings).table(Run, Layout)
+    print_table(["name", "value", "set in"], [(r.name, repr(r.value), r.origin) for r in rows])
+    table = [{"name": r.name, "value": r.value, "set_in": r.origin} for r in rows]
+    common.write_json(flags.json_file, table)
+
+
 def inspect_settings(flags: InspectSettingsFlags) -> None:
     """Prints all settings, those of one spec, or one of them."""
     name = flags.name
@@ -60,7 +70,7 @@ def inspect_settings(flags: InspectSettingsFlags) -> None:
             "Legal: the names of docs/settings.md, such as Run or Run.steps."
         )
     print_table(Setting._fields, chosen)
-    write_json(flags.json_file, [setting._asdict() for setting in chosen])
+    common.write_json(flags.json_file, [setting._asdict() for setting in chosen])
 
 
 def specs() -> list[type[Any]]:

@@ -20,14 +20,8 @@ from layouts.mesh import has_tpu_compiler, make_mesh, mesh_sizes
 from scripts.commands.common import setting_origins, settings_of
 from scripts.commands.planning.flags import PlanFlags
 from scripts.terminal import print_note
-from trainer.checks import (
-    TraceFn,
-    check_layout,
-    check_run,
-    describe_layout,
-    explained_errors,
-    layout_name,
-)
+from trainer import checks
+from trainer.checks import TraceFn, describe_layout, layout_name
 from trainer.planning import training
 from trainer.planning.child import CompilerAborted, in_child
 from trainer.run import Run
@@ -54,7 +48,7 @@ class PlanInputs(NamedTuple):
     @classmethod
     def read(cls, config: Config, topology: Topology | None) -> "PlanInputs":
         run, layout = config.make(Run), config.make(Layout)
-        check_run(run)
+        checks.check_run(run)
         return cls(config, run, layout, topology, sizes_on(layout, topology))
 
     def check(self, run: Run) -> None:
@@ -62,7 +56,7 @@ class PlanInputs(NamedTuple):
         torus = None
         if self.topology is not None and self.topology.count == 1:  # it has an order
             torus = self.topology.torus
-        for warning in check_layout(
+        for warning in checks.check_layout(
             run, self.layout, self.sizes, setting_origins(self.config), torus
         ):
             print_note(warning)
@@ -72,7 +66,7 @@ class PlanInputs(NamedTuple):
         """Turns an error of JAX or an abort that the layout causes into one message."""
         origins = setting_origins(self.config)
         try:
-            with explained_errors(run, self.layout, self.sizes, origins, trace_fn):
+            with checks.explained_errors(run, self.layout, self.sizes, origins, trace_fn):
                 yield
         except CompilerAborted as error:
             raise CompilerAborted(f"{describe_layout(self.layout, origins)}: {error}") from None

@@ -1,4 +1,4 @@
-"""Runs `meshloom layouts` and `meshloom plan --compare`: compares layouts of one run."""
+"""Runs `meshloom layouts`: ranks the layouts of one run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,55 +15,21 @@ from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import has_tpu_compiler, mesh_sizes
 from scripts.commands.common import open_output, setting_origins, settings_of, write_json
-from scripts.commands.planning.flags import LayoutsFlags, PlanFlags
-from scripts.commands.planning.inputs import (
-    NO_COMPILER,
-    best_plan,
-    named_layouts,
-    parse_topology,
-    read_inputs,
-    sizes_on,
-)
+from scripts.commands.planning.flags import LayoutsFlags
+from scripts.commands.planning.inputs import NO_COMPILER, parse_topology, sizes_on
 from scripts.commands.planning.page import with_unit
-from scripts.commands.planning.tables import sort_key
 from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
+from trainer.planning import search as layout_search
 from trainer.planning.child import in_child
 from trainer.planning.report import as_json
 from trainer.planning.savings import suggest_slice
-from trainer.planning.search import (
-    RankedLayout,
-    benchmark_layouts,
-    compile_layouts,
-    rank_layouts,
-    shortlist,
-    without,
-)
+from trainer.planning.search import RankedLayout, rank_layouts, without
 from trainer.planning.training import StepPlan, plan_compiled
 from trainer.run import Run
 
 RUNNERS_UP = 4  # in the file
-COLUMNS = [
-    "fits",
-    "bytes per device",
-    "traffic per device",
-    "step s",
-    "rate",
-    "share of peak",
-]
-
-
-def compare(flags: PlanFlags) -> None:
-    """Plans one run under several layout files, the fastest first."""
-    figures = {}
-    for name, file in named_layouts(flags.layouts).items():
-        inputs = read_inputs(flags, file)
-        inputs.check(inputs.run)
-        figures[name] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
-    names = sorted(figures, key=lambda name: sort_key(figures[name], "step_time_s"))
-    print_table(["layout", *COLUMNS], [[name, *row(figures[name])] for name in names])
-    warn_of_excess(figures)
-    write_json(flags.json_file, {name: figures[name] for name in names})
+COLUMNS = ["fits", "bytes per device", "traffic per device", "step s", "rate", "share of peak"]
 
 
 def search(flags: LayoutsFlags) -> None:
@@ -92,15 +58,22 @@ def search(flags: LayoutsFlags) -> None:
             f"{size_text(topology.chip.memory_bytes)}.  {suggest_slice(least)}"
         )
     if flags.verify:
-        best = try_layouts(run, topology, ranking, configured, flags.best)
+        first = layout_search.shortlist(ranking, configured, flags.best)
+        if topology is None:
+            best = layout_search.benchmark_layouts(run, first)
+        else:
+
+            def compile_plan(layout: Layout) -> StepPlan:
+                sizes = mesh_sizes(layout.mesh, topology.devices)
+                return in_child(plan_compiled, run, layout, sizes, topology)
+
+            rest = without(ranking, first)
+            best = layout_search.compile_layouts(first, rest, compile_plan)
         ranking = [*best, *without(ranking, best)]
         tried = "run" if topology is None else "compiled"
         basis = f"the {len(best)} {tried} of {len(ranking)} layouts on {where}"
     figures = {
-        ranked.name: {
-            "by": ranked.basis,
-            **as_json(ranked.plan, ranked.layout, ranked.measured_s),
-        }
+        ranked.name: {"by": ranked.basis} | as_json(ranked.plan, ranked.layout, ranked.measured_s)
         for ranked in ranking
     }
     rows = [[name, plan["by"], *row(plan)] for name, plan in figures.items()]
@@ -127,25 +100,6 @@ def configured_layouts(config: Config, run: Run, topology: Topology | None) -> l
         print_note(f"The layout of the gin files is left out: {error}")
         return []
     return [dataclasses.replace(layout, mesh=format_mesh(sizes))]
-
-
-def try_layouts(
-    run: Run,
-    topology: Topology | None,
-    ranking: Sequence[RankedLayout],
-    configured: Sequence[Layout],
-    best: int,
-) -> list[RankedLayout]:
-    """Compiles the best and the standard layouts for a slice, or runs them on this machine."""
-    first = shortlist(ranking, configured, best)
-    if topology is None:
-        return benchmark_layouts(run, first)
-
-    def compile_plan(layout: Layout) -> StepPlan:
-        sizes = mesh_sizes(layout.mesh, topology.devices)
-        return in_child(plan_compiled, run, layout, sizes, topology)
-
-    return compile_layouts(first, without(ranking, first), compile_plan)
 
 
 def warn_of_excess(figures: dict[str, Any]) -> None:

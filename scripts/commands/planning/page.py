@@ -1,14 +1,16 @@
-"""Writes a plan as one HTML page that needs no other file."""
+"""Writes a plan, of training or of decoding, as tables, and as one HTML page."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from layouts.cost.collectives import size_text
+from layouts.cost.step_time import Timing
 from scripts.commands.common import open_output
 from scripts.html_page import page, table
+from scripts.terminal import print_table
 from trainer.planning.figures import FIGURES
 from trainer.planning.report import HOUR_S, by_line, scaled
 
@@ -35,12 +37,63 @@ TIMES = {
     "suffix_parts_s": ("Time of the suffix", "suffix_latency_s"),
 }
 SHORT_HOURS = 0.1  # shown in seconds
-OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute beside it."
+OVERLAPPED = "Overlapped traffic takes time only where it takes longer than the compute meanwhile."
+MAX_COLLECTIVES = 12  # in a table
+
+
+def print_memory(figures: dict[str, Any]) -> None:
+    rows = [*figures["bytes_by_cause"].items(), ("all", figures["bytes_per_device"])]
+    if figures["memory_bytes"] is not None:
+        rows.append(("available", figures["memory_bytes"]))
+    print_table(["memory per device", "bytes"], [(cause, size_text(size)) for cause, size in rows])
+
+
+def print_collectives(rows: Sequence[dict[str, Any]], unit: str) -> None:
+    """Prints the collectives of each line of the model, as often as in one unit: step or token."""
+    print_table(
+        ["collective", "over", "times", f"received a {unit}", f"s a {unit}", "for"],
+        [
+            (row["kind"], ",".join(row["mesh_axes"]), row["count"],
+             size_text(row["received_bytes"]), f"{row['seconds']:.3g}" if row["seconds"] else "",
+             row["source"])
+            for row in by_line(rows)[:MAX_COLLECTIVES]
+        ],
+    )  # fmt: skip
+
+
+def print_times(what: str, timing: Timing) -> None:
+    rows = [(name, f"{s:.4g}", f"{s / timing.step_s:.1%}") for name, s in timing.parts.items()]
+    print_table([f"time of a {what}", "s", "share"], rows)
+
+
+def print_unexpected(figures: dict[str, Any]) -> None:
+    """Prints what the compiled program does beyond the trace: FLOPs, then traffic."""
+    if figures["excess_flops"] is not None:
+        print(f"The compiled program {figures['excess_flops']}.")
+    for text in figures["unexpected_collectives"]:
+        print(f"The compiled program differs from the layout: {text}.")
+
+
+def summary_line(figures: dict[str, Any], parts: Sequence[str]) -> str:
+    """Joins whether a plan fits, its other figures and its compile time."""
+    fits = {True: "fits", False: "does not fit", None: "memory"}[figures["fits"]]
+    parts = [f"{fits}: {size_text(figures['bytes_per_device'])} per device", *parts]
+    if figures["compile_s"] is not None:
+        parts.append(f"compiled in {figures['compile_s']:.0f} s")
+    return "; ".join(parts) + "."
 
 
 def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
     """Writes the page of a plan, of training or of decoding, from its figures."""
-    parts = [head(figures), *memory(figures)]
+    sizes, available = figures["bytes_by_cause"], figures["memory_bytes"]
+    limit = "" if available is None else f"; the red line is what it has: {size_text(available)}"
+    needed = size_text(figures["bytes_per_device"])
+    parts = [
+        head(figures),
+        f"<h2>Memory per device</h2><p>{needed} needed{limit}.",
+        bar(sizes, available or 0.0, limit=available is not None),
+        legend({cause: (size_text(size), size) for cause, size in sizes.items()}),
+    ]
     for name, (heading, whole) in TIMES.items():
         if figures.get(name):
             parts += [f"<h2>{heading}</h2>", *times(figures[name], figures[whole])]
@@ -50,7 +103,16 @@ def write_page(file: str, title: str, figures: dict[str, Any]) -> None:
         items = "".join(f"<li>{html.escape(text)}" for text in unexpected)
         parts.append(f"<h2>Where the compiled program differs from the trace</h2><ul>{items}</ul>")
     if "weights" in figures:
-        parts += ["<h2>Largest weights</h2>", weights(figures)]
+        rows = (
+            {
+                "bytes": size_text(row["bytes"]),
+                "per device": size_text(row["bytes_per_device"]),
+                "axes": row["axes"],
+                "weight": row["path"],
+            }
+            for row in figures["weights"]
+        )
+        parts += ["<h2>Largest weights</h2>", table(rows)]
     with open_output(file) as output:
         output.write(page(title, parts, STYLE))
     click.echo(f"Wrote {file}.")
@@ -69,17 +131,6 @@ def head(figures: Mapping[str, Any]) -> str:
         for name in HEAD
         if figures.get(name) is not None or name in SHOWN_AS_NULL & figures.keys()
     )
-
-
-def memory(figures: Mapping[str, Any]) -> list[str]:
-    """Draws the memory of a device by cause, and where it ends."""
-    sizes, available = figures["bytes_by_cause"], figures["memory_bytes"]
-    limit = "" if available is None else f"; the red line is what it has: {size_text(available)}"
-    return [
-        f"<h2>Memory per device</h2><p>{size_text(figures['bytes_per_device'])} needed{limit}.",
-        bar(sizes, available or 0.0, limit=available is not None),
-        legend({cause: (size_text(size), size) for cause, size in sizes.items()}),
-    ]
 
 
 def times(seconds: Mapping[str, float], whole_s: float) -> list[str]:
@@ -112,22 +163,10 @@ def collectives(figures: Mapping[str, Any]) -> str:
             "times": row["count"],
             "received": size_text(row["received_bytes"]),
             "takes": with_unit(row["seconds"] or None, "s"),
-            "beside compute": "yes" if row["overlaps"] else "no",
+            "overlaps compute": "yes" if row["overlaps"] else "no",
             "for": row["source"],
         }
         for row in rows
-    )
-
-
-def weights(figures: Mapping[str, Any]) -> str:
-    return table(
-        {
-            "bytes": size_text(row["bytes"]),
-            "per device": size_text(row["bytes_per_device"]),
-            "axes": row["axes"],
-            "weight": row["path"],
-        }
-        for row in figures["weights"]
     )
 
 

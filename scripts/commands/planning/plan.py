@@ -1,23 +1,21 @@
 """Runs `meshloom plan`: predicts what a run costs, as tables, JSON and one page."""
 
-import dataclasses
+import math
 from typing import Any
 
 from configs.errors import UserError
 from layouts.cost.collectives import size_text
 from layouts.layout import Layout
-from scripts.command_line import given_flag
 from scripts.commands.common import warn_unused, write_json
-from scripts.commands.planning import tables
-from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
-from scripts.commands.planning.inputs import best_plan, read_inputs
-from scripts.commands.planning.layouts import compare
+from scripts.commands.planning import layouts, page, plan_decode
+from scripts.commands.planning.flags import PlanFlags
+from scripts.commands.planning.inputs import best_plan, named_layouts, read_inputs
 from scripts.commands.planning.page import with_unit, write_page
-from scripts.commands.planning.plan_decode import compare_decoding, plan_decoding
 from scripts.commands.planning.sweep import sweep_run
-from scripts.terminal import print_note
+from scripts.flag import given_flags
+from scripts.terminal import print_note, print_table
 from trainer.checks import check_bubble
-from trainer.planning.report import as_json
+from trainer.planning.report import as_json, decode_as_json
 from trainer.planning.savings import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
@@ -28,10 +26,6 @@ def plan(flags: PlanFlags) -> None:
     check_flags(flags)
     if flags.sweep:
         sweep_run(flags)
-    elif flags.decode and flags.compare:
-        compare_decoding(flags)
-    elif flags.decode:
-        plan_decoding(flags)
     elif flags.compare:
         compare(flags)
     else:
@@ -43,9 +37,8 @@ def check_flags(flags: PlanFlags) -> None:
     for other in ("decode", "compare"):
         if flags.sweep and getattr(flags, other):
             raise UserError(f"--sweep and --{other} are different plans.  Choose one.")
-    for field in dataclasses.fields(DecodePlanFlags):
-        if not flags.decode and (flag := given_flag(field.name)) is not None:
-            raise UserError(f"{flag} needs --decode.  Add it.")
+    if not flags.decode and (given := given_flags(flags.decoding)):
+        raise UserError(f"{', '.join(given)} needs --decode.  Add it.")
     if flags.tokens is not None and flags.decode:
         raise UserError("--tokens is the length of a training.  Remove it, or --decode.")
     if flags.price_per_chip_hour is not None and not flags.sweep:
@@ -62,22 +55,52 @@ def check_flags(flags: PlanFlags) -> None:
 
 
 def plan_run(flags: PlanFlags) -> None:
-    """Plans one run under one layout."""
+    """Plans training, or the decoding of one batch, under one layout."""
     inputs = read_inputs(flags)
     warn_unused(inputs.config, Run, Layout)
-    inputs.check(inputs.run)
-    for warning in check_bubble(inputs.run, inputs.layout, inputs.sizes):
-        print_note(warning)
-    plan = best_plan(inputs, flags.analytic)
-    figures = as_json(plan, inputs.layout)
-    print_plan(plan, figures, inputs.title)
-    if plan.fits is False:
-        for saving in memory_savings(plan, inputs.layout):
-            print(saving)
-        print(suggest_slice(plan))
+    title = inputs.title
+    if flags.decode:
+        batch = plan_decode.plan_batch(inputs, flags)
+        figures = decode_as_json(batch)
+        plan_decode.print_plan(batch, figures, title)
+        title = f"Decoding: {title}"
+    else:
+        inputs.check(inputs.run)
+        for warning in check_bubble(inputs.run, inputs.layout, inputs.sizes):
+            print_note(warning)
+        plan = best_plan(inputs, flags.analytic)
+        figures = as_json(plan, inputs.layout)
+        print_plan(plan, figures, title)
+        if plan.fits is False:
+            for saving in memory_savings(plan, inputs.layout):
+                print(saving)
+            print(suggest_slice(plan))
     write_json(flags.json_file, figures)
     if flags.html is not None:
-        write_page(flags.html, inputs.title, figures)
+        write_page(flags.html, title, figures)
+
+
+def compare(flags: PlanFlags) -> None:
+    """Plans training, or the decoding of one batch, under several layouts, the fastest first."""
+    figures = {}
+    for name, file in named_layouts(flags.layouts).items():
+        inputs = read_inputs(flags, file)
+        if flags.decode:
+            figures[name] = decode_as_json(plan_decode.plan_batch(inputs, flags))
+        else:
+            inputs.check(inputs.run)
+            figures[name] = as_json(best_plan(inputs, flags.analytic), inputs.layout)
+
+    def order(name: str) -> tuple[bool, float]:
+        time_s = figures[name]["output_latency_s" if flags.decode else "step_time_s"]
+        return figures[name]["fits"] is False, math.inf if time_s is None else time_s
+
+    names = sorted(figures, key=order)
+    kind: Any = plan_decode if flags.decode else layouts
+    print_table(["layout", *kind.COLUMNS], [[name, *kind.row(figures[name])] for name in names])
+    if not flags.decode:
+        layouts.warn_of_excess(figures)
+    write_json(flags.json_file, {name: figures[name] for name in names})
 
 
 def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
@@ -91,11 +114,17 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
             f"{figures['microbatches']} microbatches (scales, biases, and weights that are split "
             "as rows are)"
         )
-    tables.print_memory(figures)
-    tables.print_weights(figures)
-    tables.print_collectives(figures["collectives"], "step")
+    page.print_memory(figures)
+    print_table(
+        ["largest weights", "axes", "bytes", "per device"],
+        [
+            (row["path"], row["axes"], size_text(row["bytes"]), size_text(row["bytes_per_device"]))
+            for row in figures["weights"]
+        ],
+    )
+    page.print_collectives(figures["collectives"], "step")
     if plan.timing is not None:
-        tables.print_times("step", plan.timing)
+        page.print_times("step", plan.timing)
     if plan.schedule.stages > 1:
         idle_s, repeats = plan.idle_s, plan.schedule.repeats
         time = "" if idle_s is None else f", up to {idle_s:.3g} s of a step"
@@ -104,7 +133,7 @@ def print_plan(plan: StepPlan, figures: dict[str, Any], title: str) -> None:
             f"Pipeline: {plan.schedule.stages} stages,{around} {plan.run.microbatches} "
             f"microbatches; stages idle {plan.schedule.bubble:.0%} of their time{time}"
         )
-    tables.print_unexpected(figures)
+    page.print_unexpected(figures)
     print(summary(figures))
 
 
@@ -126,4 +155,4 @@ def summary(figures: dict[str, Any]) -> str:
             f"{figures['run_steps']:,} steps in {with_unit(figures['run_hours'], 'hours')}, "
             f"{with_unit(figures['chip_hours'], 'chip-hours')}",
         ]
-    return tables.summary_line(figures, parts)
+    return page.summary_line(figures, parts)

@@ -1,4 +1,4 @@
-"""Runs `meshloom plan --decode`: predicts what decoding costs, as tables, JSON and one page."""
+"""Plans decoding, for `meshloom plan --decode`, and prints the plan."""
 
 import dataclasses
 import functools
@@ -6,17 +6,15 @@ from typing import Any
 
 from configs.errors import UserError
 from layouts.cost.collectives import size_text
-from layouts.layout import Layout
 from layouts.mesh import batch_shards, make_mesh
 from models.decoding.sampling import Sampling
-from scripts.commands.common import rounded, rows_of_group, warn_unused, write_json
+from scripts.commands.common import round_up, rows_of_group
 from scripts.commands.decoding.decode import BATCH, search_of
-from scripts.commands.planning import tables
+from scripts.commands.planning import page
 from scripts.commands.planning.flags import DecodePlanFlags, PlanFlags
-from scripts.commands.planning.inputs import PlanInputs, can_compile, named_layouts, read_inputs
-from scripts.commands.planning.page import with_unit, write_page
+from scripts.commands.planning.inputs import PlanInputs, can_compile
+from scripts.commands.planning.page import with_unit
 from scripts.commands.shared_flags import SearchFlags
-from scripts.terminal import print_table
 from trainer.decoding.decoder import padded
 from trainer.decoding.requests import DecodeOptions
 from trainer.planning.child import in_child
@@ -28,35 +26,12 @@ from trainer.planning.decoding import (
     plan_decode_from_trace,
     trace_decode,
 )
-from trainer.planning.report import decode_as_json
 from trainer.run import Run
 from trainer.traces import DecodeShape
 
 LATENCIES = ("start_latency_s", "token_latency_s", "output_latency_s")
-COMPARED = ["fits", "rows", "bytes per device", "cache", "first token", "token", "output",
+COLUMNS = ["fits", "rows", "bytes per device", "cache", "first token", "token", "output",
             "tokens/s"]  # fmt: skip
-
-
-def plan_decoding(flags: PlanFlags) -> None:
-    """Plans the decoding of one batch under one layout."""
-    inputs = read_inputs(flags)
-    warn_unused(inputs.config, Run, Layout)
-    plan = plan_batch(inputs, flags)
-    figures = decode_as_json(plan)
-    print_plan(plan, figures, inputs.title)
-    write_json(flags.json_file, figures)
-    if flags.html is not None:
-        write_page(flags.html, f"Decoding: {inputs.title}", figures)
-
-
-def compare_decoding(flags: PlanFlags) -> None:
-    """Plans the decoding of one batch under several layout files, the fastest first."""
-    plans = {}
-    for name, file in named_layouts(flags.layouts).items():
-        plans[name] = decode_as_json(plan_batch(read_inputs(flags, file), flags))
-    names = sorted(plans, key=lambda name: tables.sort_key(plans[name], "output_latency_s"))
-    print_table(["layout", *COMPARED], [[name, *row(plans[name])] for name in names])
-    write_json(flags.json_file, {name: plans[name] for name in names})
 
 
 def row(figures: dict[str, Any]) -> list[str]:
@@ -71,10 +46,10 @@ def row(figures: dict[str, Any]) -> list[str]:
 
 
 def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
-    """Plans the batch that the flags describe."""
+    """Plans the batch that the flags describe, as well as this machine can."""
     run, decoding = inputs.run, flags.decoding
     shards = batch_shards(inputs.layout, inputs.sizes)
-    rows = rounded(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
+    rows = round_up(decoding.batch_sequences or BATCH, shards * rows_of_group(run))
     inputs.check(dataclasses.replace(run, batch_sequences=rows, microbatches=1))
     names = ("beam", "flat", "temperature", "top_k", "top_p", "samples")
     given = SearchFlags(**{name: getattr(decoding, name) for name in names})
@@ -82,13 +57,8 @@ def plan_batch(inputs: PlanInputs, flags: PlanFlags) -> DecodePlan:
     if suffix_tokens and not (isinstance(search, Sampling) and search.width > 1):
         raise UserError(f"--suffix_tokens={suffix_tokens}: a suffix ranks samples.  Add --samples.")
     shape = DecodeShape(search, rows, *padded_lengths(run, decoding), suffix_tokens)
-    return best_decode_plan(inputs, shape, flags.analytic)
-
-
-def best_decode_plan(inputs: PlanInputs, shape: DecodeShape, analytic: bool) -> DecodePlan:
-    """Makes the best plan that this machine can, and says what is missing in it."""
     _, run, layout, topology, sizes = inputs
-    compiles = not analytic and can_compile(topology)
+    compiles = not flags.analytic and can_compile(topology)
     with inputs.explained_errors(run, functools.partial(trace_decode, shape=shape)):
         if compiles and topology is None:
             step = trace_decode(run, layout, make_mesh(layout), shape)
@@ -130,16 +100,16 @@ def padded_lengths(run: Run, decoding: DecodePlanFlags) -> tuple[int, int, int]:
 def print_plan(plan: DecodePlan, figures: dict[str, Any], title: str) -> None:
     print(f"Plan of decoding: {title}, {plan.devices:,} devices, {plan.parameters:,} parameters")
     print(f"{batch_text(figures)}.")
-    tables.print_memory(figures)
-    tables.print_collectives(
+    page.print_memory(figures)
+    page.print_collectives(
         [row for row in figures["collectives"] if row["part"] == "token"], "token"
     )
     if plan.timings is not None:
-        tables.print_times("start", plan.timings.prefill)
-        tables.print_times("token", plan.timings.token)
+        page.print_times("start", plan.timings.prefill)
+        page.print_times("token", plan.timings.token)
         if plan.timings.suffix is not None:
-            tables.print_times("suffix", plan.timings.suffix)
-    tables.print_unexpected(figures)
+            page.print_times("suffix", plan.timings.suffix)
+    page.print_unexpected(figures)
     print(summary(figures))
 
 
@@ -175,4 +145,4 @@ def summary(figures: dict[str, Any]) -> str:
             f"{figures['start_latency_s']:.3g} s before its first token{of_suffix}",
             f"{figures['tokens_per_s']:,.1f} tokens/s, one text a row",
         ]
-    return tables.summary_line(figures, parts)
+    return page.summary_line(figures, parts)

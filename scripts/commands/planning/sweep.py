@@ -1,6 +1,5 @@
 """Runs `meshloom plan --sweep`: compares settings of one run by what they cost."""
 
-import base64
 import dataclasses
 import functools
 import html
@@ -19,7 +18,7 @@ from scripts.commands.common import open_output, setting_origins, write_json
 from scripts.commands.planning.flags import PlanFlags
 from scripts.commands.planning.inputs import PlanInputs, named_layouts, read_inputs
 from scripts.commands.planning.page import STYLE, with_unit
-from scripts.html_page import page, table
+from scripts.html_page import image, page, table
 from scripts.terminal import print_note, print_table
 from trainer.checks import layout_name
 from trainer.metrics.plots import png_of
@@ -59,7 +58,15 @@ def sweep_run(flags: PlanFlags) -> None:
         print_note(f"{len(shown) - SHOWN} more combinations fit: --html or --json lists them.")
     write_json(flags.json_file, {"schema_version": SCHEMA_VERSION, "combinations": rows})
     if flags.html is not None:
-        write_page(flags, f"{inputs.title}: settings by their cost", points, shown)
+        how = f"{HOW} The whole run reads {points[0].tokens:,} {inputs.run.task.unit}."
+        if flags.price_per_chip_hour is not None:
+            price = f"{flags.price_per_chip_hour:g} {html.escape(flags.currency)}"
+            how += f" A chip costs {price} per hour."
+        picture = png_of(functools.partial(scatter, points))
+        parts = [f"<p>{how}", image(picture, "Chip-hours over step time."), table(shown)]
+        with open_output(flags.html) as output:
+            output.write(page(f"{inputs.title}: settings by their cost", parts, STYLE + WIDE))
+        click.echo(f"Wrote {flags.html}.")
 
 
 def layouts_of(inputs: PlanInputs, topology: Topology, flags: PlanFlags) -> dict[str, Layout]:
@@ -116,25 +123,6 @@ def readable(number: int, row: dict[str, Any]) -> dict[str, str]:
     if "price" in row:
         texts[f"price in {row['currency']}"] = with_unit(row["price"], "")
     return texts | {"layout": row["layout"]}
-
-
-def write_page(
-    flags: PlanFlags, title: str, points: Sequence[SweepPoint], rows: Sequence[dict[str, str]]
-) -> None:
-    price, run = flags.price_per_chip_hour, points[0].plan.run
-    how = f"{HOW} The whole run reads {points[0].tokens:,} {run.task.unit}."
-    if price is not None:
-        how += f" A chip costs {price:g} {html.escape(flags.currency)} per hour."
-    image = base64.b64encode(png_of(functools.partial(scatter, points))).decode()
-    parts = [
-        f"<p>{how}",
-        f'<img alt="Chip-hours over step time." src="data:image/png;base64,{image}">',
-        table(rows),
-    ]
-    assert flags.html is not None
-    with open_output(flags.html) as output:
-        output.write(page(title, parts, STYLE + WIDE))
-    click.echo(f"Wrote {flags.html}.")
 
 
 def labels_of(

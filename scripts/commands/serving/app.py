@@ -1,6 +1,5 @@
-"""Puts the routes of a server together."""
+"""Defines the routes of the server."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,10 +13,11 @@ from starlette.routing import Route
 from configs.errors import brief
 from scripts.commands.serving.chat import chat
 from scripts.commands.serving.completions import complete
-from scripts.commands.serving.errors import ApiError, api_error_response
-from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.errors import ApiError
+from scripts.commands.serving.exchange import ServedModel
 from scripts.commands.serving.translations import translate
 
+FAILED = ApiError(500, "The server failed; its log says why.")
 PAGE = Path(__file__).with_name("page.html").read_text()
 PAGE_HEADERS = {
     # Nothing but what the page itself contains runs, and it talks to this server alone.
@@ -47,7 +47,7 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Tells whether requests are answered."""
+    """Returns 200 while requests are answered."""
     served: ServedModel = request.app.state.served
     if served.service.failure is not None:
         raise ApiError(503, "The server failed; its log says why.")
@@ -60,27 +60,22 @@ async def metrics(request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-async def http_error_response(request: Request, error: Exception) -> Response:
-    """Answers with the error of a route."""
-    assert isinstance(error, HTTPException)
+async def error_response(request: Request, error: Exception) -> Response:
+    """Answers a request that failed; an error of the server itself then reaches its log."""
+    if isinstance(error, ApiError):
+        return error.response()
+    if isinstance(error, ClientDisconnect):  # nobody reads the answer; its status is counted
+        return Response(status_code=499)
+    if not isinstance(error, HTTPException):
+        return FAILED.response()
     path = brief(f"{request.method} {request.scope['path']}")
-    legal = ", ".join(f"{method} {route.path}" for route in ROUTES for method in methods(route))
+    legal = ", ".join(
+        f"{method} {route.path}"
+        for route in ROUTES
+        for method in sorted((route.methods or set()) - {"HEAD"})
+    )
     problem = f"{path}: {error.detail}.  Legal: {legal.replace('{name:path}', 'NAME')}."
     return ApiError(error.status_code, problem).response(error.headers)
-
-
-async def failure_response(request: Request, error: Exception) -> Response:
-    """Answers after an error of the server itself, which then reaches its log."""
-    return ApiError(500, "The server failed; its log says why.").response()
-
-
-async def client_left(request: Request, error: Exception) -> Response:
-    """Answers a client that left, which nobody reads; its status is counted."""
-    return Response(status_code=499)
-
-
-def methods(route: Route) -> Sequence[str]:
-    return sorted((route.methods or set()) - {"HEAD"})
 
 
 ROUTES = [
@@ -97,14 +92,7 @@ ROUTES = [
 
 def application(served: ServedModel, registry: CollectorRegistry) -> Starlette:
     """Makes the application of a served model."""
-    app = Starlette(
-        routes=ROUTES,
-        exception_handlers={
-            ApiError: api_error_response,
-            HTTPException: http_error_response,
-            ClientDisconnect: client_left,
-            Exception: failure_response,
-        },
-    )
+    kinds: tuple[type[Exception], ...] = (ApiError, HTTPException, ClientDisconnect, Exception)
+    app = Starlette(routes=ROUTES, exception_handlers=dict.fromkeys(kinds, error_response))
     app.state.served, app.state.registry = served, registry
     return app

@@ -22,7 +22,7 @@ UNUSED = {
     "metadata", "store", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention",
 }  # fmt: skip
-"""Fields of OpenAI's API that change no answer, whatever their value."""
+"""Fields of OpenAI's API that never change the answer."""
 EMPTY_LISTS = {"tool_calls", "annotations"}
 """Fields of an answer that may be an empty list, where clients send it back."""
 

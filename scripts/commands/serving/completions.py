@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -18,8 +18,7 @@ from data.vocab import Vocab
 from models.decoding.sampling import Sampling
 from scripts.commands.serving.bodies import CompletionBody, SamplingBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, Text, read_body, tokenize
-from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.decoder import Ids
 from trainer.decoding.decoder import Request as DecodeRequest
 from trainer.decoding.requests import line_seed
@@ -39,7 +38,7 @@ class AnswerChoice:
     job: Job
     text: TextStream
     finish: str | None = None
-    """Why the text ended; None while it goes on."""
+    """Why the text ended; None while it is unfinished."""
 
     def update(self) -> str:
         """Returns what has come since the last time."""
@@ -57,25 +56,6 @@ class AnswerChoice:
         return self.finish is not None
 
 
-class Form(Protocol):
-    """Says how the choices of an answer are written."""
-
-    id_prefix: str
-    whole: str
-    """Kind of a whole answer."""
-    part: str
-    """Kind of an event."""
-
-    def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
-        """Returns a choice of a whole answer."""
-
-    def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
-        """Returns what a text adds to a choice of a stream."""
-
-    def begins(self) -> bool:
-        """Returns whether a choice of a stream has an event before its first text."""
-
-
 @dataclasses.dataclass(frozen=True)
 class CompletionForm:
     """Writes choices as `POST /v1/completions` has them."""
@@ -83,12 +63,19 @@ class CompletionForm:
     body: CompletionBody
     vocab: Vocab
     id_prefix = "cmpl"
-    whole = part = "text_completion"
+    whole = part = "text_completion"  # kind of a whole answer, and of an event
+
+    @property
+    def begins(self) -> bool:
+        """Returns whether a choice of a stream has an event before its first text."""
+        return self.body.echo
 
     def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
+        """Returns a choice of a whole answer."""
         return self.delta(choice, text, first=True)
 
     def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
+        """Returns what a text adds to a choice of a stream."""
         logprobs = None
         if self.body.logprobs is not None and choice.is_done:
             tokens = choice.job.tokens[: choice.new_tokens]
@@ -105,24 +92,53 @@ class CompletionForm:
             "finish_reason": choice.finish,
         }
 
-    def begins(self) -> bool:
-        return self.body.echo
+
+class ChatForm:
+    """Writes choices as `POST /v1/chat/completions` has them: as messages."""
+
+    id_prefix = "chatcmpl"
+    whole, part = "chat.completion", "chat.completion.chunk"
+    begins = False
+
+    def choice(self, choice: AnswerChoice, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return self._entry(choice, "message", message)
+
+    def delta(self, choice: AnswerChoice, text: str, *, first: bool) -> dict[str, Any]:
+        message = {"role": "assistant"} if first else {}
+        return self._entry(choice, "delta", message | ({"content": text} if text else {}))
+
+    def _entry(self, choice: AnswerChoice, name: str, message: dict[str, Any]) -> dict[str, Any]:
+        entry = {"index": choice.index, name: message, "logprobs": None}
+        return entry | {"finish_reason": choice.finish}
+
+
+Form = CompletionForm | ChatForm
 
 
 async def complete(request: Request) -> Response:
     """Continues each prompt."""
     served = served_decoder(request)
-    body = await read_body(request, CompletionBody, served.limits)
+    body = await read_body(request, CompletionBody, served)
     served.check_name(body.model)
     if body.echo and body.logprobs is not None:
         raise bad_field("echo", True, "false with logprobs: only new tokens have them")
 
+    vocab, prompts = served.vocabs.target, list[ServedPrompt]()
+
     def choices() -> list[AnswerChoice]:
-        named = [("prompt", prompt, prompt_ids(prompt, served)) for prompt in body.prompts]
-        return choices_of([ServedPrompt(*each) for each in named], body, served, DEFAULT_MAX_TOKENS)
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                [ids] = vocab.encode([served.run.task.prompt(prompt)])
+                prompts.append(ServedPrompt("prompt", prompt, ids))
+            elif all(0 <= token < vocab.size for token in prompt):
+                prompts.append(ServedPrompt("prompt", prompt, prompt))
+            else:
+                raise bad_field("prompt", prompt, f"tokens from 0 to {vocab.size - 1:,}")
+        return choices_of(prompts, body, served, DEFAULT_MAX_TOKENS)
 
     check_count(len(body.prompts), "prompt", body.prompt, body, served)
-    form = CompletionForm(body, served.vocabs.target)
+    form = CompletionForm(body, vocab)
     return await answer(request, await tokenize(body.prompts, body.n, choices), body, form)
 
 
@@ -140,7 +156,7 @@ async def answer(
     """Answers with choices, whole or as they come."""
     served: ServedModel = request.app.state.served
     jobs = [choice.job for choice in choices]
-    exchange = PendingAnswer(request, served.service, jobs, served.limits.time_s)
+    exchange = PendingAnswer(request, served.service, jobs, served.time_limit_s)
     head = {
         "id": f"{form.id_prefix}-{secrets.token_hex(12)}",
         "object": form.part if body.stream else form.whole,
@@ -207,17 +223,6 @@ def choices_of(
             text = TextStream(vocab, prompt.ids, body.stops)
             choices.append(AnswerChoice(len(choices), Job(request, sampling, needs_text), text))
     return choices
-
-
-def prompt_ids(prompt: Text, served: ServedModel) -> Ids:
-    """Returns the tokens of a prompt, which may be given as tokens."""
-    if isinstance(prompt, str):
-        [ids] = served.vocabs.target.encode([served.run.task.prompt(prompt)])
-        return ids
-    size = served.vocabs.target.size
-    if not all(0 <= token < size for token in prompt):
-        raise bad_field("prompt", prompt, f"tokens from 0 to {size - 1:,}")
-    return prompt
 
 
 def room_for(prompt: ServedPrompt, body: SamplingBody, max_length: int) -> int:
@@ -289,7 +294,7 @@ async def events(
                 added = choice.update()
                 drop_stopped(exchange, choice)
                 first = choice.index not in begun
-                if added or choice.is_done or (first and form.begins()):
+                if added or choice.is_done or (first and form.begins):
                     part = form.delta(choice, added, first=first)
                     fingerprint = served.fingerprint([choice.job])
                     new.append(event(head | {"choices": [part], "system_fingerprint": fingerprint}))

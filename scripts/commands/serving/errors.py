@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from configs.errors import brief, did_you_mean
@@ -71,9 +70,3 @@ def invalid(error: ValidationError, body: type[BaseModel]) -> ApiError:
         return bad_field(".".join(map(str, place)), first["input"], legal)
     name = ".".join(map(str, path)) if name == "stream_options" else name
     return bad_field(name, first["input"], legal)
-
-
-async def api_error_response(request: Request, error: Exception) -> Response:
-    """Answers with an `ApiError`."""
-    assert isinstance(error, ApiError)
-    return error.response()

@@ -1,8 +1,9 @@
-"""Reads the body of a request, and waits for the jobs that answer it."""
+"""Describes the served model, reads requests to it, and waits for the jobs that answer them."""
 
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
@@ -10,46 +11,98 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
+from configs.errors import brief
+from data.tokenizers.chat_template import ChatTemplate
+from data.vocabs import Vocabs
 from scripts.commands.serving.bodies import Body
 from scripts.commands.serving.errors import ApiError, invalid
+from trainer.decoding.requests import DecodeOptions
+from trainer.run import Run
 from trainer.serving.service import Job, NoFiniteScore, QueueFull, Service, Stopped
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Text = str | list[int]
 SHORT_CHARACTERS, TEXT_CHARACTERS = 2000, 50
-"""Texts of up to so many characters are tokenized in the event loop; each text counts some more.
+"""Texts of up to SHORT_CHARACTERS are tokenized in the event loop; each adds TEXT_CHARACTERS.
 
 That takes at most a millisecond, where another thread costs half of one.
 """
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """Holds what one request may take."""
+class ServedModel:
+    """Holds what the answers to requests follow from."""
 
+    name: str
+    run: Run
+    vocabs: Vocabs
+    service: Service
+    options: DecodeOptions
+    """What a request does not set."""
     body_bytes: int
-    time_s: float
+    """Largest body of a request."""
+    time_limit_s: float
+    """Seconds that a request may take."""
+    width: int
+    """Texts that a beam search keeps; 1 of a model that continues prompts."""
+    max_length: int
+    """Tokens of a prompt and its continuation; of a translation model, those of a source."""
+    max_new_tokens: int
+    """Tokens of the longest continuation or translation."""
+    chat: ChatTemplate | None = None
+    """How messages of a chat become a prompt."""
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    @property
+    def translates(self) -> bool:
+        return self.run.task.has_source
+
+    def check_name(self, name: str | None) -> None:
+        """Refuses a request for another model."""
+        if name not in (None, self.name):
+            raise ApiError(404, f"model = {brief(repr(name))}.  Legal: {self.name!r}.", "model")
+
+    def fingerprint(self, jobs: Sequence[Job]) -> str:
+        """Names the weights of an answer: of both checkpoints where they changed meanwhile."""
+        steps = {job.checkpoint for job in jobs if job.checkpoint is not None}
+        return "step-" + ",".join(map(str, sorted(steps or {self.service.checkpoint})))
+
+    def describe(self) -> dict[str, object]:
+        """Returns the entry of `GET /v1/models`."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "meshloom",
+            "kind": "translation" if self.translates else "completion",
+            "step": self.service.checkpoint,
+            "max_length": self.max_length,
+            "max_new_tokens": self.max_new_tokens,
+            "beam": self.width,
+            "chat": self.chat is not None,
+            "tags": list(self.run.task.tags),
+        }
 
 
-async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
+async def read_body(request: Request, kind: type[B], served: ServedModel) -> B:
     """Reads and checks the body of a request."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # else pages of other sites could post without asking
         raise ApiError(415, f"Content-Type = {content_type!r}.  Legal: application/json.")
-    too_long = ApiError(413, f"The body is longer than {limits.body_bytes:,} bytes.")
+    too_long = ApiError(413, f"The body is longer than {served.body_bytes:,} bytes.")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limits.body_bytes:
+    if length.isdecimal() and int(length) > served.body_bytes:
         raise too_long
     body = bytearray()
     try:
-        async with asyncio.timeout(limits.time_s):
+        async with asyncio.timeout(served.time_limit_s):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limits.body_bytes:
+                if len(body) > served.body_bytes:
                     raise too_long
     except TimeoutError:
-        raise ApiError(408, f"The body was not there after {limits.time_s:g} s.") from None
+        raise ApiError(408, f"The body was not there after {served.time_limit_s:g} s.") from None
     try:
         return kind.model_validate_json(bytes(body))
     except ValidationError as error:
@@ -63,7 +116,7 @@ async def tokenize(texts: Sequence[Text], n: int, call: Callable[[], T]) -> T:
 
 
 class PendingAnswer:
-    """Waits for jobs, at most so many seconds, while their client is there."""
+    """Waits for jobs, at most time_s seconds, while their client is connected."""
 
     def __init__(self, request: Request, service: Service, jobs: Sequence[Job], time_s: float):
         self.request, self.service, self.jobs, self.time_s = request, service, jobs, time_s

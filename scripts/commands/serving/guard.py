@@ -1,19 +1,51 @@
-"""Admits requests: checks where they come from, counts them, and lets the last ones finish."""
+"""Admits requests: checks where they come from, measures them, and lets the last ones finish."""
 
 import asyncio
 import hmac
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scripts.commands.serving.errors import ApiError
-from scripts.commands.serving.metrics import RequestMetrics
+from trainer.serving.compilations import Compilations
+from trainer.serving.service import Service
 
 OPEN = frozenset({"/health", "/"})
 """What needs no token: neither tells anything of the model."""
 STOPPING = ApiError(503, "The server is stopping.")
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class ServiceCollector(Collector):
+    """Reads the counts of a service when they are asked for."""
+
+    def __init__(self, service: Service, compilations: Compilations):
+        self.service, self.compilations = service, compilations
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self.service.counts
+        counters = {
+            "prompt_tokens": ("Tokens of prompts that were read.", counts.prompt_tokens),
+            "new_tokens": ("Tokens that were made.", counts.new_tokens),
+            "steps": ("Tokens added to each text, or batches decoded.", counts.steps),
+            "reloads": ("Checkpoints that replaced another.", counts.reloads),
+            "compilations": ("Programs compiled for requests.", self.compilations.count),
+        }
+        gauges = {
+            "queue_length": ("Texts that wait.", self.service.waiting),
+            "slots_busy": ("Texts that are being answered.", self.service.busy_slots),
+            "slots": ("Texts that can be answered together.", self.service.slots),
+            "checkpoint_step": ("Step of the weights.", self.service.checkpoint),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"meshloom_{name}", text, value)
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"meshloom_{name}", text, value)
 
 
 class Guard:
@@ -26,10 +58,16 @@ class Guard:
         paths: Collection[str],
         token: str | None,
         hosts: Collection[str] | None,
-        metrics: RequestMetrics,
+        registry: CollectorRegistry,
     ):
-        self.app, self.token, self.hosts = app, token, hosts
-        self.paths, self.metrics = paths, metrics
+        self.app, self.paths, self.token, self.hosts = app, paths, token, hosts
+        self._requests = Counter(
+            "meshloom_requests", "Requests.", ("path", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "meshloom_request_seconds", "Seconds from a request to the end of its answer.",
+            ("path",), buckets=SECONDS, registry=registry,
+        )  # fmt: skip
         self.is_stopping = False
         self._active = 0
         self._idle = asyncio.Event()
@@ -60,7 +98,8 @@ class Guard:
             if not self._active:
                 self._idle.set()
             path = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.add(path, status, time.perf_counter() - start)
+            self._requests.labels(path, str(status)).inc()
+            self._seconds.labels(path).observe(time.perf_counter() - start)
 
     def refusal(self, scope: Scope) -> ApiError | None:
         """Returns why a request is refused; None where it is not."""

@@ -11,17 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from configs.errors import UserError
 from data.task import Task
-from data.tokenizers.chat_template import ChatTemplate, chat_template
-from data.vocab import Vocab
+from data.tokenizers.chat_template import chat_template
 from models.decoding.ensemble import as_ensemble
 from models.decoding.generate import Search
 from scripts.commands.decoding.decode import search_of
 from scripts.commands.serving.app import ROUTES, application
-from scripts.commands.serving.exchange import Limits
+from scripts.commands.serving.exchange import ServedModel
 from scripts.commands.serving.flags import ServeFlags
-from scripts.commands.serving.guard import Guard
-from scripts.commands.serving.metrics import RequestMetrics, ServiceCollector
-from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.guard import Guard, ServiceCollector
 from scripts.commands.serving.server import Server
 from scripts.commands.shared_flags import BeamFlags, SearchFlags
 from scripts.commands.trained import batch_of, decode_trace_fn, trained_models
@@ -42,12 +39,6 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 TOKEN = re.compile("[!-~]+")
 MIN_TOKEN_CHARACTERS = 16
 """Of a token that other machines could guess."""
-
-
-def launch(flags: ServeFlags) -> None:
-    """Serves a model until a signal."""
-    with server_of(flags) as (server, listener):
-        server.run([listener])
 
 
 @contextlib.contextmanager
@@ -137,7 +128,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Tells whether only this machine reaches an address.
+    """Returns whether only this machine reaches an address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -189,25 +180,18 @@ def served_model(members: Sequence[TrainedModel], flags: ServeFlags) -> ServedMo
         service = ContinuousService(engine, step, flags.queue)
         max_new_tokens = length
     name = flags.name or flags.model.model_dir.resolve().name
-    limits = Limits(flags.body_bytes, flags.time_limit_s)
-    chat = None if task.has_source else chat_template_of(vocabs.target)
+    chat = None
+    try:
+        chat = None if task.has_source else chat_template(vocabs.target.files)
+    except UserError as error:
+        print_note(f"Warning: {error}  Chats are not served.")
     if chat is not None and flags.max_length is None:
         print_note(
             f"Chats have at most {length} tokens, as many as the rows of {task.name}.  "
             "--max_length=N sets another limit."
         )
-    return ServedModel(
-        name, run, vocabs, service, options, limits, search.width, length, max_new_tokens, chat
-    )
-
-
-def chat_template_of(vocab: Vocab) -> ChatTemplate | None:
-    """Returns the chat template that came with a vocab, if there is one that can be read."""
-    try:
-        return chat_template(vocab.files)
-    except UserError as error:
-        print_note(f"Warning: {error}  Chats are not served.")
-        return None
+    limits, sizes = (flags.body_bytes, flags.time_limit_s), (length, max_new_tokens)
+    return ServedModel(name, run, vocabs, service, options, *limits, search.width, *sizes, chat)
 
 
 def max_length_of(run: Run, given: int | None) -> int:
@@ -232,6 +216,6 @@ def make_server(served: ServedModel, flags: ServeFlags, on_start: Callable[[], N
         paths=[route.path for route in ROUTES],
         token=flags.token,
         hosts=host_names(flags.host, flags.token),
-        metrics=RequestMetrics(registry),
+        registry=registry,
     )
     return Server(guard, served.service, flags.time_limit_s, on_start)

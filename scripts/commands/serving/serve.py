@@ -15,6 +15,7 @@ def serve(flags: ServeFlags) -> None:
         raise UserError(
             f"serve: {', '.join(missing)} is not installed.  Run: pip install -e '.[serve]'"
         )
-    from scripts.commands.serving.launch import launch
+    from scripts.commands.serving.launch import server_of
 
-    launch(flags)
+    with server_of(flags) as (server, listener):
+        server.run([listener])

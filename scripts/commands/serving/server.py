@@ -5,7 +5,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 import h11
@@ -102,24 +102,26 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends, once those are answered that had connected: uvicorn resets their connections."""
-        accepted = list(connections_of(sockets or []))
+        accepted = []
+        for listener in sockets or []:
+            listener.setblocking(False)
+            with contextlib.suppress(OSError):  # no more of them, or too many files are open
+                while True:
+                    accepted.append(listener.accept()[0])
         for server in self.servers:
             server.close()  # right after there was nothing to accept: what comes now is refused
         loop = asyncio.get_running_loop()
         state = (self.config, self.server_state, self.lifespan.state)
         for connection in accepted:
             await loop.connect_accepted_socket(lambda: Protocol(*state), connection)
-        passes, until = 0, time.monotonic() + LAST_S
-        while passes < PASSES or (self._has_unanswered() and time.monotonic() < until):
+        passes, until, is_unanswered = 0, time.monotonic() + LAST_S, True
+        while passes < PASSES or (is_unanswered and time.monotonic() < until):
             await asyncio.sleep(0.01)
             passes += 1
+            connections = self.server_state.connections
+            cycles = [c.cycle for c in connections if isinstance(c, H11Protocol)]
+            is_unanswered = any(cycle is None or not cycle.response_complete for cycle in cycles)
         await super().shutdown(sockets)
-
-    def _has_unanswered(self) -> bool:
-        """Tells whether a connection has had no answer yet, or not all of its last one."""
-        connections = self.server_state.connections
-        cycles = [c.cycle for c in connections if isinstance(c, H11Protocol)]
-        return any(cycle is None or not cycle.response_complete for cycle in cycles)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -137,20 +139,13 @@ class Server(uvicorn.Server):
         if self._draining is not None or self.guard.is_stopping:
             end_process(128 + sig)
         self.guard.is_stopping = True
-        self._loop.call_soon_threadsafe(self._start_draining)
+        loop = self._loop
 
-    def _start_draining(self) -> None:
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
+        async def drain() -> None:
+            await self.guard.drain(self.drain_s)
+            self.should_exit = True
 
-    async def _drain(self) -> None:
-        await self.guard.drain(self.drain_s)
-        self.should_exit = True
+        def start_draining() -> None:
+            self._draining = loop.create_task(drain())
 
-
-def connections_of(listeners: Iterable[socket.socket]) -> Iterator[socket.socket]:
-    """Accepts the connections that wait."""
-    for listener in listeners:
-        listener.setblocking(False)
-        with contextlib.suppress(OSError):  # no more of them, or too many files are open
-            while True:
-                yield listener.accept()[0]
+        loop.call_soon_threadsafe(start_draining)

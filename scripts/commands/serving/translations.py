@@ -10,8 +10,7 @@ from configs.errors import UserError
 from data.sources.pairs import chosen_tag, tagged
 from scripts.commands.serving.bodies import TranslationBody
 from scripts.commands.serving.errors import ApiError, bad_field
-from scripts.commands.serving.exchange import PendingAnswer, read_body, tokenize
-from scripts.commands.serving.served import ServedModel
+from scripts.commands.serving.exchange import PendingAnswer, ServedModel, read_body, tokenize
 from trainer.decoding.requests import Hypothesis, is_blank, to_hypothesis, translation_requests
 from trainer.serving.service import Job
 
@@ -21,7 +20,7 @@ async def translate(request: Request) -> Response:
     served: ServedModel = request.app.state.served
     if not served.translates:
         raise ApiError(404, f"{served.name} continues prompts.  Legal: POST /v1/completions.")
-    body = await read_body(request, TranslationBody, served.limits)
+    body = await read_body(request, TranslationBody, served)
     served.check_name(body.model)
     if body.n > served.width:
         raise bad_field("n", body.n, f"an integer from 1 to {served.width}, the beam size")
@@ -30,7 +29,7 @@ async def translate(request: Request) -> Response:
     running = [job for job, is_blank in zip(jobs, blank, strict=True) if not is_blank]
     if len(running) > (limit := served.service.queue_limit):
         raise bad_field("text", body.text, f"at most {limit} texts, not {len(running)}: --queue")
-    async with PendingAnswer(request, served.service, running, served.limits.time_s) as exchange:
+    async with PendingAnswer(request, served.service, running, served.time_limit_s) as exchange:
         async for _ in exchange.changes():
             pass  # until the end of all jobs
     return JSONResponse(
@@ -39,7 +38,14 @@ async def translate(request: Request) -> Response:
             "object": "translation",
             "model": served.name,
             "translations": [
-                {"source": text, "hypotheses": hypotheses_of(job, body.n, served)}
+                {
+                    "source": text,
+                    "hypotheses": [
+                        to_hypothesis(job.request, one, served.vocabs)._asdict()
+                        for one in job.hypotheses[: body.n]
+                    ]
+                    or [Hypothesis("", 0.0, 0.0)._asdict()],  # of an empty source
+                }
                 for text, job in zip(body.texts, jobs, strict=True)
             ],
             "system_fingerprint": served.fingerprint(running),
@@ -70,11 +76,3 @@ def jobs_of(body: TranslationBody, served: ServedModel) -> list[Job]:
     )
     requests = translation_requests(body.texts, task, vocabs, options, served.run.model.max_length)
     return [Job(request) for request in requests]
-
-
-def hypotheses_of(job: Job, count: int, served: ServedModel) -> list[dict[str, object]]:
-    """Returns the best texts of a job; those of an empty source are empty."""
-    if not job.hypotheses:
-        return [Hypothesis("", 0.0, 0.0)._asdict()]
-    best = job.hypotheses[:count]
-    return [to_hypothesis(job.request, one, served.vocabs)._asdict() for one in best]

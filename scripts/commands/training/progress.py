@@ -1,8 +1,9 @@
 """Shows the progress of a training run, and of preparing its data."""
 
+import contextlib
 import time
 from collections import deque
-from typing import Self
+from collections.abc import Iterator
 
 from rich import progress
 
@@ -13,7 +14,7 @@ from trainer.observers import Observer, StepResult
 from trainer.processes.peers import is_first_process
 from trainer.run import Run
 
-PLAIN_EVERY = 20  # lines of progress in a log that is no terminal
+PLAIN_EVERY = 20  # lines of progress in a log
 
 
 class ProgressBar(Observer):
@@ -62,43 +63,37 @@ class ProgressBar(Observer):
         self._progress.stop()
 
 
-class BuildBar:
+@contextlib.contextmanager
+def build_bar() -> Iterator[OnProgress | None]:
     """Shows how much text is packed, on a terminal; elsewhere the log says it now and then."""
+    if not (console.is_terminal and is_first_process()):
+        yield None
+        return
+    begun: dict[str, tuple[progress.TaskID, float, float]] = {}
 
-    def __init__(self) -> None:
-        is_shown = console.is_terminal and is_first_process()
-        self.on_progress: OnProgress | None = self._update if is_shown else None
-        self._progress = progress.Progress(
-            progress.SpinnerColumn(),
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[numbers]}"),
-            progress.TimeElapsedColumn(),
-            console=console,
-            disable=not is_shown,
-            transient=True,
-        )
-
-    def _update(self, split: str, counts: Counts, share: float | None) -> None:
+    def update(split: str, counts: Counts, share: float | None) -> None:
         """Shows the text of a split so far; the rate is of what this process packed.
 
         The bar moves without end where the share of the split is unknown.
         """
-        megabytes = (counts.bytes + counts.source_bytes) / 1e6
-        if not self._progress.tasks or self._progress.tasks[-1].description != split:
-            self._progress.start()
-            self._task = self._progress.add_task(split, total=None, numbers="")
-            self._first, self._start = megabytes, time.monotonic()
-        minutes = (time.monotonic() - self._start) / 60
-        rate = (megabytes - self._first) / minutes if minutes > 0.1 else 0.0
+        megabytes, now = (counts.bytes + counts.source_bytes) / 1e6, time.monotonic()
+        if split not in begun:
+            begun[split] = bar.add_task(split, total=None, numbers=""), megabytes, now
+        task, first, start = begun[split]
+        minutes = (now - start) / 60
         numbers = f"{counts.lines:,} lines  {megabytes:,.0f} MB"
-        numbers += f"  {rate:,.0f} MB/min" if rate else ""
+        numbers += f"  {(megabytes - first) / minutes:,.0f} MB/min" if minutes > 0.1 else ""
         total = None if share is None else 1.0
-        self._progress.update(self._task, numbers=numbers, total=total, completed=share)
+        bar.update(task, numbers=numbers, total=total, completed=share)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[numbers]}"),
+        progress.TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        yield update

@@ -1,9 +1,8 @@
 """Runs `meshloom report`: plots the curves of a run as pictures and as one page."""
 
-import base64
+import contextlib
 import html
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from configs.json_reader import read_json
 from data.storage.files import atomic_write
 from scripts.commands.planning.page import head
 from scripts.commands.training.flags import ReportFlags
-from scripts.html_page import cell, page, table
+from scripts.html_page import cell, image, page, table
 from scripts.terminal import print_note
 from trainer.metrics.plots import RunPlots
 from trainer.model_dir import ModelDir
@@ -45,10 +44,7 @@ PICTURES = {  # title and caption
         "Load of the experts",
         "Load of each expert over steps: 1 is an even share, 0 an idle expert.",
     ),
-    "dropped": (
-        "Dropped choices",
-        "Share of the first and second choices that found no place.",
-    ),
+    "dropped": ("Dropped choices", "Share of the first and second choices that found no place."),
     "experts_of_parts": (
         "Experts by part of the data",
         "Which part of the data, such as a language, uses which experts.",
@@ -112,7 +108,14 @@ def run_page(
     last = [{"number": n, "value": value} for n, value in numbers(pictures.train[-1]).items()]
     parts = ["<h2>Last step</h2>", table(last)]
     if pictures.checks:
-        parts += ["<h2>Validation</h2>", *validation([numbers(line) for line in pictures.checks])]
+        checks = [numbers(line) for line in pictures.checks]
+        # The numbers of the split, which are those of all evaluations, are in one line.
+        of_split = [n for n in SPLIT if n in checks[0] and len({c.get(n) for c in checks}) == 1]
+        rows = [{n: v for n, v in check.items() if n not in of_split} for check in checks]
+        parts += ["<h2>Validation</h2>", table(rows)]
+        if of_split:
+            shown = ", ".join(f"{cell(checks[0][name])} {name}" for name in of_split)
+            parts.append(f"<p>Of {shown}.</p>")
     if pictures.with_experts:
         layers = pictures.with_experts[-1]["experts"]
         rows = [{"layer": name, **of_layer(layer)} for name, layer in layers.items()]
@@ -121,44 +124,21 @@ def run_page(
         rows = [{"part": name, **numbers(part)} for name, part in pictures.parts.items()]
         parts += ["<h2>Parts of the data at the last validation</h2>", table(rows)]
     for name, png in drawn.items():
-        image = base64.b64encode(png).decode()
         title, caption = map(html.escape, PICTURES[name])
-        parts.append(
-            f'<h2>{title}</h2><img alt="{caption}" src="data:image/png;base64,{image}">'
-            f"<p>{caption}</p>"
-        )
-    parts += [*prediction(model_dir), *settings(model_dir)]
-    return page(model_dir.name, parts, refresh_s=refresh_s)
-
-
-def validation(checks: list[dict[str, Any]]) -> Iterator[str]:
-    """Shows each evaluation; the numbers of the split, which are those of all, in one line."""
-    of_split = [n for n in SPLIT if n in checks[0] and len({c.get(n) for c in checks}) == 1]
-    yield table([{n: v for n, v in check.items() if n not in of_split} for check in checks])
-    if of_split:
-        yield f"<p>Of {', '.join(f'{cell(checks[0][n])} {n}' for n in of_split)}.</p>"
-
-
-def prediction(model_dir: Path) -> Iterator[str]:
-    """Shows what was predicted of the run's step, where this version can read it."""
-    file = model_dir / "plan.json"
-    try:
+        parts.append(f"<h2>{title}</h2>{image(png, caption)}<p>{caption}</p>")
+    with contextlib.suppress(OSError, ValueError):  # no prediction, or of another version
+        file = model_dir / "plan.json"
         figures = read_json(file.read_bytes(), dict[str, Any], file)
-    except (OSError, ValueError):
-        return
-    if figures.get("schema_version") == SCHEMA_VERSION:
-        yield "<h2>Prediction for a step</h2>"
-        yield head(figures)
-
-
-def settings(model_dir: Path) -> Iterator[str]:
-    """Shows the settings of the run and the layout that was given last."""
-    directory = ModelDir(model_dir)
-    for heading, file in (("Settings", directory.config_file), ("Layout", directory.layout_file)):
+        if figures.get("schema_version") == SCHEMA_VERSION:
+            parts += ["<h2>Prediction for a step</h2>", head(figures)]
+    directory = ModelDir(model_dir)  # the layout is the one that was given last
+    for title, file in (("Settings", directory.config_file), ("Layout", directory.layout_file)):
         if file.exists():
             text = html.escape(file.read_bytes().decode("utf-8", "replace"))
-            yield f"<h2>{heading}</h2><details><summary>{file.name}</summary><pre>{text}</pre>"
-            yield "</details>"
+            parts.append(
+                f"<h2>{title}</h2><details><summary>{file.name}</summary><pre>{text}</pre></details>"
+            )
+    return page(model_dir.name, parts, refresh_s=refresh_s)
 
 
 def heading(name: str) -> str:

@@ -15,7 +15,7 @@ from models.transformer import Transformer
 from scripts.commands.common import data_dir_of, settings
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.prepare import mixture_lines
-from scripts.commands.training.progress import BuildBar
+from scripts.commands.training.progress import build_bar
 from scripts.terminal import print_note
 from trainer.checkpoints.huggingface.decoder import closest_family
 from trainer.checks import check_vocabs
@@ -65,7 +65,7 @@ def changes_since(
 
 
 def note_no_export(run: Run) -> None:
-    """Says before a decoder is trained that other libraries will not read it."""
+    """Notes before training that other libraries will not read this decoder."""
     if not isinstance(run.model, Transformer) or run.model.has_encoder:
         return
     kind, problems = closest_family(run.model)
@@ -101,10 +101,10 @@ def prepared_data(flags: TrainFlags, run: Run, *, is_continued: bool) -> Prepare
     elif run.start_from is not None:
         vocabs = starting_vocabs(run.start_from, run.task)
     data_dir = data_dir_of(flags.data_dir, flags.model_dir)
-    with BuildBar() as bar:
+    with build_bar() as on_progress:
         prepared = prepare(
             run.task, data_dir, vocabs=vocabs, content_hash=content_hash,
-            on_progress=bar.on_progress,
+            on_progress=on_progress,
         )  # fmt: skip
     for line in mixture_lines(prepared.splits["train"], run.steps * run.batch_sequences):
         print_note(line)

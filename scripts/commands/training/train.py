@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
@@ -76,7 +76,11 @@ def train_locked(flags: TrainFlags) -> None:
             f"nothing is trained.  Set Run.steps above {step} to train on."
         )
     note_layout(layout, mesh, setting_origins(config))
-    trace_fns = training_trace_fns(run, layout, dict(mesh.shape))
+    trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
+    if run.bleu_sentences:
+        rows = batch_shards(layout, mesh.shape) * rows_of_group(run)
+        one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
+        trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
     with checks.explained_errors(
         run, layout, dict(mesh.shape), setting_origins(config), *trace_fns
     ):
@@ -139,15 +143,3 @@ def train_run(
         print_note(f"Continue with: {start.continue_command(flags, layout)}")
         leave()
         sys.exit(128 + outcome.stop_signal)  # as a shell says it
-
-
-def training_trace_fns(
-    run: Run, layout: Layout, mesh_sizes: Mapping[str, int]
-) -> list[checks.TraceFn]:
-    """Returns what a run traces: the step, its evaluation, and translations for BLEU."""
-    trace_fns: list[checks.TraceFn] = [trace_train_step, trace_evaluate_step]
-    if run.bleu_sentences:
-        rows = batch_shards(layout, mesh_sizes) * rows_of_group(run)
-        one_batch = dataclasses.replace(run, batch_sequences=rows, microbatches=1)
-        trace_fns.append(decode_trace_fn(one_batch, Sampling(temperature=0)))
-    return trace_fns

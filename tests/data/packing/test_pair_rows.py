@@ -8,6 +8,7 @@ from data.packing.rows import NO_ROW, Counts
 from data.sources.pairs import Pair
 from data.tokenizers.sentence_piece import SentencePiece
 from data.vocab import EOS, make
+from data.vocabs import Vocabs
 
 PAIRS = [
     Pair("ein zwei drei", "one two"),
@@ -24,9 +25,14 @@ def vocabs():
             for i, size in ((0, 280), (1, 285))]  # fmt: skip
 
 
+def rows_of(pairs, vocabs, packs=True):
+    packed, counts = packed_pairs(pairs, Vocabs(*vocabs[::-1]), (20, 30), packs, None)
+    return PairRows(packed.arrays, counts, packed.pieces)
+
+
 @pytest.fixture(scope="module")
 def rows(vocabs):
-    return PairRows.from_pairs(PAIRS, *vocabs, 30, 20)
+    return rows_of(PAIRS, vocabs)
 
 
 def test_counts_are_of_the_pairs_that_fit(rows, vocabs):
@@ -43,7 +49,7 @@ def test_counts_are_of_the_pairs_that_fit(rows, vocabs):
         left_out=1,
     )
     assert rows.counts.tokens == (rows.segments_BL > 0).sum()
-    assert rows.counts.source_tokens == (rows.source_segments_BM > 0).sum()
+    assert rows.counts.source_tokens == (rows.arrays["source_segments"] > 0).sum()
     assert rows.fill == rows.counts.tokens / (len(rows) * 20)
     assert rows.source_fill == rows.counts.source_tokens / (len(rows) * 30)
     assert (rows.length, rows.source_length) == (20, 30)
@@ -52,7 +58,7 @@ def test_counts_are_of_the_pairs_that_fit(rows, vocabs):
 def test_pieces_lead_from_each_pair_to_its_tokens_on_both_sides(rows, vocabs):
     assert sorted(rows.pieces[:, 0]) == KEPT
     for number, row, segment in rows.pieces:
-        source = rows.sources_BM[row][rows.source_segments_BM[row] == segment]
+        source = rows.sources_BM[row][rows.arrays["source_segments"][row] == segment]
         target = rows.targets_BL[row][rows.segments_BL[row] == segment]
         assert source[-1] == target[-1] == EOS
         assert (vocabs[0].decode(source), vocabs[1].decode(target)) == PAIRS[number]
@@ -83,14 +89,14 @@ def test_inputs_and_positions_restart_with_each_pair_on_both_sides(rows):
 
 
 def test_without_packing_each_pair_has_a_row(vocabs):
-    rows = PairRows.from_pairs(PAIRS, *vocabs, 30, 20, packs=False)
+    rows = rows_of(PAIRS, vocabs, packs=False)
     assert rows.pieces.tolist() == [[number, row, 1] for row, number in enumerate(KEPT)]
 
 
 def test_a_tag_is_in_front_of_each_source_and_no_word_of_the_text():
     vocab = make(SentencePiece(size=280), (p.source for p in PAIRS * 9), words=["<2en>"])
     tagged, plain = (
-        packed_pairs([PAIRS[0], PAIRS[3]], vocab, vocab, 40, 30, packs=True, tag=tag)
+        packed_pairs([PAIRS[0], PAIRS[3]], Vocabs(vocab, vocab), (30, 40), True, tag)
         for tag in ("2en", None)
     )
     [tag_id] = vocab.encode(["<2en>"])[0]
@@ -101,5 +107,5 @@ def test_a_tag_is_in_front_of_each_source_and_no_word_of_the_text():
 
 
 def test_no_pairs_make_no_rows(vocabs):
-    rows = PairRows.from_pairs([], *vocabs, 30, 20)
+    rows = rows_of([], vocabs)
     assert (len(rows), rows.counts, rows.fill, rows.source_fill) == (0, Counts(), 0, 0)

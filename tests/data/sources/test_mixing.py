@@ -1,12 +1,20 @@
 """Parts of mixtures: their names, rates and order."""
 
+import dataclasses
+import json
+
+import numpy as np
 import pytest
 
 from configs.errors import UserError
-from data.sources.mixing import MixedSource, part_names
+from data.cache import prepare
+from data.order import rows_of_step
+from data.sources.json_lines import JsonlText
+from data.sources.mixing import MixedSource, TextMixture, part_names
 from data.sources.pair_kinds import Mixture, Tsv
 from data.sources.text import TextFiles
-from data.sources.text_mixture import TextMixture
+from data.task import Task
+from data.tokenizers.sentence_piece import SentencePiece
 
 
 def texts(count, **settings):
@@ -49,3 +57,88 @@ def test_rates_that_make_no_sense_are_described(mixture):
         mixture(3, rates=(1, 2), temperature=3.0)
     assert f"{kind}.rates: 2 rates for 3 parts." in str(error.value)
     assert f"{kind}.temperature = 3.0: it counts only by size" in str(error.value)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line number {i}\n" for i in range(90)))
+    (tmp_path / "b.txt").write_text("held out\n")
+    texts = [json.dumps({"text": f"record {i}\nof two lines"}) for i in range(30)]
+    (tmp_path / "c.jsonl").write_text("\n".join(texts))
+    return (
+        TextFiles(train=f"{tmp_path}/a.txt", validation=f"{tmp_path}/b.txt"),
+        JsonlText(train=f"{tmp_path}/c.jsonl", validation_fraction=0.2, name="web"),
+    )
+
+
+def test_the_parts_come_at_their_rates_in_one_cache(parts, tmp_path):
+    source = TextMixture(parts=parts, rates=(1, 3))
+    task = Task(name="mixed", source=source, vocab=SentencePiece(size=310), length=16)
+    prepared = prepare(task, tmp_path)
+    rows = prepared.splits["train"]
+    assert source.has_newlines
+    assert [part.name for part in rows.parts] == ["TextFiles", "web"]
+    assert [part.counts.lines for part in rows.parts] == [90, len(list(parts[1].lines("train")))]
+    assert [part.dropped for part in rows.parts] == [{}, {}]
+    drawn = np.concatenate([rows_of_step(rows, 0, step, 64) for step in range(32)])
+    in_web = drawn >= rows.parts[1].rows.start
+    assert 0.74 < in_web.mean() < 0.76
+    for row in (0, rows.parts[1].rows.start):
+        text = prepared.vocab.decode(rows.targets_BL[row][rows.segments_BL[row] == 1])
+        assert ("\n" in text) == (row > 0), text
+
+
+def test_other_rates_are_another_order_of_the_same_cache(parts, tmp_path, log_lines):
+    for rates in ((1, 3), (2, 1)):
+        source = TextMixture(parts=parts, rates=rates)
+        task = Task(name="mixed", source=source, vocab=SentencePiece(size=310), length=16)
+        assert prepare(task, tmp_path).splits["train"].mix.rates[0] == pytest.approx(
+            rates[0] / sum(rates), abs=1e-3
+        )
+        log_lines.clear() if rates == (1, 3) else None
+    assert log_lines == []
+
+
+def test_a_line_that_moves_to_the_next_part_is_another_text(tmp_path, log_lines):
+    lines = [f"line number {i}\n" for i in range(90)]
+    files = {name: tmp_path / f"{name}.txt" for name in "ab"}
+    texts = [TextFiles(train=str(f), validation=str(f), name=name) for name, f in files.items()]
+    task = Task(
+        name="mixed", source=TextMixture(parts=texts), vocab=SentencePiece(size=310), length=16
+    )
+    folders = []
+    for border in (60, 59):
+        files["a"].write_text("".join(lines[:border]))
+        files["b"].write_text("".join(lines[border:]))
+        folders.append(prepare(task, tmp_path / "data").folder)
+    assert folders[0] != folders[1]
+    assert any("because the text changed" in line for line in log_lines)
+
+
+def test_its_text_is_that_of_its_parts(parts):
+    source = TextMixture(parts=parts)
+    for split in ("train", "validation"):
+        assert list(source.lines(split)) == [x for part in parts for x in part.lines(split)]
+    assert set(source.fingerprint()) == {"1", "2"}
+    assert not TextMixture(parts=parts[:1]).has_newlines
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda parts: {"parts": (*parts, Tsv(train="x"))},
+            r"@Tsv\(\) yields pairs.  @Mixture\(\)",
+        ),
+        (lambda parts: {"parts": (parts[0], TextMixture(parts=parts))}, r"is a mixture itself"),
+        (lambda parts: {"parts": parts, "rates": (1,)}, r"1 rates for 2 parts"),
+        (lambda parts: {"parts": (parts[1],) * 2}, r"several of 'train' have the name web"),
+        (
+            lambda parts: {"parts": (parts[0], dataclasses.replace(parts[1], name="TextFiles"))},
+            r"several of 'train' have the name TextFiles",
+        ),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(parts, change, message):
+    with pytest.raises(UserError, match=message):
+        TextMixture(**change(parts))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import UserError
-from data.storage.files import atomic_open, atomic_path, atomic_write, check_output
+from data.storage import lookup
+from data.storage.files import WorkingFolder, atomic_open, atomic_path, atomic_write, check_output
 from tests.toys import ROOT
 
 
@@ -109,3 +110,18 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path):
     longest = tmp_path / ("\u00e4" * 127)
     atomic_write(longest, "x")
     assert longest.read_text() == "x"
+
+
+def test_files_grow_here_and_are_uploaded(there: Path) -> None:
+    (there / "old").write_text("1\n")
+    with WorkingFolder(there) as folder:
+        folder.fetch("old", "absent")
+        with (folder.path / "old").open("a") as file:
+            file.write("2\n")
+        folder.upload()
+        assert (there / "old").read_text() == "1\n2\n"
+        (folder.path / "events").mkdir()
+        (folder.path / "events/new").write_text("3\n")
+        (folder.path / "latest").symlink_to("removed")  # as wandb does
+    assert dict(lookup.sizes_below(there)) == {"events/new": 2, "old": 4}
+    assert not folder.path.exists()

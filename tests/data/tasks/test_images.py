@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from data.cache import prepare
-from data.corpora import glyphs
+from data.sources import images as glyphs
 from data.sources.images import Glyphs, image_of, image_text
 from data.sources.pair_kinds import Tsv
 from data.sources.pairs import Pair

@@ -21,7 +21,7 @@ from scripts.benchmarks.collectives import (
     growths,
     measure_call,
     neighbours,
-    predicted,
+    predict,
     slices_of,
 )
 from trainer.metrics.plots import png_of
@@ -61,7 +61,7 @@ def times(kind: str, *topologies: str) -> list[float]:
     return [
         row["seconds"]
         for name in topologies
-        for row in predicted(Topology.named(name), [32])
+        for row in predict(Topology.named(name), [32])
         if row["kind"] == kind
     ]
 
@@ -130,7 +130,7 @@ def test_what_is_named_twice_is_predicted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("topologies", [["v3:2x2"], ["v3:2x2", "v3:8x8", "v3:32x32"]])
 def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[str]) -> None:
-    rows = [row for name in topologies for row in predicted(Topology.named(name), [32])]
+    rows = [row for name in topologies for row in predict(Topology.named(name), [32])]
     result = {"predicted": rows, "measured": [], "growths": []}
     labels = []
 
@@ -153,7 +153,7 @@ def test_times_of_one_decade_and_of_several_have_plain_labels(topologies: list[s
 
 
 def test_the_legend_fits_into_the_figure_of_predictions() -> None:
-    rows = [row for topology in slices_of("v3") for row in predicted(topology, [32])]
+    rows = [row for topology in slices_of("v3") for row in predict(topology, [32])]
     result = {"predicted": rows, "measured": []}
     compared = growths(rows)
     assert len(compared) == 3

@@ -8,8 +8,7 @@ import pytest
 from configs.errors import UserError
 from scripts import cli
 from scripts.benchmarks import moe
-from scripts.benchmarks.options import JsonFlags
-from scripts.benchmarks.rounds import BASELINE, CHECKOUT, start
+from scripts.benchmarks.rounds import BASELINE, CHECKOUT, MESHLOOM, JsonFlags, start
 from scripts.command_line import command_of
 from scripts.flag import given_flags
 
@@ -51,12 +50,14 @@ def test_a_baseline_measures_the_systems_of_meshloom_alone(monkeypatch: pytest.M
     started = []
     monkeypatch.setattr(
         "scripts.benchmarks.rounds.Worker",
-        lambda module, name, *arguments, checkout: started.append((name, checkout)),
+        lambda *command, checkout: started.append((command, checkout)),
     )
     monkeypatch.setattr("scripts.benchmarks.rounds.installed", list)
     flags = moe.Flags(systems=("dense", "torch"), baseline=CHECKOUT)
-    assert [*start("scripts.benchmarks.moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
-    assert started == [(name, CHECKOUT) for name in ("dense", "torch", "dense")]
+    assert [*start("moe", flags)] == ["dense", "torch", f"{BASELINE}dense"]
+    command = (*MESHLOOM, "bench", "moe")
+    names = ("dense", "torch", "dense")
+    assert started == [((*command, f"--worker={name}"), CHECKOUT) for name in names]
     assert given_flags(flags) == ["--systems", "--baseline"]
 
 

@@ -8,7 +8,7 @@ from configs.load import load
 from layouts.mesh import make_mesh
 from models.feed_forward.moe.routing import Top2
 from models.loss import Criterion
-from scripts.commands.inspect.params import model_of
+from scripts.commands.inspect.layout import model_of
 from tests.toys import TOY, WHOLE
 from tests.trainer.metrics.test_expert_load import COUNTS, stacked
 from tests.trainer.planning.runs import TASK

@@ -8,7 +8,6 @@ import pytest
 from scripts.benchmarks.studies.published_rows import (
     ONE_SLICE,
     OVER_SLICES,
-    Comparison,
     PublishedRun,
     compiled_plan,
     one_slice_cells,
@@ -53,9 +52,9 @@ def test_each_of_several_slices_has_the_rows_and_the_weights_of_one(name: str) -
 def test_the_table_says_what_is_not_compiled_and_what_does_not_fit() -> None:
     row = PublishedRun("mine", "v3:2x2", (), (), "utilisation", 0.5)
     compiled = FIGURES | {"utilisation": 0.55, "fits": False}
-    rows = [Comparison(row, FIGURES), Comparison(row, FIGURES, compiled)]
+    rows = [(row, FIGURES, None), (row, FIGURES, compiled)]
     head = ["mine", "v3:2x2", "utilisation", "50.0%", "45.0%", "-10%"]
-    assert [*map(one_slice_cells, rows)] == [
+    assert [one_slice_cells(*row) for row in rows] == [
         [*head, "not compiled", "", "3.1 GB"],
         [*head, "55.0%", "+10%", "3.1 GB, does not fit"],
     ]
@@ -68,6 +67,6 @@ def test_several_slices_are_compared_by_what_they_keep_of_one(
     monkeypatch.setitem(OVER_SLICES, row.name, (0.4,) * 5)
     planned = FIGURES | {"utilisation": 0.36}
     monkeypatch.setattr(PublishedRun, "plan", lambda _, analytic: planned)
-    lines = [*slices_cells([Comparison(row, FIGURES)])]
+    lines = [*slices_cells({row: FIGURES})]
     assert [line[-1] for line in lines] == ["80.0%", "80.0%"]
-    assert not [*slices_cells([Comparison(row._replace(name="mine"), FIGURES)])]
+    assert not [*slices_cells({row._replace(name="mine"): FIGURES})]

@@ -16,7 +16,7 @@ from data.tokenizers.sentence_piece import SentencePiece
 from models.decoding.beam import Beam
 from models.decoding.sampling import Sampling
 from scripts.commands.decoding import decode
-from scripts.commands.decoding.decode import decoder_of, formatted, options_of, search_of
+from scripts.commands.decoding.decode import decoder_of, format_line, options_of, search_of
 from scripts.commands.decoding.flags import DecodeFlags
 from scripts.commands.shared_flags import CheckpointFlags, SearchFlags
 from tests.trainer.questions import toy
@@ -61,11 +61,11 @@ def test_several_texts_of_a_line_are_a_table_by_default() -> None:
 
 def test_texts_with_newlines_are_whole_in_json_and_one_line_elsewhere() -> None:
     hypotheses = [("a\r\n\tb", -1.0, -2.0)]
-    [text] = formatted("text", 0, "a", hypotheses)
-    [row] = formatted("tsv", 0, "a", hypotheses)
-    [entry] = formatted("jsonl", 0, "a", hypotheses)
+    [text] = format_line("text", 0, "a", hypotheses)
+    [row] = format_line("tsv", 0, "a", hypotheses)
+    [entry] = format_line("jsonl", 0, "a", hypotheses)
     assert text == "a  \tb\n"
-    assert [*formatted("text", 0, "a", hypotheses, alone=True)] == ["a\r\n\tb\n"]
+    assert [*format_line("text", 0, "a", hypotheses, alone=True)] == ["a\r\n\tb\n"]
     assert row.split("\t") == ["1", "1", "-1.000000", "-2.000000", "a   b\n"]
     assert json.loads(entry)["hypotheses"][0]["text"] == "a\r\n\tb"
 

@@ -1,7 +1,9 @@
 """How the findings of several processes become one list."""
 
+import json
+
 from configs.errors import UserError
-from scripts.commands.doctor.findings import Finding, findings_of, merged, read, written
+from scripts.commands.doctor.findings import Finding, findings_of, merged
 
 
 def test_what_a_check_raises_is_its_finding() -> None:
@@ -13,10 +15,10 @@ def test_what_a_check_raises_is_its_finding() -> None:
 
 
 def test_equal_findings_are_one_line_and_processes_must_agree() -> None:
-    def process(rate: str, content_hash: str, *more: Finding) -> list[Finding]:
+    def process(rate: str, content_hash: str, *more: Finding) -> str:
         findings = [Finding("disk", "ok", rate), *more,
                     Finding("data", "ok", content_hash, "copy it", is_common=True)]  # fmt: skip
-        return read(written(findings))
+        return json.dumps(findings)
 
     full = Finding("memory", "warning", "full", "free some")
     lines = merged([process("1 MB/s", "a", full), process("2 MB/s", "a", full)])

@@ -5,10 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs.load import load
 from layouts.axes import alphabet
 from layouts.layout import Layout
 from layouts.lint.recorder import record
-from scripts.commands.inspect.layout import legend, shortened, tensors_by_kind
+from models.transformer import Transformer
+from scripts.commands.inspect.layout import legend, model_of, shortened, tensors_by_kind
 
 
 def trace(layout: Layout) -> Any:
@@ -54,3 +56,16 @@ def test_the_legend_explains_the_letters_of_the_table() -> None:
 def test_a_kind_shows_its_first_tensors() -> None:
     assert shortened(["a", "b"]) == "a, b"
     assert shortened([*"abcdefg"]) == "a, b, c, d, 3 more"
+
+
+def test_scopes_of_the_model_and_of_the_task_count() -> None:
+    files = ["configs/models/tiny.gin", "configs/tasks/text.gin"]
+    params = [
+        "Run.task = @mine/Task()", "mine/Task.vocab = @SentencePiece()",
+        "mine/SentencePiece.size = 700", "Run.model = @big/Transformer()",
+        "big/Transformer.d_model = 256",
+    ]  # fmt: skip
+    assert model_of(load(files, params[:1])).vocab_rows == 8192
+    model = model_of(load(files, params))
+    assert isinstance(model, Transformer)
+    assert (model.vocab_rows, model.d_model) == (768, 256)

@@ -17,7 +17,6 @@ from scripts.benchmarks.serve import announced_port
 from scripts.commands.serving.flags import ServeFlags
 from scripts.commands.serving.guard import Guard
 from scripts.commands.serving.launch import server_of
-from scripts.commands.serving.metrics import RequestMetrics
 from scripts.commands.shared_flags import CheckpointFlags
 from tests.scripts.commands.serving.client import WAIT_S, Client
 from tests.scripts.conftest import Place
@@ -105,8 +104,7 @@ def test_refused_requests_do_not_delay_the_end() -> None:
         async def hang(*_: object) -> None:
             await asyncio.sleep(WAIT_S)
 
-        metrics = RequestMetrics(CollectorRegistry())
-        guard = Guard(hang, paths=(), token=None, hosts=None, metrics=metrics)
+        guard = Guard(hang, paths=(), token=None, hosts=None, registry=CollectorRegistry())
         guard.is_stopping = True
         scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
         refused = asyncio.create_task(guard(scope, hang, hang))  # its client reads nothing
@@ -129,8 +127,7 @@ def test_a_request_that_the_end_cuts_off_gets_an_error_like_others() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        metrics = RequestMetrics(CollectorRegistry())
-        guard = Guard(hang, paths=(), token=None, hosts=None, metrics=metrics)
+        guard = Guard(hang, paths=(), token=None, hosts=None, registry=CollectorRegistry())
         scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
         running = asyncio.create_task(guard(scope, hang, send))
         await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import load
-from scripts.commands.inspect.params import model_of
+from scripts.commands.inspect.layout import model_of
 from scripts.commands.training.flags import TrainFlags
 from scripts.commands.training.start import note_no_export
 from scripts.commands.training.train import profile_observers

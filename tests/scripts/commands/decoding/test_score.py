@@ -3,7 +3,7 @@
 import json
 import math
 
-from scripts.commands.decoding.rescore import rank
+from scripts.commands.decoding.score import rank
 from trainer.decoding.score import Score
 
 

@@ -1,5 +1,6 @@
-"""Runs `meshloom inspect data`: shows packed rows."""
+"""Runs `meshloom inspect data` and `checkpoint`: shows packed rows, and the arrays of a run."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,47 @@ from data.cache import Prepared
 from data.order import rows_of_step
 from data.packing.rows import Rows, read_rows
 from scripts.commands.common import data_dir_of, settings_of, task_of, write_json
-from scripts.commands.inspect.flags import InspectDataFlags
+from scripts.commands.inspect.flags import InspectCheckpointFlags, InspectDataFlags
+from scripts.commands.trained import single_checkpoint
+from scripts.devices import start_devices
 from scripts.terminal import print_table
+from trainer.checkpoints.manager import Checkpoints
 from trainer.model_dir import ModelDir
 from trainer.prepare import prepare
+from trainer.resume.history import starts
 from trainer.run import Run
+
+
+def checkpoint(flags: InspectCheckpointFlags) -> None:
+    """Prints every array of a checkpoint, and what changed in the run until then."""
+    start_devices()
+    with Checkpoints(flags.model_dir) as checkpoints:
+        steps = checkpoints.steps()
+        if not steps:
+            raise UserError(f"{flags.model_dir}: no checkpoint there.")
+        step = single_checkpoint(checkpoints, flags.checkpoint) or steps[-1]
+        arrays = checkpoints.describe(step)
+    rows = [
+        (path, "x".join(map(str, a.shape)), str(a.dtype), a.bytes) for path, a in arrays.items()
+    ]
+    history = starts(flags.model_dir)
+    for start in history:
+        for change in start.changes if start.step <= step else ():
+            print(f"after step {start.step}: {change['name']} = {change['new']}, "
+                  f"it was {change['old']} ({start.time})")  # fmt: skip
+    print_table(["path", "shape", "type", "bytes"], rows)
+    print(f"step {step} of {steps}; {sum(row[3] for row in rows):,} bytes")
+    write_json(
+        flags.json_file,
+        {
+            "step": step,
+            "steps": steps,
+            "history": [dataclasses.asdict(start) for start in history],
+            "arrays": [
+                dict(zip(("path", "shape", "dtype", "bytes"), row, strict=True)) for row in rows
+            ],
+        },
+    )
 
 
 def data(flags: InspectDataFlags) -> None:
@@ -35,24 +72,14 @@ def data(flags: InspectDataFlags) -> None:
         run = config.make(Run)
         ids = rows_of_step(rows, run.seed, flags.step - 1, run.batch_sequences).tolist()
     else:
-        ids = _numbers(flags.rows, len(rows))
+        ids = list(flags.rows)
+        if max(ids) >= len(rows):
+            raise UserError(f"--rows: the split has rows 0 to {len(rows) - 1}, not {max(ids)}.")
     segments = [segment for row in ids for segment in _segments(prepared, rows, row)]
     shown = ["row", "segment", *([] if prepared.source_vocab is None else ["source"]), "tokens"]
     shown.append("text")
     print_table(shown, [[segment[name] for name in shown] for segment in segments])
     write_json(flags.json_file, segments)
-
-
-def _numbers(text: str, count: int) -> list[int]:
-    try:
-        ids = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"--rows={text}: legal are row ids, separated by commas, as in 0,7,12."
-        ) from None
-    if not all(0 <= number < count for number in ids):
-        raise UserError(f"--rows={text}: the split has rows 0 to {count - 1}.")
-    return ids
 
 
 def _segments(prepared: Prepared, rows: Rows, row: int) -> list[dict[str, Any]]:
