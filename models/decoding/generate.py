@@ -12,13 +12,7 @@ import jax.numpy as jnp
 from layouts.layout import Layout
 from layouts.shards import mesh_axes
 from models.api import Batch, Cache, Decodable, step_layout
-from models.decoding.caches import (
-    HypothesisCaches,
-    ModelStep,
-    SeparateCaches,
-    SharedCache,
-    repeat,
-)
+from models.decoding.caches import HypothesisCaches, ModelStep, repeat
 
 Array = jax.Array
 BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
@@ -193,16 +187,9 @@ def generate_together(
     return ranked(layout, texts, jnp.mean(log_p_BWL, axis=2))
 
 
-def initial_cache(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
-) -> Cache:
-    """Returns the cache of `generate` before the first new token."""
-    hypotheses, _, cache = start_model(model, search, new_tokens, params, source, inputs)
+def initial_cache(*arguments: Any) -> Cache:
+    """Returns the cache of `generate`, given its arguments, before the first new token."""
+    hypotheses, _, cache = start_model(*arguments)
     return hypotheses.expand(cache)
 
 
@@ -217,8 +204,8 @@ def start_model(
     """Returns the kind of cache for the hypotheses, the prepared weights and the empty cache."""
     rows, prompt = inputs.prompts_BL.shape
     suffix = 0 if inputs.suffix_L is None else inputs.suffix_L.shape[0]
-    hypotheses = (SharedCache if search.flat else SeparateCaches)(
-        step_layout(model.layout), rows, search.width, prompt, new_tokens, suffix
+    hypotheses = HypothesisCaches(
+        step_layout(model.layout), search.flat, rows, search.width, prompt, new_tokens, suffix
     )
     prepared = model.prepare(params, for_one_call=True)
     cache = model.init_cache(prepared, source, rows, hypotheses.cache_length)

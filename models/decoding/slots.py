@@ -8,6 +8,7 @@ Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -100,18 +101,17 @@ class SlotDecoder:
         def zeros(dtype: Any = jnp.int32) -> Array:
             return layout.reshard(jnp.zeros(self.slots, dtype), "B")
 
-        numbers = [zeros() for _ in range(5)]
         return Slots(
             cache=self.model.init_cache(prepared, None, self.slots, self.cache_length),
             cache_index=jnp.zeros((), jnp.int32),
-            lengths_B=numbers[0],
-            last_B=numbers[1],
-            steps_B=numbers[2],
+            lengths_B=zeros(),
+            last_B=zeros(),
+            steps_B=zeros(),
             running_B=zeros(bool),
             settings=SlotSettings(
                 seeds_B=zeros(jnp.uint32),
-                max_new_tokens_B=numbers[3],
-                min_new_tokens_B=numbers[4],
+                max_new_tokens_B=zeros(),
+                min_new_tokens_B=zeros(),
                 temperature_B=zeros(float),
                 top_k_B=zeros(),
                 top_p_B=zeros(float),
@@ -140,40 +140,27 @@ class SlotDecoder:
         # The token at position p of a text of n tokens is written n - p before the next index.
         index_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
-        put = functools.partial(put_rows, joining.slots_B)
-        return Slots(
-            cache=jax.tree.map_with_path(
-                lambda path, old, new: put(old, new, letters_of(path[-1].key), position_BM),
-                slots.cache,
-                cache,
-            ),
-            cache_index=slots.cache_index,
-            lengths_B=put(slots.lengths_B, lengths_B, "B"),
-            last_B=put(slots.last_B, last_B, "B"),
-            steps_B=put(slots.steps_B, jnp.zeros_like(last_B), "B"),
-            running_B=put(slots.running_B, jnp.ones_like(last_B, bool), "B"),
-            settings=jax.tree.map(
-                lambda old, new: put(old, new, "B"), slots.settings, joining.settings
-            ),
+        zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
+        new = Slots(
+            cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings
         )
+
+        def put(axes: str, old: Array, new: Array) -> Array:
+            return put_rows(joining.slots_B, old, new, axes, position_BM if "M" in axes else None)
+
+        return each_array(put, slots, new)
 
     def resize(self, slots: Slots, slots_B: Array) -> Slots:
         """Moves texts from slots of another size: slot b gets that of slots_B[b].
 
-        A slot gets none where that is out of range.  The cache must be long enough for each text.
+        If that is out of range, the slot is empty.  The cache must be long enough for each text.
         """
-        move = functools.partial(move_rows, slots_B, slots.cache_index, self.cache_length)
-        return Slots(
-            cache=jax.tree.map_with_path(
-                lambda path, old: move(old, letters_of(path[-1].key)), slots.cache
-            ),
-            cache_index=jnp.zeros_like(slots.cache_index),
-            lengths_B=move(slots.lengths_B, "B"),
-            last_B=move(slots.last_B, "B"),
-            steps_B=move(slots.steps_B, "B"),
-            running_B=move(slots.running_B, "B"),
-            settings=jax.tree.map(lambda old: move(old, "B"), slots.settings),
-        )
+
+        def move(axes: str, old: Array) -> Array:
+            return move_rows(slots_B, slots.cache_index, self.cache_length, old, axes)
+
+        moved = each_array(move, slots)
+        return moved._replace(cache_index=jnp.zeros_like(slots.cache_index))
 
     def steps(self, prepared: Any, slots: Slots, count: Array) -> tuple[Slots, NewTokens]:
         """Adds `count` tokens to each text that has not ended."""
@@ -278,6 +265,16 @@ def choose_by_settings(
     branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
     branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
     return jax.lax.switch(branch, branches, chosen)
+
+
+def each_array(change: Callable[..., Array], *slots: Slots) -> Slots:
+    """Changes the arrays that have axes, given their letters."""
+
+    def changed(path: tuple[Any, ...], *arrays: Array) -> Array:
+        axes = letters_of(jax.tree_util.keystr(path[-1:], simple=True))
+        return change(axes, *arrays) if axes else arrays[0]
+
+    return jax.tree.map_with_path(changed, *slots)
 
 
 def put_rows(

@@ -10,52 +10,80 @@ of a choice: the bits of dropout follow from it, wherever the choice is sent.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from layouts.layout import Layout
-from layouts.random_bytes import random_bytes_of_shard
+from layouts.random_bytes import random_bytes_of_rows, random_bytes_of_shard, seed_of
 from layouts.shards import gather_shard, is_gatherable, mesh_axes, num_shards, shard_index
+from models.dropout import drop
+from models.feed_forward.mlp import Mlp
 from models.feed_forward.moe.exchange import Exchange
+from models.feed_forward.moe.grouped_matmul import grouped_product
 from models.feed_forward.moe.routing import Routing
 
 Array = jax.Array
+Product = Callable[[Array, Array], Array]  # of tokens and weights
+Draw = Callable[..., Array]  # draws `width` random bytes for each token
 MAX_BLOCK = 128  # tokens of one expert that a grouped product takes at a time
 
 
-class DrawBytes(Protocol):
-    """Draws `width` random bytes for each token of a device's blocks."""
-
-    def __call__(self, *, width: int) -> Array: ...
-
-
-class ExpertLayers(Protocol):
-    """Computes the experts, as the dispatches call them."""
+class Experts(NamedTuple):
+    """Computes the experts of a layer, as the ways to dispatch call them."""
 
     layout: Layout
+    expert: Mlp
     num_experts: int
-    has_dropout: bool
-    """Whether they draw random bytes, for which they need the ids of choices."""
-    seed: Array
+    weights: Mapping[str, Array]
+    rate: float
+    key: Array | None
 
-    def weights(self) -> Mapping[str, Array]:
-        """Returns the stored weights by name."""
+    @property
+    def has_dropout(self) -> bool:
+        """Returns whether the experts draw random bytes, which needs the ids of choices."""
+        return self.key is not None and self.rate > 0
+
+    @property
+    def seed(self) -> Array:
+        return jnp.zeros(2, jnp.uint32) if self.key is None else seed_of(self.key)
 
     def run(self, x_EGcD: Array, id_EGc: Array | None) -> Array:
         """Returns the output of each expert for its tokens."""
+        into, out = (
+            functools.partial(self.layout.einsum, equation)
+            for equation in ("EGcD,EDF->EGcF", "EGcF,EFD->EGcD")
+        )
+        draw = None
+        if id_EGc is not None:
+            draw = functools.partial(random_bytes_of_rows, self.layout, self.seed, id_EGc, "EGcF")
+        return self._run(x_EGcD, self.weights, into, out, draw)
 
     def run_blocks(
-        self, x_lcd: Array, expert_l: Array, draw: DrawBytes, weights: Mapping[str, Array]
+        self, x_lcd: Array, expert_l: Array, draw: Draw, weights: Mapping[str, Array]
     ) -> Array:
         """Returns the output for a device's blocks of tokens, each block for one expert.
 
         The device has its shards of the weights, and draws random bytes for its shard of F.
         """
 
+        def product(x: Array, weight: Array) -> Array:
+            return grouped_product(x, weight, expert_l)
 
-def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+        return self._run(x_lcd, weights, product, product, draw if self.has_dropout else None)
+
+    def _run(
+        self, x: Array, weights: Mapping[str, Array], into: Product, out: Product, draw: Draw | None
+    ) -> Array:
+        gate = into(x, weights["wg_EDF"]) if self.expert.gated else None
+        h = self.expert.activate(into(x, weights["wi_EDF"]), gate)
+        if draw is not None:
+            h = drop(h, draw(width=h.shape[-1]), self.rate)
+        return out(h, weights["wo_EFD"])
+
+
+def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by products with one-hot masks.  Lepikhin et al. 2020 (GShard), algorithm 2."""
     einsum, iota = experts.layout.einsum, experts.layout.iota
     shape = routing.kept_Gsi.shape
@@ -74,7 +102,7 @@ def by_einsum(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     return einsum("Gsec,GecD->GsD", combine_Gsec, y_GecD)
 
 
-def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: int) -> Array:
+def by_gather(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -> Array:
     """Sends by index: each place reads its token, and each token its places."""
     layout, d_model = experts.layout, x_GsD.shape[-1]
     slot_Gsi, here_Gc, id_Gec = choice_ids(experts, routing, capacity)
@@ -85,15 +113,13 @@ def by_gather(experts: ExpertLayers, x_GsD: Array, routing: Routing, capacity: i
     return combine(y_GcD, slot_Gsi, here_Gc, routing.gate_Gsi)
 
 
-WITH_CAPACITY: Mapping[str, Callable[[ExpertLayers, Array, Routing, int], Array]] = {
+WITH_CAPACITY: Mapping[str, Callable[[Experts, Array, Routing, int], Array]] = {
     "einsum": by_einsum,
     "gather": by_gather,
 }
 
 
-def choice_ids(
-    experts: ExpertLayers, routing: Routing, capacity: int
-) -> tuple[Array, Array, Array]:
+def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array, Array, Array]:
     """Returns the slot of each choice, the choice at each slot, and its id at each place.
 
     Slots are the places of all experts in a row.
@@ -108,7 +134,7 @@ def choice_ids(
     return slot_Gsi, here_Gc, layout.reshape(id_Gc, (groups, experts.num_experts, capacity), "Gec")
 
 
-def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | None) -> Array:
+def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None) -> Array:
     """Moves tokens to the experts' devices by one all-to-all, runs them, and moves them back."""
     layout, id_EGc = experts.layout, None
     x_EGcD = layout.einsum("GEcD->EGcD", layout.reshard(x_GecD, "GEcD"))
@@ -118,7 +144,7 @@ def exchange_with_experts(experts: ExpertLayers, x_GecD: Array, id_Gec: Array | 
     return layout.reshard(y_GEcD, "GecD")
 
 
-def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
+def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
     """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
 
     Each device sends its tokens to the devices of their experts, where that takes less memory than
@@ -126,7 +152,7 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     2022 (MegaBlocks).  `at_experts` brings all tokens to the devices of their experts, which is
     less still where they are few, as in a step of decoding.
     """
-    layout, weights = experts.layout, experts.weights()
+    layout, weights = experts.layout, experts.weights
     exchanged = () if at_experts else exchange_axes(layout, routing.expert_Gsi.size, weights)
     e = "E" if at_experts else "e"
     expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
@@ -144,7 +170,7 @@ def in_blocks(experts: ExpertLayers, x_GsD: Array, routing: Routing, *, at_exper
     def run(
         seed: Array, x_Gsd: Array, expert_Gsi: Array, gate_Gsi: Array, id_Gsi: Array, *shards: Array
     ) -> Array:
-        # Marked alike for the hand-written gradients; JAX adds up what was the same on all devices.
+        # Marked for the hand-written gradients; JAX adds up what was the same on all devices.
         x_Gsd, gate_Gsi = (jax.lax.pcast(x, weight_axes, to="varying") for x in (x_Gsd, gate_Gsi))
         parts = zip(shards, stored, gathered, strict=True)
         shards = tuple(gather_shard(*part, group_axes) for part in parts)
@@ -202,10 +228,7 @@ class RoutedTokens(NamedTuple):
 
 
 def run_shard(
-    experts: ExpertLayers,
-    routed: RoutedTokens,
-    draw: Callable[..., Array],
-    weights: Mapping[str, Array],
+    experts: Experts, routed: RoutedTokens, draw: Draw, weights: Mapping[str, Array]
 ) -> Array:
     """Runs a device's tokens through the experts that it has."""
     x_Gsd, expert_Gsi, gate_Gsi, id_Gsi = routed
@@ -226,9 +249,9 @@ def run_shard(
 
 
 def run_exchanged(
-    experts: ExpertLayers,
-    routed: "RoutedTokens",
-    draw: Callable[..., Array],
+    experts: Experts,
+    routed: RoutedTokens,
+    draw: Draw,
     weights: Mapping[str, Array],
     axes: tuple[str, ...],
 ) -> Array:
@@ -256,10 +279,10 @@ def run_exchanged(
 
 
 def block_slots(expert_i: Array, count: int, size: int) -> tuple[Array, Array]:
-    """Returns the slot of each choice and the expert of each block of so many slots.
+    """Returns the slot of each choice, and the expert of each block of `size` slots.
 
-    Blocks are in the order of their experts; the last ones are of no expert, that is, of `count`.
-    A choice of no expert from 0 to count gets the slot behind the last.
+    Blocks are in the order of their experts; the last ones have no expert, which is `count`.  A
+    choice whose expert is not in [0, count) gets the slot after the last.
     """
     (choices,) = expert_i.shape
     experts = min(count, choices)  # that may have tokens: of each, the last block may not be full
