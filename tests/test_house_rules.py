@@ -157,7 +157,6 @@ TESTED_ELSEWHERE = {
     "trainer/checks.py": "scripts/commands/test_trained.py",
     "trainer/planning/step_benchmark.py": "trainer/planning/test_search.py",
     "trainer/prepare.py": "scripts/test_processes.py",
-    "trainer/progress.py": "trainer/test_loop.py",
     "trainer/serving/*": "scripts/commands/serving/test_serve.py",  # a server
     "trainer/traces.py": "trainer/planning/test_training.py",
     "trainer/translation/bleu.py": "scripts/test_translation.py",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,8 +15,14 @@ from models.api import Model, Params
 from models.loss import CROSS_ENTROPY, Criterion, LossSums
 from trainer.feed import BatchSharding, dispatch_ahead
 from trainer.metrics.expert_load import Layer, stats_by_layer
-from trainer.progress import Progress, no_progress
 from trainer.step import evaluate_step
+
+Progress = Callable[[int, int], None]
+"""Is called with the parts of the work that are done, and with all."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Shows nothing."""
 
 
 class PartEvaluation(NamedTuple):

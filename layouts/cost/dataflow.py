@@ -1,14 +1,44 @@
-"""Follows the values of a trace from their makers to their users."""
+"""Follows the values of a trace from their makers to their users; counts FLOPs and peak memory."""
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 from layouts.cost.collectives import checkout_file
-from layouts.cost.convolutions import convolution_flops
 from layouts.shards import Entry, mesh_axes
+
+
+def convolution_flops(eqn: Any) -> int:
+    """Counts the FLOPs of a traced convolution, twice the multiplications not with padding."""
+    settings = eqn.params
+    left, kernel, out = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+    of_left, of_kernel, of_out = settings["dimension_numbers"]
+    pairs = math.prod(
+        valid_pairs(
+            left[of_left[axis]], kernel[of_kernel[axis]], out[of_out[axis]],
+            stride=settings["window_strides"][axis - 2], dilate=settings["lhs_dilation"][axis - 2],
+            spread=settings["rhs_dilation"][axis - 2], low=settings["padding"][axis - 2][0],
+        )
+        for axis in range(2, len(left))
+    )  # fmt: skip
+    batch = left[of_left[0]] // settings["batch_group_count"]
+    return 2 * batch * out[of_out[1]] * kernel[of_kernel[1]] * pairs
+
+
+@functools.cache
+def valid_pairs(
+    size: int, kernel: int, out: int, *, stride: int, dilate: int, spread: int, low: int
+) -> int:
+    """Counts pairs of an output and a kernel index along one axis that meet an input."""
+    index = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
+    inside = (index >= 0) & (index <= (size - 1) * dilate) & (index % dilate == 0)
+    return int(np.sum(inside))
+
 
 # Operations that only give the same numbers another shape or type.
 VIEWS = ("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim")
@@ -141,3 +171,25 @@ def source_line(eqn: Any) -> str:
     frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
     lines = (f"{checkout_file(frame.file_name)}:{frame.line_num}" for frame in frames)
     return next((line for line in lines if not line.startswith(":")), "")
+
+
+def peak_bytes(jaxpr: Jaxpr, mesh: Mapping[str, int]) -> int:
+    """Estimates the peak memory on one device without the arguments, if nothing is fused.
+
+    A value lives from its equation to its last use, and is sharded as it is around a look-up.
+    """
+    flow, live, peak = Flow(jaxpr), 0, 0
+    uses = [(i, v) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars]
+    uses += [(len(jaxpr.eqns), v) for v in jaxpr.outvars]
+    sizes, freed = dict[Any, int](), Counter[int]()
+    for v, i in {v: i for i, v in uses if not isinstance(v, Literal) and v in flow.makers}.items():
+        placed = flow.before(v) if flow.makers[v].primitive.name == "reshard" else flow.after(v)
+        sizes[v] = min(local_bytes(v.aval, mesh), local_bytes(placed.aval, mesh))
+        freed[i] += sizes[v]
+    for i, eqn in enumerate(jaxpr.eqns):
+        bodies = () if eqn.primitive.name == KERNEL else jaxprs_in_params(eqn.params)
+        inner = max((peak_bytes(body, mesh) for body in bodies), default=0)
+        live += sum(sizes.get(v, 0) for v in eqn.outvars)
+        peak = max(peak, live + inner)
+        live -= freed[i]
+    return peak

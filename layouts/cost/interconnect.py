@@ -178,12 +178,9 @@ class Topology:
             return inside_s
         sent_bytes = RING.get(kind, 1) * size_bytes / (np.min(devices) if kind in RING else 1)
         share = 1 if kind == "collective-permute" else 1 - 1 / len(boxes)
-        return float(inside_s + share * sent_bytes / self.network_rate)
-
-    @property
-    def network_rate(self) -> float:
-        """Returns the bytes per second between boxes that a device has while all devices send."""
-        return NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
+        # Bytes per second between boxes that a device has while all devices send.
+        rate = NETWORK_BANDWIDTH[self.kind] * LINK_UTILISATION / self.chip.cores
+        return float(inside_s + share * sent_bytes / rate)
 
     def seconds_inside(self, kind: str, size_bytes: float, coords: np.ndarray) -> float:
         """Returns the seconds of one collective among devices of one box.

@@ -27,8 +27,15 @@ def kernel_flops(eqn: Any) -> int:
     if estimate is not None:
         return estimate.flops
     (body,), blocks = bodies(eqn)
-    flops = block_flops(body, eqn.params["grid_mapping"].grid)
-    return round(blocks * causal_share(eqn) * flops)
+    grid = eqn.params["grid_mapping"].grid
+    # Splash attention reads from an array whether a causal mask hides a block, and a trace has no
+    # values.  With such a mask alone it reads the positions of queries.  Blocks of queries and keys
+    # are equal.
+    is_causal = "q_sequence_ref" in (eqn.params["jaxpr"].debug_info.arg_names or ())
+    share = 1.0
+    if is_causal and eqn.params["name"].startswith("splash"):
+        share = (grid[-1] + 1) / (2 * grid[-1])
+    return round(blocks * share * block_flops(body, grid))
 
 
 def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
@@ -39,19 +46,6 @@ def flops_by_kernel(jaxpr: Jaxpr) -> dict[str, float]:
             flops[eqn.params["name"]] += times * kernel_flops(eqn)
             calls[eqn.params["name"]] += times
     return {name: flops[name] / calls[name] for name in calls}
-
-
-def causal_share(eqn: Any) -> float:
-    """Returns the share of its blocks that splash attention computes under a causal mask.
-
-    It reads from an array whether a block is above the diagonal, and a trace has no values.  With
-    such a mask alone it reads the positions of queries.  Blocks of queries and keys are equal.
-    """
-    is_causal = "q_sequence_ref" in (eqn.params["jaxpr"].debug_info.arg_names or ())
-    if not is_causal or not eqn.params["name"].startswith("splash"):
-        return 1.0
-    blocks = eqn.params["grid_mapping"].grid[-1]
-    return (blocks + 1) / (2 * blocks)
 
 
 def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:
@@ -86,21 +80,15 @@ def index_of(v: Any, indices: dict[Any, Index]) -> Index | None:
 
 
 def mean_trip_count(loop: Any, operands: list[Index | None]) -> float:
-    """Returns how often a loop from one index up to another runs; 1 where they are not known."""
+    """Returns how often a loop "while index < bound" runs; 1 where they are not known."""
     condition = loop.params["cond_jaxpr"].jaxpr
     first_carry = loop.params["cond_nconsts"] + loop.params["body_nconsts"]
     variables = condition.invars[loop.params["cond_nconsts"] :]
     carried = dict(zip(variables, operands[first_carry:], strict=True))
-    first, last = (carried.get(v) for v in compared_variables(condition))
+    last_eqn = condition.eqns[-1]
+    if last_eqn.primitive.name != "lt" or any(isinstance(v, Literal) for v in last_eqn.invars):
+        return 1.0
+    first, last = map(carried.get, last_eqn.invars)
     if first is None or last is None:
         return 1.0
     return float(np.mean(np.maximum(np.subtract(last, first), 0)))
-
-
-def compared_variables(condition: Jaxpr) -> tuple[Any, Any]:
-    """Returns the index and the bound of a loop's condition "index < bound"; else two Nones."""
-    last = condition.eqns[-1]
-    if last.primitive.name != "lt" or any(isinstance(v, Literal) for v in last.invars):
-        return None, None
-    index, bound = last.invars
-    return index, bound

@@ -310,15 +310,11 @@ def _num_shards(context: LintContext, rules: tuple[SourcedRule, ...]) -> int:
 
 
 def _repeats(context: LintContext, cause: SplitCause) -> int:
-    """Returns into how many groups each shard of an axis is cut: those of stages of layers are."""
-    return context.layout.pipeline_repeats if _makes_stages(context, cause) else 1
-
-
-def _makes_stages(context: LintContext, cause: SplitCause) -> bool:
-    """Returns whether the rules that split an axis make stages of layers."""
+    """Returns into how many groups each shard of an axis is cut: the layers of a stage are."""
     ruled = tuple(sourced.rule.mesh_axis for sourced in cause.rules)
     is_stages = cause.letter == "N" and ruled == context.layout.stage_axes
-    return is_stages and _num_shards(context, cause.rules) > 1
+    has_stages = is_stages and _num_shards(context, cause.rules) > 1
+    return context.layout.pipeline_repeats if has_stages else 1
 
 
 def _weights(context: LintContext, names: list[str]) -> list[str]:
@@ -346,23 +342,18 @@ def _indivisible(context: LintContext, cause: SplitCause, names: list[str]) -> P
     name, weights = context.name(cause.letter), _weights(context, names)
     from_data = name in context.origins and len(weights) < len(names)
     setter = f" ({context.origins[name]})" if from_data else ""
-    legal = _sizes_that_divide(context, cause)
+    legal, size = _sizes_that_divide(context, cause), str(cause.size)
+    if cause.pattern > 1:  # the settings have layers, not repeats of their pattern
+        size = f"{cause.size * cause.pattern} ({size} repeats of a pattern of {cause.pattern})"
     return Problem(
         "error",
         "indivisible",
-        f"{name} = {_size_text(cause)}{setter} does not divide over {_mesh_axes(context, cause)}.",
+        f"{name} = {size}{setter} does not divide over {_mesh_axes(context, cause)}.",
         first_names(weights or names),
         context.cite(*cause.rules),
         f"Legal: {_listed(legal)}.  {_alternative(context, cause)}",
         legal,
     )
-
-
-def _size_text(cause: SplitCause) -> str:
-    """Writes a size as the settings have it: layers, not repeats of their pattern."""
-    if cause.pattern == 1:
-        return str(cause.size)
-    return f"{cause.size * cause.pattern} ({cause.size} repeats of a pattern of {cause.pattern})"
 
 
 def _padded_size(context: LintContext, cause: SplitCause) -> int:

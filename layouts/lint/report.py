@@ -12,7 +12,12 @@ from layouts.device_order import Torus, describe_legal_orders, order_problems
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, check_conflicts, check_spelling
 from layouts.lint.recorder import Record, Weight
-from layouts.lint.warnings import check_efficiency, check_idle_rules, check_repeats
+from layouts.lint.warnings import (
+    check_idle_rules,
+    check_mesh_axes,
+    check_repeats,
+    check_replicated_weights,
+)
 from layouts.padding import with_axes
 from layouts.shards import mesh_axes
 from layouts.slices import slice_counts
@@ -31,13 +36,11 @@ def lint(
     axes of the data to the settings of their sizes, "batch" to "Run.batch_sequences".
     """
     problems, context = check_spelling(LintContext(layout, mesh_sizes, record, origins))
-    problems += check_device_order(context, torus)
-    problems += check_slices(context)
+    problems += check_device_order(context, torus) + check_slices(context)
     has_all_rules = all(problem.severity == "warning" for problem in problems)
-    problems += check_conflicts(context) + check_idle_rules(context)
-    problems += check_repeats(context)
+    problems += check_conflicts(context) + check_idle_rules(context) + check_repeats(context)
     if has_all_rules:  # a misspelt rule may be what would make the layout efficient
-        problems += check_efficiency(context)
+        problems += check_mesh_axes(context) + check_replicated_weights(context)
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -46,15 +49,13 @@ def check_device_order(context: LintContext, torus: Torus | None) -> list[Proble
     order = context.layout.order
     if order is None or not (wrong := order_problems(order, context.mesh, torus)):
         return []
-    subject, fix = (
-        f"order {order!r} ({context.source('order')})",
-        describe_legal_orders(context.mesh, torus),
-    )
+    subject = f"order {order!r} ({context.source('order')})"
+    fix = describe_legal_orders(context.mesh, torus)
     return [Problem("error", "device-order", "  ".join(wrong), subject, fix=fix)]
 
 
 def check_slices(context: LintContext) -> list[Problem]:
-    """Reports why no number of slices can lie along the mesh axes as the layout says."""
+    """Reports why no number of slices runs along the mesh axes as the layout says."""
     slices = context.layout.slices
     if slices is None:
         return []

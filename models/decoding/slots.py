@@ -141,9 +141,7 @@ class SlotDecoder:
         index_BM = layout.iota("BM", (len(last_B), self.cache_length), "M")
         position_BM = (index_BM - slots.cache_index + lengths_B[:, None]) % self.cache_length
         zeros_B, ones_B = jnp.zeros_like(last_B), jnp.ones_like(last_B, bool)
-        new = Slots(
-            cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings
-        )
+        new = Slots(cache, slots.cache_index, lengths_B, last_B, zeros_B, ones_B, joining.settings)
 
         def put(axes: str, old: Array, new: Array) -> Array:
             return put_rows(joining.slots_B, old, new, axes, position_BM if "M" in axes else None)

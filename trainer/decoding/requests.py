@@ -14,7 +14,7 @@ from data.vocabs import Vocabs
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 from trainer.decoding.mbr import consensus
-from trainer.progress import Progress, no_progress
+from trainer.evaluate import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 

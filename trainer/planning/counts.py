@@ -26,7 +26,6 @@ from layouts.cost.step_time import (
     add_up,
     compute_s,
     coordinates,
-    cycles_s,
 )
 from layouts.hlo.compilation import compile_program, platform_of, text_of
 from layouts.hlo.program import CompiledText
@@ -235,9 +234,12 @@ def time_on_slice(
     """
     memory_s = 0.0
     if counts.cycles is not None:
-        products_s, other_s = cycles_s(topology.chip, counts.cycles)
-        kernels_s = compute_s(topology.chip, counts.kernels)
-        products_s, other_s = products_s + kernels_s[0], other_s + kernels_s[1]
+        products_s, other_s = (
+            counts.cycles[kind] / topology.chip.clock_hz + kernels_s
+            for kind, kernels_s in zip(
+                ("products", "other"), compute_s(topology.chip, counts.kernels), strict=True
+            )
+        )
     elif counts.ops:
         products_s, other_s = compute_s(topology.chip, counts.ops)
     else:

@@ -12,10 +12,9 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from layouts.cost.collectives import UnexpectedTraffic, unexpected_traffic
-from layouts.cost.dataflow import local_bytes
+from layouts.cost.dataflow import local_bytes, peak_bytes
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import cost_of
-from layouts.cost.peak_memory import peak_bytes
 from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout

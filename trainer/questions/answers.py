@@ -6,7 +6,7 @@ from configs.errors import UserError, listed
 from data.task import Task
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder, Request
-from trainer.progress import Progress, no_progress
+from trainer.evaluate import Progress, no_progress
 from trainer.questions.prompts import Prompt, Template
 
 

@@ -18,7 +18,7 @@ from data.vocabs import Vocabs
 from models.api import Model, Params
 from trainer.decoding.decoder import Ids
 from trainer.decoding.score import row_losses
-from trainer.progress import Progress, no_progress
+from trainer.evaluate import Progress, no_progress
 from trainer.questions.prompts import Prompt, Template, encode_prompts
 
 

@@ -12,8 +12,8 @@ from models.api import Params
 from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, prepared
 from trainer.decoding.requests import DecodeOptions
+from trainer.evaluate import Progress
 from trainer.observers import Observer
-from trainer.progress import Progress
 from trainer.run import Run
 from trainer.translation.evaluate import evaluation_sets, subset, translate
 

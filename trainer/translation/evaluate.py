@@ -10,7 +10,7 @@ from data.task import Task
 from data.vocabs import Vocabs
 from trainer.decoding.decoder import Decoder
 from trainer.decoding.requests import DecodeOptions, best_texts, make_requests
-from trainer.progress import Progress, no_progress
+from trainer.evaluate import Progress, no_progress
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
 
 
