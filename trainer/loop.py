@@ -72,9 +72,11 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
             watch.notify(Observer.on_compiled, compiled)
             batches = feed(job.splits["train"], batch_sharding(job), seed=run.seed, first_step=step)
         timer = StepTimer()
-        if lacks_evaluation(job, step, checkpoints):
+        # A signal may have ended the evaluation of the checkpoint that the run resumes.
+        is_due = bool(step) and run.at_interval(step, run.evaluate_every)
+        if is_due and on_any_process(checkpoints.best_of([step]) is None):
             with timer.spending("evaluation"):
-                _, stopped = validate_unless_stopped(job, step, state, watch, interrupts)
+                _, stopped = validate(job, step, state, watch, interrupts)
 
         while step < run.steps and not stopped:
             watch.notify(Observer.before_step, step + 1)
@@ -97,9 +99,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
                     with timer.spending("evaluation"):
-                        metric, stopped = validate_unless_stopped(
-                            job, step, state, watch, interrupts
-                        )
+                        metric, stopped = validate(job, step, state, watch, interrupts)
                 with timer.spending("checkpoints"):
                     watch.notify(Observer.before_save, step)
                     checkpoints.save(step, padding.unpad(state), metric)
@@ -163,50 +163,37 @@ def fetch_finite(
     return StepResult(dispatched.step, {"step": dispatched.step, **numbers, **rates}, loads)
 
 
-def lacks_evaluation(job: TrainJob, step: int, checkpoints: Checkpoints) -> bool:
-    """Returns whether a signal ended the evaluation of the checkpoint that the run resumes."""
-    if not step or not job.run.at_interval(step, job.run.evaluate_every):
-        return False
-    return on_any_process(checkpoints.best_of([step]) is None)
-
-
-def validate_unless_stopped(
-    job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
-) -> tuple[float | None, bool]:
-    """Returns the metric of `Run.best_by`, if known, and whether the run is to stop."""
-    try:
-        return validate(job, step, state, watch, interrupts), False
-    except StopRequested:
-        return None, True
-
-
 def validate(
     job: TrainJob, step: int, state: State, watch: Observers, interrupts: Interrupts
-) -> float | None:
-    """Evaluates on the validation split, where there is one; returns the metric of `Run.best_by`.
+) -> tuple[float | None, bool]:
+    """Evaluates on the validation split, if there is one.
 
-    Raises `StopRequested` between two batches where the run is to stop.
+    Returns the metric of `Run.best_by`, if known, and whether the run is to stop, which ends the
+    evaluation between two batches.
     """
     rows, run = job.splits.get("validation"), job.run
     if rows is None or not len(rows):
-        return None
+        return None, False
 
     def progress(done: int, total: int) -> None:
         watch.notify(Observer.on_batch_evaluated, done, total)
         interrupts.check(step)
 
-    evaluation, parts = evaluate(
-        run.model.model(job.layout),
-        state["params"],
-        rows,
-        job.mesh,
-        batch_sequences=run.batch_sequences,
-        batches=run.evaluate_batches if step < run.steps else None,
-        progress=progress,
-    )
-    logger.info("Step %d: validation %s.", step, evaluation)
-    line: Line = {"step": step, **evaluation.numbers()}
-    for measures in watch.notify(Observer.evaluate, step, state["params"], progress):
-        line |= measures
+    try:
+        evaluation, parts = evaluate(
+            run.model.model(job.layout),
+            state["params"],
+            rows,
+            job.mesh,
+            batch_sequences=run.batch_sequences,
+            batches=run.evaluate_batches if step < run.steps else None,
+            progress=progress,
+        )
+        logger.info("Step %d: validation %s.", step, evaluation)
+        line: Line = {"step": step, **evaluation.numbers()}
+        for measures in watch.notify(Observer.evaluate, step, state["params"], progress):
+            line |= measures
+    except StopRequested:
+        return None, True
     watch.notify(Observer.on_evaluation, line, parts)
-    return line.get(run.best_by)
+    return line.get(run.best_by), False

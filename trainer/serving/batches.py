@@ -18,7 +18,7 @@ class BatchService(Service):
     def __init__(
         self, decoder: Decoder, step: int, queue: int, *, shards: int, lengths: Sequence["Lengths"]
     ):
-        super().__init__(decoder.mesh, step, queue)
+        super().__init__(decoder.mesh, step, queue, decoder.batch_sequences)
         self.decoder, self.shards, self.lengths = decoder, shards, lengths
         self._running: list[Job] = []
 
@@ -39,14 +39,6 @@ class BatchService(Service):
         assert request.source is not None
         source, new = len(request.source), request.max_new_tokens
         return next(n for n in self.lengths if source <= n.source and new <= n.new_tokens)
-
-    @property
-    def slots(self) -> int:
-        return self.decoder.batch_sequences
-
-    @property
-    def busy_slots(self) -> int:
-        return len(self._running)
 
     def running(self) -> Collection[Job]:
         return self._running

@@ -25,23 +25,15 @@ class ContinuousService(Service):
     """Keeps the slots full, and reads the tokens of a call while the next one runs."""
 
     def __init__(self, engine: SlotEngine, step: int, queue: int):
-        super().__init__(engine.mesh, step, queue)
+        super().__init__(engine.mesh, step, queue, engine.slots)
         self.engine = engine
-        self._running = dict[int, Job]()
+        self._running: dict[int, Job] = {}
         self._left = dict[int, int]()  # tokens by slot that are still to be dispatched
         self._dispatched: StepsInFlight | None = None
         self._last_read_s = 0.0
 
     def warm_up(self) -> None:
         self.engine.warm_up()
-
-    @property
-    def slots(self) -> int:
-        return self.engine.slots
-
-    @property
-    def busy_slots(self) -> int:
-        return len(self._running)
 
     def running(self) -> Collection[Job]:
         """Returns the jobs in slots, and those whose last token is not read yet."""

@@ -85,8 +85,13 @@ class ServedWeights:
 class Service(abc.ABC):
     """Answers jobs in a thread of its own; a subclass says how."""
 
-    def __init__(self, mesh: Mesh, step: int, queue: int):
+    _running: Collection[Any] = ()
+    """Slots or jobs that are being answered."""
+
+    def __init__(self, mesh: Mesh, step: int, queue: int, slots: int):
         self.mesh, self.queue_limit, self.checkpoint = mesh, queue, step
+        self.slots = slots
+        """How many jobs can be answered together."""
         self.counts = ServiceCounts()
         self.failure: BaseException | None = None
         self.notify: Callable[[Sequence[Job]], None] = call_each
@@ -136,14 +141,9 @@ class Service(abc.ABC):
         return len(self._waiting)
 
     @property
-    @abc.abstractmethod
-    def slots(self) -> int:
-        """Returns how many jobs can be answered together."""
-
-    @property
-    @abc.abstractmethod
     def busy_slots(self) -> int:
         """Returns how many jobs are being answered."""
+        return len(self._running)
 
     def stop(self) -> None:
         """Finishes what waits and runs, then ends the thread."""

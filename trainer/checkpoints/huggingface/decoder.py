@@ -18,7 +18,7 @@ from models.positions.rotary import Rotary
 from models.precision import FloatType, Precision
 from models.transformer import Transformer
 from trainer.checkpoints.huggingface import families, rope
-from trainer.checkpoints.huggingface.parts import of_kind, with_parts_of_its_block
+from trainer.checkpoints.huggingface.parts import of_kind, refuse_changes, with_parts_of_its_block
 from trainer.checkpoints.huggingface.weights import ConvertedWeight
 
 # Settings that are free for an imported model: they change no prediction.
@@ -231,15 +231,7 @@ def is_unread(name: str, settings: families.Settings) -> bool:
 
 def check_same(spec: Transformer, chosen: ModelSpec) -> None:
     """Refuses settings under which the weights would be another model."""
-    changed = changes(spec, chosen)
-    if changed:
-        rows = "".join(
-            f"\n  {name}: {shown(old)} in the files, {shown(new)} set" for name, old, new in changed
-        )
-        raise UserError(
-            f"these settings are not the imported model's:{rows}\n"
-            f"  Unset them.  Free to choose: {', '.join(FREE)}."
-        )
+    refuse_changes(changes(spec, chosen), "imported model", "in the files", FREE)
 
 
 def changes(a: ModelSpec, b: ModelSpec) -> list[tuple[str, Any, Any]]:
