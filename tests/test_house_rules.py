@@ -153,13 +153,10 @@ TESTED_ELSEWHERE = {
     "scripts/flag.py": "scripts/test_command_line.py",
     "scripts/meshloom.py": "scripts/test_exits.py",
     "scripts/quickstart.py": "test_readme.py",
-    "trainer/checkpoints/unpadded.py": "trainer/test_uneven.py",
     "trainer/checks.py": "scripts/commands/test_trained.py",
-    "trainer/planning/step_benchmark.py": "trainer/planning/test_search.py",
     "trainer/prepare.py": "scripts/test_processes.py",
     "trainer/serving/*": "scripts/commands/serving/test_serve.py",  # a server
     "trainer/traces.py": "trainer/planning/test_training.py",
-    "trainer/translation/bleu.py": "scripts/test_translation.py",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import RunError
 from trainer.processes import peers
-from trainer.processes.signals import handle
+from trainer.processes.ending import handle
 
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 

@@ -15,7 +15,7 @@ from data.packing.rows import Rows
 from layouts.hlo.compilation import compile_program
 from layouts.layout import Layout
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import StatePadding
+from trainer.checkpoints.restore import StatePadding
 from trainer.checkpoints.warm_start import warm_started
 from trainer.evaluate import evaluate
 from trainer.feed import BatchSharding, feed

@@ -130,7 +130,10 @@ class Stack(nnx.Module):
         """Returns the function with the rematerialization of the settings."""
         if self.spec.remat == "none":
             return run
-        return jax.checkpoint(run, policy=remat_policy(self.spec))
+        policy = jax.checkpoint_policies.save_only_these_names(*self.spec.remat_saves)
+        if self.spec.remat == "dots":
+            policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(run, policy=policy)
 
     def init_cache(
         self,
@@ -180,10 +183,3 @@ class Stack(nnx.Module):
 def kind_of(parts: BlockParts) -> object:
     """Returns what the contexts of a block depend on: blocks of one kind share them."""
     return parts.attention, parts.source_attention, parts.positions
-
-
-def remat_policy(spec: TransformerSpec) -> Callable[..., bool]:
-    """Returns the checkpoint policy: what a layer saves for its backward pass."""
-    if spec.remat == "dots":
-        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint_policies.save_only_these_names(*spec.remat_saves)

@@ -27,7 +27,7 @@ from models.transformer import TransformerModel
 from tests.toys import FLOAT64, ROUND_OFF, WHOLE, pair_rows, toy
 from tests.trainer.test_layout_sweep import by_path
 from trainer.checkpoints.manager import Checkpoints
-from trainer.checkpoints.unpadded import StatePadding
+from trainer.checkpoints.restore import StatePadding
 from trainer.decoding.score import token_losses
 from trainer.feed import BatchSharding
 from trainer.optimizers.adafactor import Adafactor

@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from data.vocab import EOS, PAD
 from layouts.layout import Layout
@@ -116,13 +117,11 @@ class Decoder:
         largest = max(shapes, key=lambda shape: shape.rows * sum(shape[1:]), default=None)
         if largest is not None:
             rows, source, prompt, new_tokens = largest
-            inputs = abstract_inputs(
-                self.model.layout, self.mesh, rows, source, prompt, len(self.suffix)
-            )
+            shape = (rows, source, prompt, len(self.suffix))
+            inputs = abstract_inputs(self.model.layout, self.mesh, *shape)
+            arguments = (self.model, self.search, new_tokens, self.params, *inputs)
             with jax.set_mesh(self.mesh):
-                cache = trace_cache.eval_shape(
-                    self.model, self.search, new_tokens, self.params, *inputs
-                )
+                cache = trace_cache.eval_shape(*arguments)
             check_cache_memory(self.params, cache, self.mesh)
 
     def _start(self, batch: Sequence[Request], shape: BatchShape) -> DecodeOutput:
@@ -132,28 +131,26 @@ class Decoder:
         begins, prompts = split_begins(
             [request.prompt for request in filled], self.begin_id, reads_begin=self.reads_begin
         )
-        begins_B = None if self.reads_begin else self._put(np.array(begins, np.int32), "B")
-        min_new_tokens = max(request.min_new_tokens for request in filled)
-        min_new_tokens_B = np.array([request.min_new_tokens for request in filled], np.int32)
+
+        def vector(values: Iterable[int], dtype: DTypeLike = np.int32) -> jax.Array:
+            return self._put(np.array([*values], dtype), "B")
+
+        has_minimum = any(request.min_new_tokens > 1 for request in filled)
         inputs = DecodeInputs(
             prompts_BL=self._put(rows_of(prompts, prompt), "Bl"),
-            prompt_lengths_B=self._put(np.array(list(map(len, prompts)), np.int32), "B"),
-            seeds_B=self._put(np.array([r.seed for r in filled], np.uint32), "B"),
-            max_new_tokens_B=self._put(np.array([r.max_new_tokens for r in filled], np.int32), "B"),
-            min_new_tokens_B=self._put(min_new_tokens_B, "B") if min_new_tokens > 1 else None,
-            begins_B=begins_B,
+            prompt_lengths_B=vector(map(len, prompts)),
+            seeds_B=vector((request.seed for request in filled), np.uint32),
+            max_new_tokens_B=vector(request.max_new_tokens for request in filled),
+            min_new_tokens_B=vector(r.min_new_tokens for r in filled) if has_minimum else None,
+            begins_B=None if self.reads_begin else vector(begins),
             suffix_L=self._put(np.array(self.suffix, np.int32), "l") if self.suffix else None,
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
         )
+        sources = self._sources(filled, source) if source else None
         with jax.set_mesh(self.mesh):
             output: DecodeOutput = generate(
-                self.model,
-                self.search,
-                new_tokens,
-                self.params,
-                self._sources(filled, source) if source else None,
-                inputs,
+                self.model, self.search, new_tokens, self.params, sources, inputs
             )
         return output
 
@@ -234,7 +231,9 @@ def batches_of(
     """
     by_lengths: dict[tuple[int, int], list[int]] = {}
     for i, request in enumerate(requests):
-        by_lengths.setdefault(shape_of(request), []).append(i)
+        source = 0 if request.source is None else padded(len(request.source))
+        prompt = padded(len(request.prompt)) if len(request.prompt) else 0
+        by_lengths.setdefault((source, prompt), []).append(i)
     batches = []
     for lengths, same in sorted(by_lengths.items(), reverse=True):
         # The shortest texts are last, in the batch that empty rows fill up.
@@ -269,12 +268,6 @@ def padded(length: int) -> int:
     (16, 16, 32)
     """
     return max(SHORTEST, 1 << (length - 1).bit_length())
-
-
-def shape_of(request: Request) -> tuple[int, int]:
-    """Returns the padded lengths of source and prompt; 0 where there is none."""
-    source = 0 if request.source is None else padded(len(request.source))
-    return source, padded(len(request.prompt)) if len(request.prompt) else 0
 
 
 def split_begins(

@@ -99,7 +99,12 @@ class MetricsWriter(Observer):
         """Writes a step's numbers; those of layers with experts go under "experts"."""
         if not self._run.at_interval(result.step, self._run.log_every):
             return
-        line, layers = result.line | self._utilisation(result.line), stats_by_layer(result.loads)
+        # The rate of the model's own FLOPs, and its share of what the devices can do.
+        flops, step_s, peak = self._flops_per_step, result.line.get("step_s"), self._peak_flops
+        rate = None if flops is None or step_s is None else flops / step_s
+        share = None if rate is None or peak is None else rate / peak
+        line = result.line | {"model_flops_per_s": rate, "share_of_peak": share}
+        layers = stats_by_layer(result.loads)
         self._train.write({**line, "experts": layers} if layers else line)
         self._track("train", line)
         self._track("experts", {"step": result.step, **scalars(layers)})
@@ -125,13 +130,6 @@ class MetricsWriter(Observer):
 
     def close(self) -> None:
         self._open.close()
-
-    def _utilisation(self, line: Line) -> Line:
-        """Returns the rate of the model's own FLOPs, and its share of what the devices can do."""
-        flops, step_s = self._flops_per_step, line.get("step_s")
-        rate = None if flops is None or step_s is None else flops / step_s
-        share = None if rate is None or self._peak_flops is None else rate / self._peak_flops
-        return {"model_flops_per_s": rate, "share_of_peak": share}
 
     def _track(self, group: str, line: Line) -> None:
         numbers = {

@@ -24,6 +24,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
     """
     step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
+    weights = sorted(table(plan.weights, layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
         **common_figures(plan),
         "attention": dict(plan.attention),
@@ -43,8 +44,12 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "run_steps": plan.run.steps,
         "run_hours": hours,
         "chip_hours": None if hours is None or topology is None else hours * topology.chips,
-        "weights": largest_weights(plan, layout),
-    }
+        "weights": [
+            {"path": row.path, "axes": row.axes, "bytes": row.bytes,
+             "bytes_per_device": row.bytes_per_device}
+            for row in weights[:MAX_WEIGHTS]
+        ],
+    }  # fmt: skip
 
 
 def decode_as_json(plan: DecodePlan) -> dict[str, Any]:
@@ -102,17 +107,6 @@ def common_figures(plan: StepPlan | DecodePlan) -> dict[str, Any]:
         "excess_flops": excess_flops(plan.executed_flops, plan.traced_flops),
         "unexpected_collectives": [str(unexpected) for unexpected in plan.unexpected_collectives],
     }
-
-
-def largest_weights(plan: StepPlan, layout: Layout) -> list[dict[str, Any]]:
-    """Lists the weights that take the most of one device, the largest first."""
-    rows = table(plan.weights, layout, plan.mesh)
-    rows.sort(key=lambda row: -row.bytes_per_device)
-    return [
-        {"path": row.path, "axes": row.axes, "bytes": row.bytes,
-         "bytes_per_device": row.bytes_per_device}
-        for row in rows[:MAX_WEIGHTS]
-    ]  # fmt: skip
 
 
 def collectives(plan: ProgramPlan, counted: Iterable[Collective]) -> list[dict[str, Any]]:

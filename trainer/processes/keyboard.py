@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from trainer.processes.ending import INTERRUPTED, end_process, show_cursor
-from trainer.processes.signals import handle
+from trainer.processes.ending import INTERRUPTED, end_process, handle, show_cursor
 
 DEADLINE_S = 1.5
 

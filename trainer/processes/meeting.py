@@ -7,7 +7,7 @@ import socket
 import time
 
 from configs.errors import RunError, UserError
-from trainer.processes.link import Link, join_names
+from trainer.processes.peers import Link, join_names
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ class Hub:
     def __init__(self, address: str, count: int, timeout_s: float):
         self._address, self._count, self._timeout_s = address, count, timeout_s
         self._links: dict[int, Link] = {}
-        self._names: dict[int, str] = {}
 
     def wait_for_all(self) -> dict[int, Link]:
         start = logged = time.monotonic()
@@ -45,7 +44,14 @@ class Hub:
                         selector.unregister(key.fileobj)
                 now = time.monotonic()
                 if now - start > self._timeout_s:
-                    raise RunError(self._send_all("end", self._who_is_missing()))
+                    hosts = (f"{i} ({link.host})" for i, link in sorted(self._links.items()))
+                    line = (
+                        f"{join_names(self._missing)} of {self._count} did not connect to "
+                        f"{self._address} within {self._timeout_s:g} s.  Connected: "
+                        f"{', '.join(['0 (this host)', *hosts])}.  Read the logs of the missing "
+                        "ones; --start_timeout_s waits longer."
+                    )
+                    raise RunError(self._send_all("end", line))
                 if now - logged > LOG_EVERY_S:
                     missing = join_names(self._missing)
                     line = f"Waiting for {missing} of {self._count} at {self._address}."
@@ -101,16 +107,6 @@ class Hub:
         for link in self._links.values():
             link.send([kind, line])
         return line
-
-    def _who_is_missing(self) -> str:
-        there = ", ".join(
-            ["0 (this host)", *(f"{i} ({self._links[i].host})" for i in sorted(self._links))]
-        )
-        return (
-            f"{join_names(self._missing)} of {self._count} did not connect to {self._address} "
-            f"within {self._timeout_s:g} s.  Connected: {there}.  Read the logs of the missing "
-            "ones; --start_timeout_s waits longer."
-        )
 
 
 def _greeting(greeting: str, index: int, count: int, host: str) -> tuple[int, int, str]:

@@ -6,6 +6,7 @@ batch is made of the jobs that wait when one ends.
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from trainer.decoding.decoder import BatchShape, Decoder, Request, padded, prepared, rows_of_batch
 from trainer.decoding.requests import DecodeOptions
@@ -76,8 +77,7 @@ class BatchService(Service):
         self.notify([*jobs])
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Holds the padded lengths of sources and of their translations."""
 
     source: int

@@ -211,33 +211,31 @@ class SlotEngine:
             self.vocab.begin_id,
             reads_begin=self.vocab.reads_begin,
         )
-
         default_float = jax.dtypes.result_type(float)
 
-        def vector(values: Sequence[float], dtype: DTypeLike = np.int32) -> np.ndarray:
+        def vector(values: Sequence[float], dtype: DTypeLike = np.int32) -> Any:
             return np.array(values, dtype)
 
-        settings: dict[str, Any] = {
-            "seeds_B": vector([request.seed for request, _ in filled], np.uint32),
-            "max_new_tokens_B": vector([request.max_new_tokens for request, _ in filled]),
-            "min_new_tokens_B": vector([request.min_new_tokens for request, _ in filled]),
-            "temperature_B": vector([s.temperature for _, s in filled], default_float),
-            "top_k_B": vector([s.top_k or 0 for _, s in filled]),
-            "top_p_B": vector(
-                [1 if s.top_p is None else s.top_p for _, s in filled], default_float
-            ),
-        }
-        texts: dict[str, Any] = {
-            "slots_B": vector([*requests, *[self.slots] * unused]),
-            "prompts_BL": rows_of(prompts, length),
-            "prompt_lengths_B": vector([len(prompt) for prompt in prompts]),
-            "begins_B": vector(begins),
-        }
-        joining = Joining(**texts, settings=SlotSettings(**settings))
+        settings = SlotSettings(
+            seeds_B=vector([request.seed for request, _ in filled], np.uint32),
+            max_new_tokens_B=vector([request.max_new_tokens for request, _ in filled]),
+            min_new_tokens_B=vector([request.min_new_tokens for request, _ in filled]),
+            temperature_B=vector([s.temperature for _, s in filled], default_float),
+            top_k_B=vector([s.top_k or 0 for _, s in filled]),
+            top_p_B=vector([1 if s.top_p is None else s.top_p for _, s in filled], default_float),
+        )
+        prompts_BL: Any = rows_of(prompts, length)  # jit takes numpy arrays
+        joining = Joining(
+            slots_B=vector([*requests, *[self.slots] * unused]),
+            prompts_BL=prompts_BL,
+            prompt_lengths_B=vector([len(prompt) for prompt in prompts]),
+            begins_B=vector(begins),
+            settings=settings,
+        )
         # jit places its arguments in a tenth of the time of `device_put`.
-        by_row, prompts_BL = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
-        by_field: dict[str, Any] = {name: by_row for name in Joining._fields}
-        shardings = Joining(**by_field | {"prompts_BL": prompts_BL})
+        by_row, of_prompts = (NamedSharding(self.mesh, self.layout.place(of)) for of in ("B", "Bl"))
+        by_field: dict[str, Any] = dict.fromkeys(Joining._fields, by_row)
+        shardings = Joining(**by_field | {"prompts_BL": of_prompts})
         size, about = self.size, f"{rows} x {length} tokens of prompts"
         cache, last_B = self.compiled(
             f"a pass over {about}", ("read", rows, length), self.decoder(size).read,

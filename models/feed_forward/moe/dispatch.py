@@ -158,7 +158,10 @@ def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: b
     expert_axes, group_axes, hidden_axes = map(mesh_axes, layout.place(f"{e}GF"))
     weight_axes = (*expert_axes, *hidden_axes)
     expert_Gsi = jnp.where(routing.kept_Gsi, routing.expert_Gsi, -1)
-    id_Gsi = ids_of_tokens(layout, expert_Gsi.shape)
+    shape = expert_Gsi.shape
+    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
+    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
+    id_Gsi = id_Gs1 + layout.iota("Gsi", expert_Gsi.shape, "i")
     stored = [jax.typeof(weight).sharding.spec for weight in weights.values()]
     stored_e = "E" if exchanged else f"{e}(G)"
     gathered = [layout.place(stored_e + name[-2:].replace("D", "d")) for name in weights]
@@ -189,13 +192,6 @@ def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: b
     placed = map(jax.sharding.reshard, weights.values(), stored)
     arrays = (experts.seed, x_GsD, expert_Gsi, routing.gate_Gsi, id_Gsi, *placed)
     return layout.reshard(mapped(*arrays), "GsD")
-
-
-def ids_of_tokens(layout: Layout, shape: tuple[int, ...]) -> Array:
-    """Returns the id of each choice, at its token."""
-    id_Gs1 = layout.iota("Gs1", (*shape[:2], 1), "G") * shape[1]
-    id_Gs1 = (id_Gs1 + layout.iota("Gs1", id_Gs1.shape, "s")) * shape[2]
-    return id_Gs1 + layout.iota("Gsi", shape, "i")
 
 
 def exchange_axes(layout: Layout, choices: int, weights: Mapping[str, Array]) -> tuple[str, ...]:

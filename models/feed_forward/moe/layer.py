@@ -120,7 +120,10 @@ class MoeLayer(nnx.Module):
             (None,) * 3 if key is None else jax.random.split(key, 3)
         )
         router = self.spec.router
-        groups, tokens = self.grouping(x_BLD.shape, drops=drop_tokens)
+        (rows,), tokens = layout.unpadded_shape("B", x_BLD.shape[:1]), x_BLD.shape[1]
+        if drop_tokens and self.spec.group_tokens is not None:  # else a row is a group
+            tokens = math.gcd(rows * tokens, self.spec.group_tokens)
+        groups = x_BLD.shape[0] * x_BLD.shape[1] // tokens
         x_GsD = self.regrouped(x_BLD, (groups, tokens, x_BLD.shape[2]), "BlD", "GsD")
         if segments_BL is None:
             segments_Gs = layout.reshard(jnp.ones((groups, tokens), jnp.int32), "Gs")
@@ -150,14 +153,6 @@ class MoeLayer(nnx.Module):
             y_BLD = y_BLD + self.shared(x_BLD, segments_BL, shared_key)[0]
         probs_Gse = router.probabilities(gates_Gse)
         return y_BLD, load_of(layout, logits_Gse, probs_Gse, routing, segments_Gs > 0)
-
-    def grouping(self, shape: tuple[int, ...], *, drops: bool) -> tuple[int, int]:
-        """Returns the groups of a batch and their tokens; without drops, a row is a group."""
-        batch, tokens, _ = shape
-        (rows,) = self.layout.unpadded_shape("B", (batch,))
-        if drops and self.spec.group_tokens is not None:
-            tokens = math.gcd(rows * tokens, self.spec.group_tokens)
-        return batch * shape[1] // tokens, tokens
 
     def regrouped(self, x: Array, shape: tuple[int, ...], axes: str, regrouped: str) -> Array:
         """Reshapes rows to groups, or back; a group is a part of a row, or some rows."""

@@ -36,7 +36,7 @@ from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
-from trainer.translation.bleu import bleu_observers
+from trainer.translation.evaluate import bleu_observers
 
 
 def train(flags: TrainFlags) -> None:
