@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from configs.errors import UserError
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem, find_conflicts
-from layouts.lint.statements import find_statement
+from layouts.lint.recorder import find_statement
 
 # Traces a program under a layout on a mesh of these sizes, allocating nothing.
 Trace = Callable[[Layout, Mapping[str, int]], object]

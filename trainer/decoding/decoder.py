@@ -231,9 +231,7 @@ def batches_of(
     """
     by_lengths: dict[tuple[int, int], list[int]] = {}
     for i, request in enumerate(requests):
-        source = 0 if request.source is None else padded(len(request.source))
-        prompt = padded(len(request.prompt)) if len(request.prompt) else 0
-        by_lengths.setdefault((source, prompt), []).append(i)
+        by_lengths.setdefault(shape_of(request), []).append(i)
     batches = []
     for lengths, same in sorted(by_lengths.items(), reverse=True):
         # The shortest texts are last, in the batch that empty rows fill up.
@@ -268,6 +266,12 @@ def padded(length: int) -> int:
     (16, 16, 32)
     """
     return max(SHORTEST, 1 << (length - 1).bit_length())
+
+
+def shape_of(request: Request) -> tuple[int, int]:
+    """Returns the padded lengths of source and prompt; 0 where there is none."""
+    source = 0 if request.source is None else padded(len(request.source))
+    return source, padded(len(request.prompt)) if len(request.prompt) else 0
 
 
 def split_begins(

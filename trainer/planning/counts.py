@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -38,6 +38,7 @@ TEMPORARIES = "activations and temporaries"
 MAX_EXCESS_FLOPS = 0.05  # of those of the trace
 READABLE = ("CPU", "TPU")  # platforms whose compiled text is understood
 Item = TypeVar("Item", bound=Hashable)
+T = TypeVar("T")
 
 
 class WorkCounts(NamedTuple):
@@ -82,6 +83,13 @@ class MemoryUse(NamedTuple):
     compile_s: float | None = None
     out_of_memory: bool = False
     """Whether the compiler gave up; everything but `needed_bytes` is then from the trace."""
+
+
+class Counts(NamedTuple, Generic[T]):
+    """Counts what a program costs one device: its work, as a whole or by phase, and its memory."""
+
+    work: T
+    memory: MemoryUse
 
 
 def slice_mesh(sizes: dict[str, int], topology: Topology | None) -> AbstractMesh:

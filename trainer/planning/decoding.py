@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax.extend.core import Jaxpr
@@ -24,6 +24,7 @@ from trainer.decoding.decoder import trace_cache
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
+    Counts,
     MemoryUse,
     ProgramPlan,
     TracedFunction,
@@ -36,32 +37,23 @@ from trainer.planning.counts import (
 from trainer.run import Run
 from trainer.traces import DecodeShape, trace_generate
 
+T = TypeVar("T")
 trace_together = jax.jit(generate_together, static_argnums=(0, 1, 2))
 
 
-class DecodeWork(NamedTuple):
-    """Counts what one device does before the first token, for each token, and for a suffix."""
+class Phases(NamedTuple, Generic[T]):
+    """Holds something of the work before the first token, of each token, and of a suffix."""
 
-    prefill: WorkCounts
-    """The work on sources and prompts."""
-    token: WorkCounts
-    suffix: WorkCounts | None = None
-    """The work on the suffix behind all samples, if one ranks them."""
-
-
-class DecodeCounts(NamedTuple):
-    """Counts what decoding costs one device."""
-
-    work: DecodeWork
-    memory: MemoryUse
+    prefill: T
+    """Of sources and prompts."""
+    token: T
+    suffix: T | None = None
+    """Of the suffix behind all samples, if one ranks them."""
 
 
-class DecodeTimings(NamedTuple):
-    """Holds the predicted times of the prefill, of a token and of a suffix."""
-
-    prefill: Timing
-    token: Timing
-    suffix: Timing | None = None
+DecodeWork = Phases[WorkCounts]
+DecodeTimings = Phases[Timing]
+DecodeCounts = Counts[DecodeWork]
 
 
 @dataclasses.dataclass(frozen=True)

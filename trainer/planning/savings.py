@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from layouts.candidates import candidates
-from layouts.cost.slice_shapes import offered_slices
+from layouts.cost.interconnect import offered_slices
 from layouts.layout import Layout
 from layouts.mesh import batch_shards
 from models.precision import Precision

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -24,6 +24,7 @@ from trainer.memory import shard_bytes
 from trainer.planning.counts import (
     TEMPORARIES,
     Compilation,
+    Counts,
     MemoryUse,
     ProgramPlan,
     TracedFunction,
@@ -65,11 +66,7 @@ class TracedStep(TracedFunction):
         return shard_bytes(self.state["params"])
 
 
-class StepCounts(NamedTuple):
-    """Counts what a training step costs one device."""
-
-    work: WorkCounts
-    memory: MemoryUse
+StepCounts = Counts[WorkCounts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +180,8 @@ def plan_step(
         timing = time_on_slice(topology, device_coords, step.sizes, counts.work)
     devices = math.prod(step.sizes.values())
     expected = step.cost.collectives if devices > 1 else ()
+    with use_mesh(step.mesh):
+        attention = step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
     return StepPlan(
         mesh=step.sizes,
         topology=topology,
@@ -191,7 +190,7 @@ def plan_step(
         run=step.run,
         weights=record_loss(step.run).weights,
         schedule=pipeline_schedule(step.run, step.layout, step.sizes),
-        attention=attention_choices(step),
+        attention=attention,
         model_flops=step_flops(step.run),
         executed_flops=float(counts.work.flops * devices),
         traced_flops=float(step.cost.flops * devices),
@@ -201,12 +200,6 @@ def plan_step(
         ),
         timing=timing,
     )
-
-
-def attention_choices(step: TracedStep) -> dict[str, str]:
-    """Names what computes the attention of each part of the model on the devices of a step."""
-    with use_mesh(step.mesh):
-        return step.run.model.attention_choices(step.layout, step.run.task.array_lengths)
 
 
 def with_device_order(plan: StepPlan, order: str | None) -> StepPlan:

@@ -7,9 +7,8 @@ from configs.errors import UserError
 from layouts.axes import Alphabet, axes_of_path
 from layouts.cost.collectives import CHECKOUT
 from layouts.layout import Layout
-from layouts.lint.recorder import Record, Tensor
+from layouts.lint.recorder import Record, Tensor, named_tensors
 from layouts.lint.report import lint, report
-from layouts.lint.statements import named_tensors
 from layouts.padding import with_axes
 from scripts.commands.common import setting_origins, settings_of, write_json
 from scripts.commands.inspect.flags import InspectLayoutFlags
