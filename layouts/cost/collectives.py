@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -137,14 +136,10 @@ def differences(
 
 def heaviest(collectives: Iterable[Collective]) -> list[Collective]:
     """Merges equal collectives, and sorts those that send the most first."""
-
-    def kind(collective: Collective) -> tuple:
-        return collective._replace(times=0)
-
-    merged = []
-    for _, group in itertools.groupby(sorted(collectives, key=kind), key=kind):
-        equal = list(group)
-        merged.append(equal[0]._replace(times=sum(collective.times for collective in equal)))
+    times = Counter[Collective]()
+    for collective in collectives:
+        times[collective._replace(times=0)] += collective.times
+    merged = (kind._replace(times=count) for kind, count in sorted(times.items()))
     return sorted(merged, key=lambda collective: -collective.received_bytes)
 
 

@@ -19,6 +19,7 @@ from layouts.cost.dataflow import (
     VIEWS,
     Flow,
     bodies,
+    kernel_flops,
     local_bytes,
     local_size,
     peak_bytes,
@@ -26,7 +27,6 @@ from layouts.cost.dataflow import (
     product_flops,
     source_line,
 )
-from layouts.cost.kernels import kernel_flops
 from layouts.shards import Entry, mesh_axes
 
 

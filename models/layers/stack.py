@@ -83,21 +83,24 @@ class Stack(nnx.Module):
         return self.norm(x_BLD), loads
 
     def contexts(self, make_contexts: MakeContexts) -> tuple[Contexts, ...]:
-        """Returns the contexts of each kind of block, with what all its layers share."""
-        return tuple(self.with_shared_positions(kind, make_contexts(kind)) for kind in self.kinds)
+        """Returns the contexts of each kind of block, with what all its layers share.
 
-    def with_shared_positions(self, kind: BlockParts, contexts: Contexts) -> Contexts:
-        """Adds the angles of rotary positions, or a shared relative bias."""
-        context = contexts.row
-        if context.positions_BL is not None:
-            width = kind.attention.position_width(self.spec)
-            prepared = kind.positions.prepare(context.positions_BL, width)
-            context = dataclasses.replace(context, prepared=prepared)
-        if self.bias is not None and kind.positions == self.spec.positions:
-            assert context.relative_positions is not None
-            bias = self.bias(context.relative_positions, self.causal)
-            context = dataclasses.replace(context, bias=bias)
-        return contexts._replace(row=context)
+        That is the angles of rotary positions, or a shared relative bias.
+        """
+        shared = []
+        for kind in self.kinds:
+            contexts = make_contexts(kind)
+            context = contexts.row
+            if context.positions_BL is not None:
+                width = kind.attention.position_width(self.spec)
+                prepared = kind.positions.prepare(context.positions_BL, width)
+                context = dataclasses.replace(context, prepared=prepared)
+            if self.bias is not None and kind.positions == self.spec.positions:
+                assert context.relative_positions is not None
+                bias = self.bias(context.relative_positions, self.causal)
+                context = dataclasses.replace(context, bias=bias)
+            shared.append(contexts._replace(row=context))
+        return tuple(shared)
 
     def run_layers(
         self, weights: Stacked, x_BLD: Array, inputs: Inputs, first: Array | int = 0

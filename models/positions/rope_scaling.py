@@ -70,7 +70,8 @@ class Llama3Scaling(RopeScaling):
         kept_k = (rotations_k - self.low_freq_factor) / (
             self.high_freq_factor - self.low_freq_factor
         )
-        return mean_of(rates_k, rates_k / self.factor, np.clip(kept_k, 0, 1))
+        kept_k = np.clip(kept_k, 0, 1)
+        return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)
 
 
 @spec
@@ -117,9 +118,5 @@ class YarnScaling(RopeScaling):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
         ramp_k = (np.arange(len(rates_k)) - first) / (last - first or 0.001)
-        return mean_of(rates_k, rates_k / self.factor, 1 - np.clip(ramp_k, 0, 1))
-
-
-def mean_of(a: Rates, b: Rates, share: np.ndarray) -> Rates:
-    """Returns a in this share, and b in the rest."""
-    return share * a + (1 - share) * b
+        kept_k = 1 - np.clip(ramp_k, 0, 1)
+        return kept_k * rates_k + (1 - kept_k) * (rates_k / self.factor)

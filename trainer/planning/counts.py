@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, Mesh
 
 from configs.errors import RunError
 from layouts.cost.collectives import Collective
+from layouts.cost.dataflow import flops_by_kernel
 from layouts.cost.interconnect import Topology
 from layouts.cost.jaxpr_cost import CPU, TPU, CompilerTraits, OpCost
-from layouts.cost.kernels import flops_by_kernel
 from layouts.cost.step_time import (
     PRODUCT_UTILISATION,
     Timing,

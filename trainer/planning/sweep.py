@@ -9,7 +9,6 @@ from configs.errors import UserError
 from layouts.cost.interconnect import Topology
 from layouts.layout import Layout
 from layouts.mesh import batch_shards, mesh_sizes
-from models.api import ModelSpec
 from models.spec import Remat
 from models.transformer import Transformer
 from trainer.checks import check_run
@@ -87,25 +86,19 @@ def sweep(run: Run, layouts: Mapping[str, Layout], topology: Topology) -> list[S
 
 
 def variants(run: Run) -> Iterator[Run]:
-    """Yields the run with other batches, recomputation and precision."""
+    """Yields the run with other batches, recomputation and precision (its own, and bfloat16)."""
+    model, models = run.model, [run.model]
+    if isinstance(model, Transformer):
+        half = dataclasses.replace(model.precision, compute="bfloat16")
+        models = [
+            dataclasses.replace(model, remat=remat, precision=precision)
+            for precision in dict.fromkeys([model.precision, half])
+            for remat in REMAT
+        ]
     for factor in BATCH_FACTORS:
         rows = round(factor * run.batch_sequences)
-        if rows < 1 or rows != factor * run.batch_sequences:
-            continue
-        for model in models(run):
+        for model in models if rows and rows == factor * run.batch_sequences else ():
             yield dataclasses.replace(run, batch_sequences=rows, microbatches=1, model=model)
-
-
-def models(run: Run) -> Iterator[ModelSpec]:
-    """Yields the model with each kind of recomputation, in its precision and in bfloat16."""
-    model = run.model
-    if not isinstance(model, Transformer):
-        yield model
-        return
-    half = dataclasses.replace(model.precision, compute="bfloat16")
-    for precision in dict.fromkeys([model.precision, half]):
-        for remat in REMAT:
-            yield dataclasses.replace(model, remat=remat, precision=precision)
 
 
 def least_microbatches(run: Run, layout: Layout, topology: Topology) -> StepPlan | None:

@@ -322,17 +322,16 @@ def to_slots(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> Array:
     return gather_rows_or_zeros(x_GsD, here_Gc // slot_Gsi.shape[-1])
 
 
-def _to_slots_forward(x_GsD: Array, slot_Gsi: Array, here_Gc: Array) -> tuple[Array, Array]:
-    return to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi
-
-
 def _to_slots_backward(slot_Gsi: Array, dx_GcD: Array) -> tuple[Array, None, None]:
     """Gathers, where the gradient of a gather would scatter: each token knows its slots."""
     parts = [gather_rows_or_zeros(dx_GcD, slot_Gsi[:, :, i]) for i in range(slot_Gsi.shape[-1])]
     return sum(parts[1:], parts[0]), None, None
 
 
-to_slots.defvjp(_to_slots_forward, _to_slots_backward)
+to_slots.defvjp(
+    lambda x_GsD, slot_Gsi, here_Gc: (to_slots(x_GsD, slot_Gsi, here_Gc), slot_Gsi),
+    _to_slots_backward,
+)
 
 
 @jax.custom_vjp
@@ -343,13 +342,6 @@ def combine(y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array) -> A
         for i in range(slot_Gsi.shape[-1])
     ]
     return sum(parts[1:], parts[0])
-
-
-def _combine_forward(
-    y_GcD: Array, slot_Gsi: Array, here_Gc: Array, gate_Gsi: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    residuals = (y_GcD, slot_Gsi, here_Gc, gate_Gsi)
-    return combine(*residuals), residuals
 
 
 def _combine_backward(
@@ -372,4 +364,4 @@ def _combine_backward(
     return dy_GcD, None, None, jnp.stack(dgates, axis=-1)
 
 
-combine.defvjp(_combine_forward, _combine_backward)
+combine.defvjp(lambda *operands: (combine(*operands), operands), _combine_backward)
