@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_BUBBLE = 0.2  # of their time that stages may idle without a warning
 
 NARROW_PRODUCTS = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16"}}
-"""What Linux calls the products that an x86 processor has beside those of float32."""
+"""Linux's names of the products that an x86 processor may have in addition to float32's."""
 
 # Traces a jitted function of a run under a layout, on a mesh that may have no devices.
 TraceFn = Callable[[Run, Layout, Mesh | AbstractMesh], object]
@@ -67,7 +67,7 @@ def check_layout(
 
 
 def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:
-    """Returns how a run's microbatches go through stages of layers; one stage is no pipeline."""
+    """Returns how a run's microbatches go through stages of layers; one stage if not a pipeline."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict(mesh_sizes))):
         if not run.model.model(layout).runs_stages:
             return Schedule(1, run.microbatches)
@@ -177,7 +177,7 @@ def check_arrays(run: Run) -> None:
             if legal not in (None, size):
                 raise UserError(
                     f"Run.task = @{task}(): it gives {name} of {by_letter[letter].name} {size}, "
-                    f"and Run.model = @{model}() reads {legal}.  Set both alike."
+                    f"and Run.model = @{model}() reads {legal}.  Set both to the same size."
                 )
 
 

@@ -52,7 +52,7 @@ class DispatchedStep:
 def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     """Trains to the last step, from the newest checkpoint of the model directory or from the start.
 
-    Without observers it trains, validates and saves, and tells only its loggers.
+    Without observers it trains, validates and saves, and reports only to its loggers.
     """
     run, watch = job.run, Observers(observers)
     connect(job.mesh)

@@ -257,7 +257,7 @@ def block_flops(body: Jaxpr, grid: tuple[int, ...]) -> float:
 
 
 def index_of(v: Any, indices: dict[Any, Index]) -> Index | None:
-    """Returns a whole number that follows from the place in the grid; None for all else."""
+    """Returns an integer that follows from the place in the grid; None for other values."""
     if isinstance(v, Literal):
         value = np.asarray(v.val)
         return int(value) if value.dtype.kind == "i" else None

@@ -78,7 +78,7 @@ MANUAL = {"psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-red
 GROWING = ("all-gather", "reduce-scatter")  # the whole tensor is more than what a device keeps
 
 
-# Operations that read operands from memory and write results; all else is fused into these.
+# Operations that read operands from memory and write results; others are fused into these.
 MEMORY_OPS = (
     *PRODUCTS, "gather", "scatter-add", *REDUCTIONS, "cumsum", "sort", "top_k", "concatenate"
 )  # fmt: skip
@@ -314,7 +314,7 @@ class Counter:
         updates = self.local(flow.before(eqn.invars[2]))
         numbers = eqn.params["dimension_numbers"]
         if numbers.operand_batching_dims:
-            return  # each row has a table of its own
+            return  # each row has another table
         for mesh_axis in self.mesh:
             if updates.splits(mesh_axis) not in (None, *numbers.update_window_dims):
                 yield sum_over(mesh_axis, table)

@@ -154,7 +154,7 @@ class CompiledText:
 
     @functools.cached_property
     def cycles(self) -> dict[str, int]:
-        """Adds up the compiler's estimates of a step: cycles of matrix products and of all else."""
+        """Adds up the compiler's estimates of a step: cycles of matrix products and of the rest."""
         cycles = {"products": 0, "other": 0}
         for executed in self.executed:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', executed.instruction.rest)

@@ -220,7 +220,7 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
             "error",
             "unpaddable-axis",
             "cannot be padded.",
-            fix=f'Legal with a "+": {join_or(paddable)}, and no "?" beside it.',
+            fix=f'Legal with a "+": {join_or(paddable)}, and no "?" with it.',
             legal={"axis": paddable},
         )
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:

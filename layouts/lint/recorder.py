@@ -1,7 +1,7 @@
 """Records every tensor and product of a model in a trace that allocates none of them.
 
 The trace runs on a mesh that has a mesh axis for each axis, with the same name.  Under the layout
-that splits each axis over its mesh axis, the type of a tensor tells its axes.
+that splits each axis over its mesh axis, the type of a tensor shows its axes.
 """
 
 import dataclasses
@@ -145,7 +145,7 @@ class Record:
 
     weights: tuple[Weight, ...]
     tensors: tuple[Tensor, ...]
-    """The weights, then all else."""
+    """The weights, then all other tensors."""
     products: tuple[Product, ...]
     declared_axes: tuple[Axis, ...] = ()
     """Of the parts of the model, each with a letter that no other axis has."""
@@ -223,7 +223,7 @@ def trace_of_axes(trace: Callable[[Layout], Any], axes: tuple[Axis, ...]) -> tup
         raise
     except Exception as error:
         if not can_split(trace, []):
-            raise  # a bug, and of no axis
+            raise  # a bug that no axis causes
         letters = find_statement(error).letters
         named = {axis.name for axis in alphabet(axes).by_letter.values() if axis.letter in letters}
         for name in sorted(names, key=lambda name: name not in named):
@@ -279,7 +279,7 @@ def read_trace(jaxpr: Jaxpr, declared: tuple[Axis, ...]) -> tuple[list[Tensor], 
 
 
 def flops_of(eqn: Any) -> int | None:
-    """Returns the FLOPs of a product whose operands have letters; None for all else.
+    """Returns the FLOPs of a product whose operands have letters; None for other equations.
 
     A convolution is the body of a `shard_map`, inside of which types have no letters.
     """

@@ -123,7 +123,7 @@ class Beam:
 
 
 def merge_best(layout: Layout, kept: DecodeOutput, more: DecodeOutput) -> DecodeOutput:
-    """Merges two lists of texts; keeps as many as the first has, the best, in order."""
+    """Merges two lists of texts; keeps the best, in order, to the length of the first list."""
 
     def joined(old: Array, new: Array, axes: str) -> Array:
         return jnp.concatenate([layout.reshard(old, axes), layout.reshard(new, axes)], axis=1)

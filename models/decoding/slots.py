@@ -1,7 +1,7 @@
 """Continues texts that join and leave a running batch between calls: fixed slots, fixed shapes.
 
 The cache is a ring buffer: at each step all texts write their token to the same index, wherever
-each began, and see as many tokens back as they have.  So a step is one executable, whatever runs in
+each began, and see back to their first token.  So a step is one executable, whatever runs in
 the slots; when there are more or longer texts than slots hold, all move to slots of another size.
 Batching at each token: Yu et al. 2022 (Orca), section 3.1.
 """

@@ -109,7 +109,7 @@ class YarnScaling(RopeScaling):
         width = 2 * len(rates_k)
 
         def number(rotations: float) -> float:
-            """Returns the number of the rate with so many rotations in a row (section 3.2)."""
+            """Returns the index of the rate with this many rotations in a row (section 3.2)."""
             rate = rotations * 2 * math.pi / self.original_length
             return -width * math.log(rate) / (2 * math.log(theta))
 

@@ -151,7 +151,7 @@ def read_manifest(folder: epath.Path) -> Manifest:
 
 @contextlib.contextmanager
 def storage_errors(folder: epath.Path) -> Iterator[None]:
-    """Raises `RunError` where remote storage does not answer: that is no damage."""
+    """Raises `RunError` if remote storage does not answer, which is not damage."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
 """Saves checkpoints in the background, verifies them, and restores them under any layout.
 
 A checkpoint's step says how many updates have been made.  Orbax writes and reads the arrays; here
-is what it leaves to its user: which checkpoints to keep, and how to tell a damaged one.
+is what it leaves to its user: which checkpoints to keep, and how to recognize a damaged one.
 """
 
 import contextlib
@@ -207,8 +207,8 @@ class Checkpoints:
         if model_dir.has_run():
             return model_dir.load((), ()).make(Run).higher_is_better
         logger.warning(
-            "%s does not say whether a higher metric is better, and there is no config.gin beside "
-            "it: the best checkpoint is the one with the lowest.", self.folder,
+            "%s does not say whether a higher metric is better, and its model directory has no "
+            "config.gin: the best checkpoint is the one with the lowest.", self.folder,
         )  # fmt: skip
         return False
 

@@ -50,7 +50,7 @@ def warm_started(params: Params, folder: str, model: Model, mesh: Mesh) -> Param
     new = traverse_util.flatten_dict(params, sep="/")
 
     def layout_of(path: str) -> Layout:
-        """Returns the layout in which the letters of a weight stand for the axes of its part."""
+        """Returns the layout that reads the letters of a weight as the axes of its part."""
         named = set(zip(axes_of_path(path), model.weights()[path].axes, strict=True))
         declared = [axis for axis in model.spec.declared_axes if (axis.letter, axis.name) in named]
         return with_axes(model.layout, *declared)

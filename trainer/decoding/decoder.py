@@ -81,10 +81,9 @@ class Decoder:
     stop_ids: tuple[int, ...] = (EOS,)
     """What ends a text, first the end of what the model was trained on."""
     reads_begin: bool = True
-    """Whether it does so before a prompt, too; otherwise the first token of a prompt is the first
-    that it reads."""
+    """Whether it reads it before a prompt, too; otherwise it reads the prompt alone."""
     suffix: tuple[int, ...] = ()
-    """Ranks samples by its likelihood behind each; where it is empty, by their own."""
+    """Ranks samples by its likelihood after each; if it is empty, by the samples' likelihood."""
 
     def decode(
         self, requests: Sequence[Request]
@@ -206,7 +205,7 @@ def row_shards(layout: Layout, mesh: Mesh) -> int:
 def abstract_inputs(
     layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int, suffix: int = 0
 ) -> tuple[dict[str, Any] | None, DecodeInputs]:
-    """Returns the shapes of sources, where they have a length, and of what is decoded from them."""
+    """Returns the shapes of sources, if they have a length, and of what is decoded from them."""
 
     def array(axes: str, *shape: int, dtype: Any = np.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))

@@ -10,7 +10,7 @@ from sacrebleu.metrics.helpers import extract_all_char_ngrams
 CHRF2 = CHRF()
 SAME = 100.0  # what a text scores against itself
 
-Ngrams = list[Counter[str]]  # how often each n-gram of characters stands in a text, by its length
+Ngrams = list[Counter[str]]  # counts of the character n-grams of a text, by length
 
 
 def consensus(samples: Sequence[str], weights: Sequence[float] | None = None) -> int:
@@ -50,7 +50,7 @@ def utilities(samples: Sequence[str], weights: Sequence[float] | None = None) ->
 def _both_ways(hypothesis: Ngrams, reference: Ngrams) -> tuple[float, float]:
     """Computes chrF of two texts against each other, both ways, from one count of matches.
 
-    sacrebleu's own `sentence_score` counts all n-grams of both texts in each call, which for 16
+    sacrebleu's `sentence_score` counts all n-grams of both texts in each call, which for 16
     samples takes 6 times as long.
     """
     there: list[int] = []

@@ -34,8 +34,8 @@ def layers_of(stacked: Any) -> Iterator[tuple[int, Load]]:
 def layer_stats(load: Load) -> Layer:
     """Returns shares and means of one layer.
 
-    load: each expert's part of the choices that found a place; dropped: the share of first,
-    second, ... choices that found none; idle: experts without a token; entropy in nats.
+    load: each expert's share of the choices that got a slot; dropped: the share of first, second,
+    ... choices that got none; idle: experts without a token; entropy in nats.
     """
     tokens = max(float(load.tokens), 1.0)
     kept_e, chosen_i = np.asarray(load.kept_e), np.maximum(load.chosen_i, 1)

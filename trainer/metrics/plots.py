@@ -202,7 +202,7 @@ def png_of(draw: Callable[[Any], Any]) -> bytes:
     """Returns the figure that a function makes with pyplot, as a PNG file."""
     pyplot = import_pyplot()
     file = io.BytesIO()
-    with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is no formula
+    with pyplot.rc_context({"text.parse_math": False}):  # a name with $ is not a formula
         figure = draw(pyplot)
         figure.savefig(file, dpi=120, format="png")
     pyplot.close(figure)

@@ -29,7 +29,8 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int, last_saved: int = 0):
         """Opens the file; lines after `first_step`, left by a killed run, are dropped.
 
-        Damaged lines, and those that checkpoints up to `last_saved` had, are moved to files beside.
+        Damaged lines, and those that checkpoints up to `last_saved` had, move to other files of the
+        folder.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ class TracedDecode(TracedFunction):
     """Sources and requests."""
     cache: Any
     jaxpr: Jaxpr
-    """The trace of one loop for the whole mesh, even where each device runs a loop of its own.
+    """The trace of one loop for the whole mesh, even if each device runs a separate loop.
 
     What no token needs, such as the logits of a prompt, is removed."""
 

@@ -89,7 +89,7 @@ class Hub:
             if (messages := link.receive()) is None:
                 raise EOFError
             greetings = [_greeting(*message) for message in messages]
-        except (ValueError, TypeError, EOFError):  # it left, or is no process of a run
+        except (ValueError, TypeError, EOFError):  # it left, or is not a process of a run
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]
                 logger.info("Process %d left before the run started.", index)

@@ -25,7 +25,7 @@ class Template:
     before: str
     """What the question follows."""
     between: str
-    """What lies between the question and the answer, without the white space at its end."""
+    """What is between the question and the answer, without the white space at its end."""
     space: str
     """The white space in front of an answer, which belongs to its tokens."""
     after: str
@@ -157,7 +157,7 @@ def answer_questions(
     max_new_tokens: int,
     progress: Progress = no_progress,
 ) -> list[str]:
-    """Returns the answer to each question, with at most so many new tokens."""
+    """Returns the answer to each question, of at most `max_new_tokens` tokens."""
     answers, done = [""] * len(prompts), 0
     for batch in decoder.decode(answer_requests(prompts, task, vocabs, max_new_tokens)):
         for i, hypotheses in batch:

@@ -119,7 +119,7 @@ def _texts(value: object, name: str) -> tuple[str, ...]:
 
 
 def _text(value: object, entry: Mapping[str, Any], name: str) -> str:
-    """Returns a text without the white space around it; refuses what is none."""
+    """Returns a text without the white space around it; refuses other values."""
     if value is None and entry:
         raise ValueError(f'there is no "{name}".  Found: {_names(entry)}.  {EXAMPLES}')
     if not isinstance(value, str):

@@ -28,7 +28,7 @@ DENSE = "Transformer.feed_forward = @Mlp()"
 
 
 def upgraded(text: str) -> str:
-    """Returns the text with today's names; a text that has none of the former is unchanged.
+    """Returns the text with today's names; a text without former names is unchanged.
 
     A setting stays on its line, so that messages about a line hold for both texts.  The line of a
     setting of a part that the model does not have becomes empty.
@@ -94,10 +94,10 @@ class _OldModel(NamedTuple):
         is_mixed, more = self._mixes_kinds(), ""
         if self.scope and is_mixed:  # so that it has no feed-forward layer without the scope
             more += f"\n{self.scope}{DENSE}"
-        own = reference.rpartition("/")[0]
-        if self.scope and own:  # a scope of the experts hides the model's
-            reference = f"{own}/{self.scope}Moe()"
-            more += f"\n{own[1:]}/{self.scope}Moe.expert = @{self.scope}Mlp()"
+        scope = reference.rpartition("/")[0]
+        if self.scope and scope:  # a scope of the experts hides the model's
+            reference = f"{scope}/{self.scope}Moe()"
+            more += f"\n{scope[1:]}/{self.scope}Moe.expert = @{self.scope}Mlp()"
         holder = "experts/Block" if is_mixed else "Transformer"
         return f"{self.scope}{holder}.feed_forward = {reference}{more}"
 

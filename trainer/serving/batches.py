@@ -14,7 +14,7 @@ from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
 
 
 class BatchService(Service):
-    """Decodes the jobs that wait and have one shape, in order, as many as a batch has rows."""
+    """Decodes the jobs that wait and have one shape, in order, at most a batch of them."""
 
     def __init__(
         self, decoder: Decoder, step: int, queue: int, *, shards: int, lengths: Sequence["Lengths"]

@@ -42,7 +42,7 @@ class FiniteCheck:
 
 
 class CheckpointWatcher:
-    """Looks for a newer checkpoint every so many seconds, in a thread.
+    """Looks for a newer checkpoint every `every_s` seconds, in a thread.
 
     `files` describes the files of a checkpoint: one that is being copied is tried when it is whole.
     """

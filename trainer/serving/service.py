@@ -83,7 +83,7 @@ class ServedWeights:
 
 
 class Service(abc.ABC):
-    """Answers jobs in a thread of its own; a subclass says how."""
+    """Answers jobs in a thread; a subclass says how."""
 
     _running: Collection[Any] = ()
     """Slots or jobs that are being answered."""

@@ -192,7 +192,7 @@ class SlotEngine:
         return new_tokens
 
     def note_call(self, size: SlotSize, steps: int, seconds: float) -> None:
-        """Learns from a call that took at most so long how many steps of a size fit in CALL_S.
+        """Learns from a call that took at most `seconds` how many steps of a size fit in CALL_S.
 
         The fastest call counts: others waited for something else, or for work of the machine.
         """

@@ -104,7 +104,7 @@ class TranslationMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class PairedSystem:
-    """Holds one of several systems; a p-value tells it from the baseline, which has none."""
+    """Holds one of several systems; the baseline has no p-values."""
 
     system: str
     bleu: float
@@ -288,7 +288,7 @@ def _bleu(tokenize: str | None, lowercase: bool, languages: str | None) -> BLEU:
 
 
 def affordable_resamples(resamples: int, sentences: int) -> int:
-    """Returns as many resamples as fit into memory."""
+    """Returns the number of resamples, at most those that fit in memory."""
     return min(resamples, max(1, MAX_RESAMPLE_BYTES // (SENTENCE_BYTES * sentences)))
 
 

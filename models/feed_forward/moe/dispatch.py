@@ -145,7 +145,7 @@ def exchange_with_experts(experts: Experts, x_GecD: Array, id_Gec: Array | None)
 
 
 def in_blocks(experts: Experts, x_GsD: Array, routing: Routing, *, at_experts: bool) -> Array:
-    """Gives each expert as many blocks of places as it needs, so that nothing is dropped.
+    """Gives each expert enough blocks of slots for all its tokens, so that nothing is dropped.
 
     Each device sends its tokens to the devices of their experts, where that takes less memory than
     the other way: tokens stay on their devices, and the experts' weights come to them.  Gale et al.

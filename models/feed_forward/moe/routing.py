@@ -20,7 +20,7 @@ class Routing(NamedTuple):
     gate_Gsi: Array
     """The weight of the expert's output; 0 where the token does not go there."""
     place_Gsi: Array
-    """Where in the expert's buffer the token stands."""
+    """The position of the token in the expert's buffer."""
     kept_Gsi: Array
     """Whether the token goes there: chosen, and not beyond the capacity."""
     chosen_Gsi: Array
@@ -37,11 +37,11 @@ class Load(NamedTuple):
     entropy: Array
     """Of the gates, in nats."""
     kept_e: Array
-    """Choices of each expert that found a place."""
+    """Choices of each expert that got a slot."""
     chosen_i: Array
     """First, second, ... choices."""
     kept_i: Array
-    """Of these, the ones that found a place."""
+    """Of these, the ones that got a slot."""
     tokens: Array
 
 

@@ -332,7 +332,7 @@ def exported_settings(model: ModelSpec, original: families.Settings | None) -> f
 def closest_family(
     model: Transformer, kinds: Iterable[str] = families.FAMILIES
 ) -> tuple[str, Sequence[str]]:
-    """Returns the family that differs least from a model, and the settings that it has not."""
+    """Returns the family that differs least from a model, and the settings that it lacks."""
     problems = {kind: inexpressible(model, kind) for kind in kinds}
 
     def distance(family: tuple[str, Sequence[str]]) -> tuple[bool, int]:
@@ -343,7 +343,7 @@ def closest_family(
 
 
 def inexpressible(model: Transformer, kind: str) -> list[str]:
-    """Lists the settings that a family has not."""
+    """Lists the settings that a family lacks."""
     try:
         same = spec_of(settings_of(model, kind), model.precision.store, kind)
     except UserError as error:
