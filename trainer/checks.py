@@ -18,7 +18,7 @@ from layouts.device_order import Torus
 from layouts.layout import Layout
 from layouts.lint.errors import LintContext, Problem
 from layouts.lint.recorder import Record, record
-from layouts.lint.report import check, report
+from layouts.lint.report import check, lint, report
 from layouts.lint.tracing import find_trace_problem
 from layouts.mesh import abstract_mesh
 from layouts.shards import num_shards
@@ -61,9 +61,8 @@ def check_layout(
     run: Run, layout: Layout, mesh_sizes: Sizes, origins: Origins, torus: Torus | None = None
 ) -> list[str]:
     """Raises every error of the layout with this model and batch; returns the warnings."""
-    name, recorded = layout_name(origins), record_loss(run)
-    problems = check(name, layout, mesh_sizes, recorded, with_size_origins(origins), torus)
-    return [str(problem) for problem in problems]
+    problems = lint(layout, mesh_sizes, record_loss(run), with_size_origins(origins), torus)
+    return [str(problem) for problem in check(layout_name(origins), problems)]
 
 
 def pipeline_schedule(run: Run, layout: Layout, mesh_sizes: Sizes) -> Schedule:

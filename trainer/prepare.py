@@ -29,8 +29,9 @@ def prepare(
 ) -> Prepared:
     """Returns the rows of a task: process 0 prepares them while the others wait.
 
-    A process that then has no rows in data_dir has a separate disk, and prepares them there.  Raises in every process unless all have the same rows.  Without a worker_count there
-    are as many workers as cores; a pipeline has its own.
+    A process that then has no rows in data_dir has a separate disk, and prepares them there.
+    Raises in every process unless all have the same rows.  Without a worker_count there are as many
+    workers as cores; a pipeline has its own.
     """
     build: dict[str, Any] = {
         "worker_count": worker_count or cores(), "pipeline": pipeline,

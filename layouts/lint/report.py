@@ -74,16 +74,8 @@ def report(name: str, problems: list[Problem]) -> str:
     return "\n".join([f"Layout {name!r}: {count}.", *(f"  {line}" for line in lines)])
 
 
-def check(
-    name: str,
-    layout: Layout,
-    mesh_sizes: Mapping[str, int],
-    record: Record,
-    origins: Mapping[str, str],
-    torus: Torus | None = None,
-) -> list[Problem]:
+def check(name: str, problems: list[Problem]) -> list[Problem]:
     """Raises all problems together if one is an error; otherwise returns the warnings."""
-    problems = lint(layout, mesh_sizes, record, origins, torus)
     if any(problem.severity == "error" for problem in problems):
         raise UserError(report(name, problems))
     return problems

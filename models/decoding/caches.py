@@ -98,13 +98,10 @@ class HypothesisCaches:
         self, model_step: ModelStep, cache: Cache, mask_BWM: Array, lengths_BW: Array,
         tokens_BWL: Array, positions_BWL: Array,
     ) -> Array:  # fmt: skip
-        """Feeds the suffix behind each text in one pass; returns the logits after each token."""
-        mask_BWLM = self.suffix_mask(mask_BWM, lengths_BW)
-        index = jnp.int32(self.suffix_index)
-        return self.feed(model_step, cache, tokens_BWL, positions_BWL, mask_BWLM, index)[1]
+        """Feeds the suffix after each text in one pass; returns the logits after each token.
 
-    def suffix_mask(self, mask_BWM: Array, lengths_BW: Array) -> Array:
-        """Lets each token of a suffix see its prompt, its text and the suffix up to itself."""
+        Each token of a suffix sees its prompt, its text and the suffix up to itself.
+        """
         shape = (self.rows, self.width, self.suffix, self.cache_length)
         slot_BWLM, hypothesis_BWLM, position_BWLM = (
             self.layout.iota("BWLM", shape, letter) for letter in "MWL"
@@ -113,7 +110,8 @@ class HypothesisCaches:
         first_BWLM = self.suffix_index + hypothesis_BWLM % self.per_cache * self.suffix
         text_BWLM = mask_BWM[:, :, None, :] & (step_BWLM < lengths_BW[:, :, None, None])
         suffix_BWLM = (first_BWLM <= slot_BWLM) & (slot_BWLM <= first_BWLM + position_BWLM)
-        return text_BWLM | suffix_BWLM
+        mask_BWLM, index = text_BWLM | suffix_BWLM, jnp.int32(self.suffix_index)
+        return self.feed(model_step, cache, tokens_BWL, positions_BWL, mask_BWLM, index)[1]
 
     def feed(
         self, model_step: ModelStep, cache: Cache, tokens_BWL: Array, positions_BWL: Array,
