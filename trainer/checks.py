@@ -158,8 +158,23 @@ def check_run(run: Run) -> None:
     """Refuses settings that contradict each other, whatever the layout."""
     check_arrays(run)
     check_sides(run)
-    check_length(run)
-    check_groups(run)
+    max_length = run.model.max_length
+    for name, length in run.task.row_lengths.items():
+        if max_length is not None and length > max_length:
+            raise UserError(
+                f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
+                f"{max_length} tokens.  Set Transformer.length to at least that, or choose other "
+                "positions."
+            )
+    rows = run.batch_sequences // run.microbatches
+    for name, group in run.model.groups.items():
+        length = run.task.array_lengths[name]
+        if rows * length % group:  # experts serve groups of the tokens of a microbatch
+            raise UserError(
+                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
+                f"({name}), and they do not divide into such groups.  Legal: what divides "
+                f"{rows * length}, such as {math.gcd(rows * length, group)}, or None: a row."
+            )
 
 
 def check_arrays(run: Run) -> None:
@@ -239,31 +254,6 @@ def check_vocabs(run: Run, vocabs: Vocabs) -> None:
             f"Transformer.source_vocab = None: task {run.task.name} has a separate vocabulary "
             f"for the source.  Set Transformer.source_vocab to at least {source.size}."
         )
-
-
-def check_length(run: Run) -> None:
-    """Refuses rows that are longer than the model can read."""
-    max_length = run.model.max_length
-    for name, length in run.task.row_lengths.items():
-        if max_length is not None and length > max_length:
-            raise UserError(
-                f"{type(run.task).__name__}.{name} = {length}: the model has learned positions for "
-                f"{max_length} tokens.  Set Transformer.length to at least that, or choose other "
-                "positions."
-            )
-
-
-def check_groups(run: Run) -> None:
-    """Refuses groups of tokens, which experts serve, that a microbatch does not divide into."""
-    rows = run.batch_sequences // run.microbatches
-    for name, group in run.model.groups.items():
-        length = run.task.array_lengths[name]
-        if rows * length % group:
-            raise UserError(
-                f"Moe.group_tokens = {group}: a microbatch has {rows} rows of {length} places "
-                f"({name}), and they do not divide into such groups.  Legal: what divides "
-                f"{rows * length}, such as {math.gcd(rows * length, group)}, or None: a row."
-            )
 
 
 def step_flops(run: Run) -> float:

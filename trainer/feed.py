@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -126,12 +125,11 @@ def part_of(
 
 def dispatch_ahead(dispatched: Iterable[T]) -> Iterator[T]:
     """Yields each output when the next call is dispatched: devices compute while it is fetched."""
-    outputs = deque[T]()
+    previous: list[T] = []
     for output in dispatched:
-        outputs.append(output)
-        if len(outputs) > 1:
-            yield outputs.popleft()
-    yield from outputs
+        yield from previous
+        previous = [output]
+    yield from previous
 
 
 def feed(

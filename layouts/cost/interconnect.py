@@ -21,7 +21,6 @@ from layouts.cost.hardware import (
     LINK_UTILISATION,
     NETWORK_BANDWIDTH,
     Chip,
-    known_kind,
 )
 from layouts.device_order import CHIP_AXES, CORE
 
@@ -109,7 +108,9 @@ class Topology:
     @classmethod
     def of(cls, devices: np.ndarray) -> "Topology | None":
         """Returns the box of chips that these devices are on; None if their kind is unknown."""
-        kind = known_kind(devices.flat[0].device_kind)
+        device_kind = devices.flat[0].device_kind  # "TPU v5 lite" comes before "TPU v5"
+        kinds = (kind for kind, chip in CHIPS.items() if device_kind.startswith(chip.kind))
+        kind = next(kinds, None)
         if kind is None:
             return None
         axes = CHIPS[kind].axes

@@ -258,9 +258,7 @@ class Counter:
                 for letter in dict.fromkeys(split)
                 if letter is not None
             ]
-            costs = [
-                sum(transfer.received_bytes(size) for transfer in choice) for choice in choices
-            ]
+            costs = [sum(t.received_bytes(size) for t in choice) for choice in choices]
             if choices:
                 yield from choices[costs.index(min(costs))]
 
@@ -348,10 +346,8 @@ def exchange(
             yield Transfer(kind, mesh_axis, operand)
     if letter not in letters.out:  # each device has a part of the sum
         yield sum_over(mesh_axis, out)
-    elif split[2] is None:
-        yield Transfer("all-gather", mesh_axis, out)
     elif split[2] != letter:
-        yield Transfer("all-to-all", mesh_axis, out)
+        yield Transfer("all-gather" if split[2] is None else "all-to-all", mesh_axis, out)
 
 
 def sum_over(mesh_axis: str, out: LocalTensor) -> Transfer:

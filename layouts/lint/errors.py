@@ -203,7 +203,12 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
         )
     axis = context.axes.by_name.get(rule.axis) or declared_axes().get(rule.axis)
     if axis is None:
-        return _unknown_axis(context, rule)
+        letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
+        letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
+        axes = tuple(a.name for letter, a in context.axes.by_letter.items() if letter in letters)
+        near = did_you_mean(rule.axis, [*context.axes.by_name, *SYNONYMS]).strip()
+        fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
+        return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
     if rule.mesh_axis not in context.mesh:
         near = did_you_mean(rule.mesh_axis, context.mesh).strip()
         fix = f"The mesh has {', '.join(context.mesh)} ({context.source('mesh')})."
@@ -226,15 +231,6 @@ def _spelling_problem(context: LintContext, part: str, before: list[str]) -> Pro
     if rule[:2] in [other[:2] for other in parse_rules(";".join(before))]:
         return Problem("error", "duplicate-rule", "appears twice.", fix="Remove one of them.")
     return None
-
-
-def _unknown_axis(context: LintContext, rule: Rule) -> Problem:
-    letters = {letter for tensor in context.record.tensors for letter in tensor.axes}
-    letters |= {"H"} if "J" in letters else set()  # a rule for heads speaks of kv_heads
-    axes = tuple(axis.name for letter, axis in context.axes.by_letter.items() if letter in letters)
-    near = did_you_mean(rule.axis, [*context.axes.by_name, *SYNONYMS]).strip()
-    fix = f"{near}  This model's axes: {', '.join(axes)}.".strip()
-    return Problem("error", "unknown-axis", "no such axis.", fix=fix, legal={"axis": axes})
 
 
 class SplitCause(NamedTuple):

@@ -20,19 +20,7 @@ BEGIN, END = 0, 1  # ids of the vocabularies that `data` trains
 NEW_TOKENS, SUFFIX = "new_tokens", "suffix"
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "prompts_BL",
-        "prompt_lengths_B",
-        "seeds_B",
-        "max_new_tokens_B",
-        "min_new_tokens_B",
-        "begins_B",
-        "suffix_L",
-    ],
-    meta_fields=["begin_id", "stop_ids"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInputs:
     """Holds what to decode, by sentence."""
@@ -51,9 +39,9 @@ class DecodeInputs:
     """The token before each prompt, where they differ."""
     suffix_L: Array | None = None
     """What the texts are ranked by: the likelihood of these tokens behind each."""
-    begin_id: int = BEGIN
+    begin_id: int = dataclasses.field(default=BEGIN, metadata={"static": True})
     """What the model reads before each text."""
-    stop_ids: tuple[int, ...] = (END,)
+    stop_ids: tuple[int, ...] = dataclasses.field(default=(END,), metadata={"static": True})
     """What ends a text; each is called END in this folder."""
 
 

@@ -60,13 +60,9 @@ class Stack(nnx.Module):
                 pattern[0], spec, inside, weights_N, cross_attention=cross_attention
             )
         else:
+            kinds = [firsts.index(key) for key in keys]
             self.layers_N = BlockSequence(
-                pattern,
-                [firsts.index(key) for key in keys],
-                spec,
-                inside,
-                weights_N,
-                cross_attention=cross_attention,
+                pattern, kinds, spec, inside, weights_N, cross_attention=cross_attention
             )
         positions = spec.positions
         self.bias = positions.build_bias(layout, weights) if positions.shares_bias else None

@@ -1,6 +1,7 @@
 """Writes a run's numbers: metrics.jsonl, evaluations.jsonl, its trackers, a plot of the loss."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping
@@ -62,36 +63,31 @@ class MetricsFile:
         self._file.close()
 
 
+@dataclasses.dataclass(eq=False)
 class MetricsWriter(Observer):
     """Writes metrics.jsonl and evaluations.jsonl, and sends the same to the run's trackers."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        flops_per_step: float | None = None,
-        peak_flops: float | None = None,
-        settings: Mapping[str, Any] = MappingProxyType({}),
-    ):
-        self._model_dir = model_dir
-        self._flops_per_step = flops_per_step
-        self._peak_flops = peak_flops
-        self._settings = settings
-        self._succeeded = False
-        self._open = contextlib.ExitStack()
+    model_dir: Path
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        self._succeeded, self._open = False, contextlib.ExitStack()
 
     def on_start(self, run: Run, first_step: int) -> None:
         self._run = run
-        self._folder = WorkingFolder(self._model_dir)
+        self._folder = WorkingFolder(self.model_dir)
         self._open.callback(self._folder.close)
         self._folder.fetch(METRICS, EVALUATIONS, *ID_FILES)
-        saved = last_saved(self._model_dir)
+        saved = last_saved(self.model_dir)
         self._train, self._evaluations = (
             MetricsFile(self._folder.path / name, first_step, saved)
             for name in (METRICS, EVALUATIONS)
         )
         for file in (self._train, self._evaluations):
             self._open.callback(file.close)
-        tracked = TrackedRun(self._folder.path, self._model_dir.name, first_step, self._settings)
+        tracked = TrackedRun(self._folder.path, self.model_dir.name, first_step, self.settings)
         self._trackers = [tracker.open(tracked) for tracker in run.trackers]
         for tracker in self._trackers:
             self._open.callback(lambda close: close(succeeded=self._succeeded), tracker.close)
@@ -101,7 +97,7 @@ class MetricsWriter(Observer):
         if not self._run.at_interval(result.step, self._run.log_every):
             return
         # The rate of the model's own FLOPs, and its share of what the devices can do.
-        flops, step_s, peak = self._flops_per_step, result.line.get("step_s"), self._peak_flops
+        flops, step_s, peak = self.flops_per_step, result.line.get("step_s"), self.peak_flops
         rate = None if flops is None or step_s is None else flops / step_s
         share = None if rate is None or peak is None else rate / peak
         line = result.line | {"model_flops_per_s": rate, "share_of_peak": share}

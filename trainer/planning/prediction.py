@@ -55,7 +55,7 @@ def predict(compiled: CompiledStep) -> Prediction:
     counted, how_counted = count(step, c.executable, c.compile_s)
     topology = Topology.of(mesh.devices) if step.platform == "TPU" else None
     plan = training.plan_step(step, topology, counted)
-    return Prediction(plan, summary(plan) + how_counted + time_summary(plan))
+    return Prediction(plan, summary(plan, how_counted))
 
 
 def count(
@@ -69,26 +69,22 @@ def count(
         return training.estimate_step(step), reason
 
 
-def summary(plan: training.StepPlan) -> str:
-    """Returns memory, FLOPs and traffic of a step in one line."""
+def summary(plan: training.StepPlan, how_counted: str = "") -> str:
+    """Returns memory, FLOPs and traffic of a step in a line, and its time, if known, in another."""
     causes = sorted(plan.memory.bytes_by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in causes if size)
     received = sum(collective.received_bytes for collective in plan.work.collectives)
-    return (
+    text = (
         f"Step: {size_text(plan.memory.needed_bytes)} per device ({parts}), "
         f"{scaled(plan.executed_flops, 'FLOPs')} "
         f"(of the model: {scaled(plan.model_flops, 'FLOPs')}), "
-        f"{size_text(received)} of traffic per device."
+        f"{size_text(received)} of traffic per device.{how_counted}"
     )
-
-
-def time_summary(plan: training.StepPlan) -> str:
-    """Returns another line with the predicted time of a step; an empty text if there is none."""
     if plan.step_s is None or plan.topology is None:
-        return ""
+        return text
     return (
-        f"\nPredicted step time: {plan.step_s:.3g} s, from the compiler's cycles and links of "
-        f"{plan.topology.name}, at published rates."
+        f"{text}\nPredicted step time: {plan.step_s:.3g} s, from the compiler's cycles and links "
+        f"of {plan.topology.name}, at published rates."
     )
 
 
