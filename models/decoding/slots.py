@@ -206,63 +206,58 @@ class SlotDecoder:
         return slots, token_B, log_p_B
 
     def choose(self, layout: Layout, logits_BWV: Array, slots: Slots) -> tuple[Array, Array]:
-        """Chooses the next token of each text as `Sampling` does; returns its log-probability."""
-        settings = slots.settings
+        """Chooses the next token of each text as `Sampling` does; returns its log-probability.
+
+        It computes only what some text needs.
+        """
+        settings, steps_B = slots.settings, slots.steps_B
         log_z_BW = layout.reshard(jax.nn.logsumexp(logits_BWV, axis=-1), "BW")
         tokens_BWV = layout.iota("BWV", logits_BWV.shape, "V")
-        early_B = slots.steps_B + 1 < settings.min_new_tokens_B
+        early_B = steps_B + 1 < settings.min_new_tokens_B
         logits_BWV = without_end(layout, logits_BWV, tokens_BWV, early_B, self.stop_ids, "BWV")
-        token_BW, logit_BW = choose_by_settings(
-            layout, logits_BWV, settings, slots.steps_B, slots.running_B
-        )
+        samples_B = slots.running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
+        of_all_B = samples_B & (settings.top_k_B == 0)
+        of_best_B = samples_B & (settings.top_k_B > 0)
+        has_nucleus_B = settings.top_p_B < 1
+        noise = (settings.seeds_B, steps_B)
+        # Texts that are not sampled have some legal temperature.
+        temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
+        top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
+        # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
+        top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
+
+        def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
+            token_BW, logit_BW = (
+                jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
+            )
+            return token_BW, logit_BW
+
+        def of_all(chosen: Chosen) -> Chosen:
+            new = jax.lax.cond(
+                jnp.any(of_all_B & has_nucleus_B),
+                lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
+                lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
+            )
+            return replace(of_all_B, new, chosen)
+
+        def of_best(candidates: int, chosen: Chosen) -> Chosen:
+            new = sampled_of_best(
+                layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
+            )
+            return replace(of_best_B, new, chosen)
+
+        def unchanged(chosen: Chosen) -> Chosen:
+            return chosen
+
+        vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
+        largest_k = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
+        few = min(FEW_CANDIDATES, vocab)
+        chosen = likeliest(layout, logits_BWV)
+        chosen = jax.lax.cond(jnp.any(of_all_B), of_all, unchanged, chosen)
+        branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
+        branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
+        token_BW, logit_BW = jax.lax.switch(branch, branches, chosen)
         return token_BW[:, 0], (logit_BW - log_z_BW)[:, 0]
-
-
-def choose_by_settings(
-    layout: Layout, logits_BWV: Array, settings: SlotSettings, steps_B: Array, running_B: Array
-) -> Chosen:
-    """Chooses tokens by the settings of each text; computes only what some text needs."""
-    samples_B = running_B & (settings.temperature_B >= LOWEST_TEMPERATURE)
-    of_all_B, of_best_B = (samples_B & (settings.top_k_B == 0), samples_B & (settings.top_k_B > 0))
-    has_nucleus_B = settings.top_p_B < 1
-    noise = (settings.seeds_B, steps_B)
-    # Texts that are not sampled have some legal temperature.
-    temperature_B11 = jnp.where(samples_B, settings.temperature_B, 1)[:, None, None]
-    top_k_B11, top_p_B11 = settings.top_k_B[:, None, None], settings.top_p_B[:, None, None]
-    # Without a nucleus, round-off of the cumulative sum must not drop the last tokens.
-    top_p_B11 = jnp.where(top_p_B11 < 1, top_p_B11, 2)
-
-    def replace(chosen_B: Array, new: Chosen, old: Chosen) -> Chosen:
-        token_BW, logit_BW = (
-            jnp.where(chosen_B[:, None], *pair) for pair in zip(new, old, strict=True)
-        )
-        return token_BW, logit_BW
-
-    def of_all(chosen: Chosen) -> Chosen:
-        new = jax.lax.cond(
-            jnp.any(of_all_B & has_nucleus_B),
-            lambda: sampled(layout, logits_BWV, temperature_B11, top_p_B11, noise),
-            lambda: sampled(layout, logits_BWV, temperature_B11, None, noise),
-        )
-        return replace(of_all_B, new, chosen)
-
-    def of_best(candidates: int, chosen: Chosen) -> Chosen:
-        new = sampled_of_best(
-            layout, logits_BWV, candidates, temperature_B11, top_k_B11, top_p_B11, noise
-        )
-        return replace(of_best_B, new, chosen)
-
-    def unchanged(chosen: Chosen) -> Chosen:
-        return chosen
-
-    vocab = layout.unpadded_shape("BWV", logits_BWV.shape)[-1]
-    largest_k = jnp.max(jnp.where(of_best_B, settings.top_k_B, 0))
-    few = min(FEW_CANDIDATES, vocab)
-    chosen = likeliest(layout, logits_BWV)
-    chosen = jax.lax.cond(jnp.any(of_all_B), of_all, unchanged, chosen)
-    branches = (unchanged, functools.partial(of_best, few), functools.partial(of_best, vocab))
-    branch = jnp.where(largest_k > few, 2, jnp.where(largest_k > 0, 1, 0))
-    return jax.lax.switch(branch, branches, chosen)
 
 
 def each_array(change: Callable[..., Array], *slots: Slots) -> Slots:
