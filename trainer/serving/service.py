@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import jax
+from jax import monitoring
 from jax.sharding import Mesh
 
 from models.decoding.sampling import Sampling
@@ -228,3 +229,24 @@ def call_each(jobs: Sequence[Job]) -> None:
     """Calls what each job wants called when it changes."""
     for job in jobs:
         job.on_change()
+
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+EVENTS = "/jax/core/compile/"
+"""Begins the names of all parts of a compilation: tracing and lowering, too."""
+
+
+class Compilations:
+    """Counts compilations, and loads of compiled programs from the cache, from now on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+        self.seconds = 0.0
+        monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith(EVENTS):
+            with self._lock:
+                self.count += event == EVENT
+                self.seconds += duration_secs

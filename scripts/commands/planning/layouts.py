@@ -30,7 +30,6 @@ from scripts.terminal import print_note, print_table
 from trainer.checks import check_layout, check_run
 from trainer.planning.child import in_child
 from trainer.planning.report import as_json
-from trainer.planning.savings import suggest_slice
 from trainer.planning.search import (
     RankedLayout,
     benchmark_layouts,
@@ -39,6 +38,7 @@ from trainer.planning.search import (
     shortlist,
     without,
 )
+from trainer.planning.sweep import suggest_slice
 from trainer.planning.training import StepPlan, plan_compiled
 from trainer.run import Run
 

@@ -18,7 +18,7 @@ from scripts.commands.planning.sweep import sweep_run
 from scripts.terminal import print_note
 from trainer.checks import check_bubble
 from trainer.planning.report import as_json
-from trainer.planning.savings import memory_savings, suggest_slice
+from trainer.planning.sweep import memory_savings, suggest_slice
 from trainer.planning.training import StepPlan
 from trainer.run import Run
 

@@ -30,7 +30,7 @@ from trainer.metrics.router_warnings import RouterWarnings
 from trainer.metrics.writers import LossPlot, MetricsWriter
 from trainer.model_dir import ModelDir
 from trainer.observers import Observer, on_first_process
-from trainer.planning.prediction import CostPrediction
+from trainer.planning.report import CostPrediction
 from trainer.processes.join import leave
 from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog

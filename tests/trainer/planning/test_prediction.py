@@ -15,7 +15,7 @@ from models.transformer import Transformer
 from tests.trainer.planning.runs import layout_named, toy_run
 from trainer.loop import TrainJob, compile_train_step
 from trainer.observers import CompiledStep
-from trainer.planning.prediction import Prediction, compare, count, predict, summary
+from trainer.planning.report import Prediction, compare, count, predict, summary
 from trainer.planning.training import StepCounts, TracedStep, plan_step, trace_step
 from trainer.step import State, init_state, train_step_spec
 
