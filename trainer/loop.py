@@ -40,15 +40,6 @@ class TrainJob:
     model_dir: Path
 
 
-@dataclasses.dataclass(frozen=True)
-class DispatchedStep:
-    """Holds a step that the devices may still work on."""
-
-    step: int
-    row_ids: np.ndarray
-    metrics: Metrics
-
-
 def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
     """Trains to the last step, from the newest checkpoint of the model directory or from the start.
 
@@ -66,7 +57,7 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
         padding = StatePadding(train_step_spec(run, job.layout), job.mesh)
         state, step = restore_or_init(padding, checkpoints, run.start_from)
         watch.notify(Observer.on_start, run, step)
-        stopped, previous = False, None
+        stopped, previous = False, None  # previous: a step that the devices may still work on
         if step < run.steps:
             compiled = compile_train_step(job, state)
             watch.notify(Observer.on_compiled, compiled)
@@ -86,15 +77,15 @@ def train(job: TrainJob, observers: Sequence[Observer] = ()) -> Outcome:
                 with timer.spending("device"):
                     state, metrics = compiled.executable(state, batch)
             if previous is not None:  # it is read while the devices work on this one
-                watch.notify(Observer.on_step, fetch_finite(previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(*previous, timer, checkpoints))
             step += 1
-            previous = DispatchedStep(step, row_ids, metrics)
+            previous = (step, row_ids, metrics)
 
             stopped = interrupts.received(step)
             evaluates = run.at_interval(step, run.evaluate_every)
             if stopped or evaluates or run.at_interval(step, run.checkpoint_every):
                 # Nothing is saved before its loss was seen to be finite.
-                watch.notify(Observer.on_step, fetch_finite(previous, timer, checkpoints))
+                watch.notify(Observer.on_step, fetch_finite(*previous, timer, checkpoints))
                 previous = None
                 metric = None
                 if evaluates and not stopped:  # else the run that continues this one evaluates
@@ -150,17 +141,17 @@ def batch_sharding(job: TrainJob) -> BatchSharding:
 
 
 def fetch_finite(
-    dispatched: DispatchedStep, timer: StepTimer, checkpoints: Checkpoints
+    step: int, row_ids: np.ndarray, metrics: Metrics, timer: StepTimer, checkpoints: Checkpoints
 ) -> StepResult:
     """Waits for a step's metrics; raises where they are not finite, or where a save failed."""
     with timer.spending("device"):
-        metrics = jax.device_get(dispatched.metrics)
+        metrics = jax.device_get(metrics)
     loads = metrics.pop("loads", {})
     numbers = {name: float(x) for name, x in metrics.items()}
-    check_finite(numbers, dispatched.step, dispatched.row_ids, checkpoints.wait_for_latest)
+    check_finite(numbers, step, row_ids, checkpoints.wait_for_latest)
     rates = timer.rates(numbers["tokens"])
     checkpoints.check()
-    return StepResult(dispatched.step, {"step": dispatched.step, **numbers, **rates}, loads)
+    return StepResult(step, {"step": step, **numbers, **rates}, loads)
 
 
 def validate(

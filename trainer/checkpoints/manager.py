@@ -68,7 +68,7 @@ class Saved(NamedTuple):
 
 
 @dataclasses.dataclass
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """Saves and restores the checkpoints in `<model_dir>/checkpoints`.  Only `save` changes them.
 
     Keeps the newest `keep_last`, and the one with the best metric as well.  Each checkpoint says
@@ -89,9 +89,6 @@ class Checkpoints:
         self._noted: int | None = None  # the step that the record has as saved
         self._damaged: list[int] = []
         self._scores: dict[int, float | None] = {}  # metrics, as `_score` returns them
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -171,13 +168,10 @@ class Checkpoints:
 
     def _read_array(self, step: int, path: str, saved: Saved) -> np.ndarray:
         """Reads one array, whatever its sharding, into the memory of the host."""
-
-        def tree(leaf: object) -> Tree:
-            return traverse_util.unflatten_dict({path: leaf}, sep="/")
-
+        tree = functools.partial(traverse_util.unflatten_dict, sep="/")
         args = ocp.args.PyTreeRestore(
-            item=tree(jax.ShapeDtypeStruct(saved.shape, saved.dtype)),
-            restore_args=tree(ocp.RestoreArgs(restore_type=np.ndarray)),
+            item=tree({path: jax.ShapeDtypeStruct(saved.shape, saved.dtype)}),
+            restore_args=tree({path: ocp.RestoreArgs(restore_type=np.ndarray)}),
             partial_restore=True,
         )
         restored = read(lambda: self._reader.restore(self._path(step), args=args))

@@ -1,5 +1,6 @@
 """Restores the weights of trained models under any layout, and pads states as a layout says."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -130,7 +131,7 @@ def averaged_steps(checkpoints: Checkpoints, step: int | None, average: int) -> 
     return steps[-average:]
 
 
-class ModelRestorer:
+class ModelRestorer(contextlib.AbstractContextManager["ModelRestorer"]):
     """Restores checkpoints of one run as models, for as long as the context lasts."""
 
     def __init__(self, model_dir: Path, run: Run, layout: Layout):
@@ -161,9 +162,6 @@ class ModelRestorer:
         return TrainedModel(
             self.padding.step_spec.model, params, self.run, self.vocabs, self.mesh, step, steps
         )
-
-    def __enter__(self) -> "ModelRestorer":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.checkpoints.__exit__(None, None, None)

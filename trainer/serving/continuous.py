@@ -8,7 +8,7 @@ from typing import NamedTuple
 from models.decoding.slots import NewTokens
 from trainer.multihost import fetched
 from trainer.serving.service import Job, NoFiniteScore, ServedWeights, Service
-from trainer.serving.slot_engine import MAX_STEPS, SampledRequest, SlotEngine, SlotSize
+from trainer.serving.slot_engine import MAX_STEPS, SlotEngine, SlotSize
 
 
 class StepsInFlight(NamedTuple):
@@ -53,7 +53,7 @@ class ContinuousService(Service):
         self._fit(jobs)
         free = [slot for slot in range(self.engine.size.slots) if slot not in self._running]
         joining = dict(zip(free, jobs, strict=False))
-        self.engine.join({s: SampledRequest(j.request, j.sampling) for s, j in joining.items()})
+        self.engine.join(joining)
         self._running |= joining
         self._left |= {slot: job.request.max_new_tokens for slot, job in joining.items()}
         before, self._dispatched = self._dispatched, self._dispatch()
