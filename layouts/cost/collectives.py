@@ -10,6 +10,7 @@ from typing import NamedTuple
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
+TOLERANCE = 0.1  # of traffic that differs from what the layout requires
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -92,24 +93,15 @@ def by_mesh_axis(collectives: Iterable[Collective], mesh: Mapping[str, int]) -> 
 
 
 def unexpected_traffic(
-    compiled: Iterable[Collective],
-    expected: Iterable[Collective],
-    mesh: Mapping[str, int],
-    tolerance: float = 0.1,
+    compiled: Iterable[Collective], expected: Iterable[Collective], mesh: Mapping[str, int]
 ) -> list[UnexpectedTraffic]:
     """Returns mesh axes whose compiled traffic differs from what the layout requires."""
     compiled, expected = list(compiled), list(expected)
-    compiled_bytes = by_mesh_axis(compiled, mesh)
-    expected_bytes = by_mesh_axis(expected, mesh)
+    sizes, expected_sizes = by_mesh_axis(compiled, mesh), by_mesh_axis(expected, mesh)
     return [
-        UnexpectedTraffic(
-            name,
-            compiled_bytes[name],
-            expected_bytes[name],
-            tuple(differences(name, compiled, expected)),
-        )
-        for name in mesh
-        if abs(compiled_bytes[name] - expected_bytes[name]) > tolerance * expected_bytes[name]
+        UnexpectedTraffic(name, size, required, tuple(differences(name, compiled, expected)))
+        for name, size in sizes.items()
+        if abs(size - (required := expected_sizes[name])) > TOLERANCE * required
     ]
 
 
