@@ -36,6 +36,8 @@ from trainer.checkpoints.integrity import (
     DamagedCheckpoint,
     ListingHandler,
     Save,
+    StreamedArray,
+    StreamedHandler,
     checksum_chunks,
     on_all_processes,
     read,
@@ -43,7 +45,6 @@ from trainer.checkpoints.integrity import (
     verify,
     wait_for_writes,
 )
-from trainer.checkpoints.streamed import StreamedArray, StreamedHandler
 from trainer.model_dir import ModelDir
 from trainer.resume.history import CHECKPOINTS, ITEM, record_saved, starts
 from trainer.run import Run

@@ -178,12 +178,3 @@ class TranslationEval(Observer):
             "chrf": quality.chrf.score,
             "bleu_sentences": quality.sentences,
         }
-
-
-def bleu_observers(
-    run: Run, layout: Layout, mesh: Mesh, vocabs: Vocabs
-) -> tuple[TranslationEval, ...]:
-    """Returns the observer that measures BLEU if the run has bleu_sentences."""
-    if not run.bleu_sentences or not run.task.has_source:
-        return ()
-    return (TranslationEval(run, layout, mesh, vocabs),)

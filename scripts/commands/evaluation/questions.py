@@ -17,7 +17,6 @@ from scripts.terminal import Bar, print_note, print_table
 from trainer.checkpoints.restore import TrainedModel, chosen_steps
 from trainer.checks import TraceFn
 from trainer.questions import choices
-from trainer.questions.measures import Share, is_exact_match
 from trainer.questions.prompts import (
     Prompt,
     Template,
@@ -27,7 +26,7 @@ from trainer.questions.prompts import (
     make_prompts,
     scored_questions,
 )
-from trainer.questions.questions import Question, parse_questions
+from trainer.questions.questions import Question, Share, is_exact_match, parse_questions
 from trainer.run import Run
 from trainer.traces import trace_score_step
 

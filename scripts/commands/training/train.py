@@ -36,7 +36,7 @@ from trainer.processes.training_lock import training_lock
 from trainer.processes.watchdog import Watchdog
 from trainer.run import Run
 from trainer.traces import trace_evaluate_step, trace_train_step
-from trainer.translation.evaluate import bleu_observers
+from trainer.translation.evaluate import TranslationEval
 
 
 def train(flags: TrainFlags) -> None:
@@ -119,7 +119,7 @@ def train_run(
     observers = [
         ProgressBar(),
         CostPrediction(model_dir),
-        *bleu_observers(run, layout, mesh, prepared.vocabs),
+        *([TranslationEval(run, layout, mesh, prepared.vocabs)] if run.bleu_sentences else []),
         *on_first_process(metrics, LossPlot(model_dir)),
         RouterWarnings(),
         *more_observers,

@@ -5,7 +5,7 @@ import random
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 
-from trainer.decoding.mbr import consensus, utilities
+from trainer.decoding.requests import consensus, utilities
 
 WORDS = ["der", "Hund", "die", "Katze", "schläft", "frisst", "auf", "dem", "Sofa", "猫", "."]
 
