@@ -89,12 +89,12 @@ def by_einsum(experts: Experts, x_GsD: Array, routing: Routing, capacity: int) -
     shape = routing.kept_Gsi.shape
     kept_Gsi1 = routing.kept_Gsi[..., None]
     expert_Gsie = iota("Gsie", (*shape, experts.num_experts), "e") == routing.expert_Gsi[..., None]
-    place_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.place_Gsi[..., None]
+    position_Gsic = iota("Gsic", (*shape, capacity), "c") == routing.position_Gsi[..., None]
     expert_Gsie = jnp.where(kept_Gsi1 & expert_Gsie, 1, 0).astype(x_GsD.dtype)
-    place_Gsic = place_Gsic.astype(x_GsD.dtype)
-    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, place_Gsic)
+    position_Gsic = position_Gsic.astype(x_GsD.dtype)
+    sent_Gsec = einsum("Gsie,Gsic->Gsec", expert_Gsie, position_Gsic)
     weights_Gsie = expert_Gsie * routing.gate_Gsi[..., None].astype(x_GsD.dtype)
-    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, place_Gsic)
+    combine_Gsec = einsum("Gsie,Gsic->Gsec", weights_Gsie, position_Gsic)
 
     x_GecD = einsum("Gsec,GsD->GecD", sent_Gsec, x_GsD)
     id_Gec = choice_ids(experts, routing, capacity)[2] if experts.has_dropout else None
@@ -126,7 +126,7 @@ def choice_ids(experts: Experts, routing: Routing, capacity: int) -> tuple[Array
     """
     layout, (groups, *choices) = experts.layout, routing.expert_Gsi.shape
     slots = experts.num_experts * capacity
-    slot_Gsi = routing.expert_Gsi * capacity + routing.place_Gsi
+    slot_Gsi = routing.expert_Gsi * capacity + routing.position_Gsi
     slot_Gsi = jnp.where(routing.kept_Gsi, slot_Gsi, slots)
     find_choices = functools.partial(choice_at_slot, slots=slots)
     here_Gc = layout.shard_map(find_choices, "Gsi->Gc")(slot_Gsi)

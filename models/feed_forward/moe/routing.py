@@ -19,7 +19,7 @@ class Routing(NamedTuple):
     expert_Gsi: Array
     gate_Gsi: Array
     """The weight of the expert's output; 0 where the token does not go there."""
-    place_Gsi: Array
+    position_Gsi: Array
     """The position of the token in the expert's buffer."""
     kept_Gsi: Array
     """Whether the token goes there: chosen, and not beyond the capacity."""
@@ -109,9 +109,9 @@ class Router:
         """
         gate_Gsi, expert_Gsi = self.choose(layout, gates_Gse, bias_e)
         chosen_Gsi = jnp.broadcast_to(segments_Gs[:, :, None] > 0, gate_Gsi.shape)
-        place_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
+        position_Gsi = buffer_positions(layout, expert_Gsi, chosen_Gsi, gates_Gse.shape[-1])
         chosen_Gsi = self.sample(layout, gate_Gsi, chosen_Gsi, key)
-        return drop_overflow(expert_Gsi, gate_Gsi, place_Gsi, chosen_Gsi, capacity)
+        return drop_overflow(expert_Gsi, gate_Gsi, position_Gsi, chosen_Gsi, capacity)
 
     def choose(self, layout: Layout, gates_Gse: Array, bias_e: Array | None) -> tuple[Array, Array]:
         """Returns the gates and the experts of each token's choices, the best first."""
@@ -290,11 +290,11 @@ def normalized(gate_Gsi: Array) -> Array:
 
 
 def drop_overflow(
-    expert_Gsi: Array, gate_Gsi: Array, place_Gsi: Array, chosen_Gsi: Array, capacity: int | None
+    expert_Gsi: Array, gate_Gsi: Array, position_Gsi: Array, chosen_Gsi: Array, capacity: int | None
 ) -> Routing:
     """Drops the choices beyond the capacity."""
-    kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (place_Gsi < capacity)
-    return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), place_Gsi, kept_Gsi, chosen_Gsi)
+    kept_Gsi = chosen_Gsi if capacity is None else chosen_Gsi & (position_Gsi < capacity)
+    return Routing(expert_Gsi, jnp.where(kept_Gsi, gate_Gsi, 0), position_Gsi, kept_Gsi, chosen_Gsi)
 
 
 def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, experts: int) -> Array:
@@ -308,5 +308,5 @@ def buffer_positions(layout: Layout, expert_Gsi: Array, chosen_Gsi: Array, exper
     so_far_Gsie = jnp.cumsum(chosen_Gsie, axis=1)
     totals_G1ie = so_far_Gsie[:, -1:]
     before_G1ie = jnp.cumsum(totals_G1ie, axis=2) - totals_G1ie
-    place_Gsie = so_far_Gsie - 1 + before_G1ie
-    return jnp.sum(jnp.where(chosen_Gsie > 0, place_Gsie, 0), axis=-1, dtype=jnp.int32)
+    position_Gsie = so_far_Gsie - 1 + before_G1ie
+    return jnp.sum(jnp.where(chosen_Gsie > 0, position_Gsie, 0), axis=-1, dtype=jnp.int32)
