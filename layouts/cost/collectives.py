@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-
-
 TOLERANCE = 0.1  # of traffic that differs from what the layout requires
 CHECKOUT = Path(__file__).parents[2]
 
@@ -150,8 +148,17 @@ def size_text(size_bytes: float) -> str:
     >>> size_text(640), size_text(2_621_440)
     ('640 B', '2.62 MB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
+    return scaled(size_bytes, "B")
+
+
+def scaled(amount: float, unit: str) -> str:
+    """Writes an amount with a metric prefix.
+
+    >>> scaled(34_628_173_824, "FLOPs")
+    '34.6 GFLOPs'
+    """
+    prefixes = iter(" kMGTPEZY")
+    prefix = next(prefixes).strip()
+    while amount >= 1000:
+        amount, prefix = amount / 1000, next(prefixes)
+    return f"{amount:.3g} {prefix}{unit}"

@@ -23,6 +23,8 @@ from trainer.multihost import connect
 from trainer.run import Run
 from trainer.step import State, TrainStepSpec, abstract_state, train_step_spec
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class StatePadding:
@@ -72,9 +74,6 @@ def all_resized(
 ) -> list[jax.Array]:
     """Pads with zeros or cuts arrays to other shapes, and places them."""
     return [resized(x, *form) for x, form in zip(arrays, forms, strict=True)]
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ from models.decoding.sampling import Sampling
 from trainer.decoding.decoder import Decoder, Request, TokenHypothesis
 from trainer.evaluate import Progress, no_progress
 
+logger = logging.getLogger(__name__)
+
 CHRF2 = CHRF()
 SAME = 100.0  # what a text scores against itself
 
@@ -66,9 +68,6 @@ def _both_ways(hypothesis: Ngrams, reference: Ngrams) -> tuple[float, float]:
         there += [in_first, in_second, matches]
         back += [in_second, in_first, matches]
     return CHRF2._compute_f_score(there), CHRF2._compute_f_score(back)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

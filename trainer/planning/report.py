@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from data.storage.files import atomic_write
-from layouts.cost.collectives import Collective, heaviest, size_text
+from layouts.cost.collectives import Collective, heaviest, scaled, size_text
 from layouts.cost.interconnect import Topology
 from layouts.cost.step_time import seconds
 from layouts.layout import Layout
@@ -22,6 +22,7 @@ from trainer.planning.decoding import DecodePlan
 from trainer.planning.figures import SCHEMA_VERSION
 from trainer.planning.training import StepPlan
 
+logger = logging.getLogger(__name__)
 MAX_WEIGHTS = 12  # in a list of the largest
 HOUR_S = 3600
 
@@ -150,22 +151,6 @@ def by_line(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in ("count", "received_bytes", "seconds"):
             total[name] += row.get(name, 0)
     return sorted(sums.values(), key=lambda row: (-row["seconds"], -row["received_bytes"]))
-
-
-def scaled(amount: float, unit: str) -> str:
-    """Writes an amount with a metric prefix.
-
-    >>> scaled(34_628_173_824, "FLOPs")
-    '34.6 GFLOPs'
-    """
-    prefixes = iter(" kMGTPEZY")
-    prefix = next(prefixes).strip()
-    while amount >= 1000:
-        amount, prefix = amount / 1000, next(prefixes)
-    return f"{amount:.3g} {prefix}{unit}"
-
-
-logger = logging.getLogger(__name__)
 
 
 class CostPrediction(Observer):

@@ -22,6 +22,8 @@ from trainer.observers import Observer
 from trainer.run import Run
 from trainer.translation.metrics import TranslationMetrics, compute_metrics
 
+logger = logging.getLogger(__name__)
+
 
 class EvaluationSet(NamedTuple):
     """Holds sources of one part of a task and their references, as its files have them."""
@@ -143,7 +145,6 @@ def joined(parts: Sequence[EvaluationSet]) -> EvaluationSet:
     )
 
 
-logger = logging.getLogger(__name__)
 SENTENCES_AT_ONCE = 64
 
 
