@@ -38,7 +38,9 @@ class DecodeInputs:
     begins_B: Array | None = None
     """The token before each prompt, where they differ."""
     suffix_L: Array | None = None
-    """What the texts are ranked by: the likelihood of these tokens behind each."""
+    """What the texts are ranked by: the likelihood of these tokens after each."""
+    source: Batch | None = None
+    """What is translated."""
     begin_id: int = dataclasses.field(default=BEGIN, metadata={"static": True})
     """What the model reads before each text."""
     stop_ids: tuple[int, ...] = dataclasses.field(default=(END,), metadata={"static": True})
@@ -85,12 +87,7 @@ class Search(Protocol):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def generate(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
+    model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> DecodeOutput:
     """Continues each prompt, or translates each source, with at most `new_tokens` tokens.
 
@@ -98,18 +95,17 @@ def generate(
     Models guide, section 3.2): prompt, samples and suffixes share one cache where it is flat.
     What a sentence gets follows from itself and its seed, whatever else is in the batch.
     """
-    operands = (params, source, inputs)
     if not splits_batch_alone(model.layout, params):
-        return generate_together(model, search, new_tokens, *operands)
+        return generate_together(model, search, new_tokens, params, inputs)
     # Devices that share one loop would agree after each token whether it ends.
     replicated = model.with_layout(model.layout.replicated())
     on_each_device = jax.shard_map(
         functools.partial(generate_together, replicated, search, new_tokens),
-        in_specs=jax.tree.map(spec_of, operands),
+        in_specs=jax.tree.map(spec_of, (params, inputs)),
         out_specs=model.layout.place("B"),
         check_vma=False,  # whether a device's own loop ends varies by device
     )
-    return on_each_device(*operands)
+    return on_each_device(params, inputs)
 
 
 def splits_batch_alone(layout: Layout, params: Any) -> bool:
@@ -127,16 +123,11 @@ def spec_of(array: Array) -> jax.P:
 
 
 def generate_together(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
+    model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> DecodeOutput:
     """Does what `generate` does with one loop for the whole mesh."""
     layout = step_layout(model.layout)
-    hypotheses, prepared, cache = start_model(model, search, new_tokens, params, source, inputs)
+    hypotheses, prepared, cache = start_model(model, search, new_tokens, params, inputs)
     model_step = functools.partial(model.step, prepared)
     last_B, cache, mask_BM = prefill(layout, model_step, cache, inputs, hypotheses.cache_length)
     cache, mask_BWM = hypotheses.expand(cache), repeat(layout, mask_BM, search.width, "BWM")
@@ -182,12 +173,7 @@ def initial_cache(*arguments: Any) -> Cache:
 
 
 def start_model(
-    model: Decodable,
-    search: Search,
-    new_tokens: int,
-    params: Any,
-    source: Batch | None,
-    inputs: DecodeInputs,
+    model: Decodable, search: Search, new_tokens: int, params: Any, inputs: DecodeInputs
 ) -> tuple[HypothesisCaches, Any, Cache]:
     """Returns the kind of cache for the hypotheses, the prepared weights and the empty cache."""
     rows, prompt = inputs.prompts_BL.shape
@@ -196,7 +182,7 @@ def start_model(
         step_layout(model.layout), search.flat, rows, search.width, prompt, new_tokens, suffix
     )
     prepared = model.prepare(params, for_one_call=True)
-    cache = model.init_cache(prepared, source, rows, hypotheses.cache_length)
+    cache = model.init_cache(prepared, inputs.source, rows, hypotheses.cache_length)
     return hypotheses, prepared, cache
 
 

@@ -118,7 +118,7 @@ class Decoder:
             rows, source, prompt, new_tokens = largest
             shape = (rows, source, prompt, len(self.suffix))
             inputs = abstract_inputs(self.model.layout, self.mesh, *shape)
-            arguments = (self.model, self.search, new_tokens, self.params, *inputs)
+            arguments = (self.model, self.search, new_tokens, self.params, inputs)
             with jax.set_mesh(self.mesh):
                 cache = trace_cache.eval_shape(*arguments)
             check_cache_memory(self.params, cache, self.mesh)
@@ -143,13 +143,13 @@ class Decoder:
             min_new_tokens_B=vector(r.min_new_tokens for r in filled) if has_minimum else None,
             begins_B=None if self.reads_begin else vector(begins),
             suffix_L=self._put(np.array(self.suffix, np.int32), "l") if self.suffix else None,
+            source=self._sources(filled, source) if source else None,
             begin_id=self.begin_id,
             stop_ids=self.stop_ids,
         )
-        sources = self._sources(filled, source) if source else None
         with jax.set_mesh(self.mesh):
             output: DecodeOutput = generate(
-                self.model, self.search, new_tokens, self.params, sources, inputs
+                self.model, self.search, new_tokens, self.params, inputs
             )
         return output
 
@@ -204,21 +204,21 @@ def row_shards(layout: Layout, mesh: Mesh) -> int:
 
 def abstract_inputs(
     layout: Layout, mesh: Mesh | AbstractMesh, rows: int, source: int, prompt: int, suffix: int = 0
-) -> tuple[dict[str, Any] | None, DecodeInputs]:
-    """Returns the shapes of sources, if they have a length, and of what is decoded from them."""
+) -> DecodeInputs:
+    """Returns the shapes of what is decoded, of sources if they have a length."""
 
     def array(axes: str, *shape: int, dtype: Any = np.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, layout.place(axes)))
 
     names = ("inputs_BM", "segments_BM", "positions_BM")
-    inputs = DecodeInputs(
+    return DecodeInputs(
         prompts_BL=array("Bl", rows, prompt),
         prompt_lengths_B=array("B", rows),
         seeds_B=array("B", rows, dtype=np.uint32),
         max_new_tokens_B=array("B", rows),
         suffix_L=array("l", suffix) if suffix else None,
+        source={name: array("Bm", rows, source) for name in names} if source else None,
     )
-    return {name: array("Bm", rows, source) for name in names} if source else None, inputs
 
 
 def batches_of(

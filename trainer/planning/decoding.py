@@ -19,7 +19,7 @@ from layouts.cost.step_time import Timing
 from layouts.hlo.program import CompiledText
 from layouts.layout import Layout
 from layouts.mesh import topology_mesh, use_mesh
-from models.decoding.generate import NEW_TOKENS, SUFFIX, generate_together
+from models.decoding.generate import NEW_TOKENS, SUFFIX, DecodeInputs, generate_together
 from trainer.decoding.decoder import trace_cache
 from trainer.memory import shard_bytes
 from trainer.planning.counts import (
@@ -62,7 +62,7 @@ class TracedDecode(TracedFunction):
 
     shape: DecodeShape
     params: Any
-    inputs: Any
+    inputs: DecodeInputs
     """Sources and requests."""
     cache: Any
     jaxpr: Jaxpr
@@ -141,7 +141,7 @@ def trace_decode(
         cache = trace_cache.eval_shape(*arguments)
         jaxpr = trace_together.trace(*arguments).jaxpr.jaxpr
     needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    _, _, _, params, *inputs = arguments
+    *_, params, inputs = arguments
     return TracedDecode(run, layout, mesh, trace, shape, params, inputs, cache, needed)
 
 
