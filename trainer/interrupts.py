@@ -79,11 +79,6 @@ class Interrupts:
         if self.signal is None and signal.SIGINT in self._before:
             self._release(signal.SIGINT)
 
-    def check(self, step: int) -> None:
-        """Raises `StopRequested` where the run is to stop."""
-        if self.received(step):
-            raise StopRequested
-
 
 def check_finite(
     numbers: Mapping[str, float],

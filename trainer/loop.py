@@ -168,7 +168,8 @@ def validate(
 
     def progress(done: int, total: int) -> None:
         watch.notify(Observer.on_batch_evaluated, done, total)
-        interrupts.check(step)
+        if interrupts.received(step):
+            raise StopRequested
 
     try:
         evaluation, parts = evaluate(
