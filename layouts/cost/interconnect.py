@@ -241,11 +241,14 @@ LARGEST_NODES = 2048  # of GPUs, that a plan suggests
 def offered_slices(kind: str) -> tuple[Topology, ...]:
     """Returns all slices of a kind, the fewest chips first, of equal ones the most compact.
 
+    Of GPUs these are the sizes of one node, then powers of two of full nodes.
+
     >>> [topology.name for topology in offered_slices("v2")]
     ['v2:2x2', 'v2:4x4', 'v2:8x8', 'v2:8x16', 'v2:16x16']
     """
     if kind in GPUS:
-        shapes = shapes_of_nodes(LARGEST_NODES)
+        full, doublings = GPUS_OF_A_NODE[-1], range(1, LARGEST_NODES.bit_length())
+        shapes = [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
     else:
         shapes = [*SHAPES[kind].split(), *shapes_of_cubes(MAX_CHIPS_OF_CUBES.get(kind, 0))]
     slices = (Topology.named(f"{kind}:{shape}") for shape in shapes)
@@ -261,16 +264,6 @@ def shapes_of_cubes(max_chips: int) -> list[str]:
     sides = range(CUBE_SIDE, max_chips // CUBE_SIDE**2 + 1, CUBE_SIDE)
     boxes = itertools.combinations_with_replacement(sides, 3)
     return ["x".join(map(str, box)) for box in boxes if math.prod(box) <= max_chips]
-
-
-def shapes_of_nodes(max_nodes: int) -> list[str]:
-    """Returns the sizes of one node of GPUs, then powers of two of full nodes.
-
-    >>> shapes_of_nodes(4)
-    ['1x1', '1x2', '1x4', '1x8', '2x8', '4x8']
-    """
-    full, doublings = GPUS_OF_A_NODE[-1], range(1, max_nodes.bit_length())
-    return [*(f"1x{n}" for n in GPUS_OF_A_NODE), *(f"{2**i}x{full}" for i in doublings)]
 
 
 def check_offered(topology: Topology) -> None:

@@ -33,6 +33,7 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
     The times are those of a measured step if there is one.
     """
     step_s, topology = plan.step_s if measured_s is None else measured_s, plan.topology
+    timing = plan.timing
     hours = None if step_s is None else step_s * plan.run.steps / HOUR_S
     weights = sorted(table(plan.weights, layout, plan.mesh), key=lambda w: -w.bytes_per_device)
     return {
@@ -45,8 +46,9 @@ def as_json(plan: StepPlan, layout: Layout, measured_s: float | None = None) -> 
         "idle_s": plan.idle_s,
         "collectives": collectives(plan, plan.work.collectives),
         "step_time_s": step_s,
-        "step_time_range_s": plan.step_range_s,
-        "step_time_parts_s": None if plan.timing is None else plan.timing.parts,
+        # No step was ever measured on GPUs.
+        "step_time_range_s": timing.range_s if timing and topology and topology.is_gpu else None,
+        "step_time_parts_s": None if timing is None else timing.parts,
         "unit": plan.run.task.unit,
         "tokens_per_step": plan.tokens_per_step,
         "tokens_per_s": None if step_s is None else plan.tokens_per_step / step_s,

@@ -95,13 +95,6 @@ class StepPlan(ProgramPlan):
         return None if self.timing is None else self.timing.step_s
 
     @property
-    def step_range_s(self) -> tuple[float, float] | None:
-        """Returns the least and the longest step time on GPUs, where no step was ever measured."""
-        if self.timing is None or self.topology is None or not self.topology.is_gpu:
-            return None
-        return self.timing.range_s
-
-    @property
     def idle_s(self) -> float | None:
         """Returns how long stages idle in a step at most, if all compute is in stages."""
         if self.timing is None:
