@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from data.storage.errors import write_errors
@@ -70,7 +69,7 @@ class MetricsWriter(Observer):
     model_dir: Path
     flops_per_step: float | None = None
     peak_flops: float | None = None
-    settings: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._succeeded, self._open = False, contextlib.ExitStack()
