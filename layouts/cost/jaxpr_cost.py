@@ -170,7 +170,7 @@ class Counter:
         self.rules: dict[str, Callable[[Any, Flow], Iterator[Transfer]]] = {
             "dot_general": self.product,
             "reshard": self.move,
-            "reshape": self.regroup,
+            "reshape": self.move,
             "gather": self.lookup,
             "scatter-add": self.lookup_backward,
             **dict.fromkeys(REDUCTIONS, self.reduction),
@@ -270,26 +270,22 @@ class Counter:
                 yield sum_over(mesh_axis, out)
 
     def move(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Reshards a tensor; slicing a replicated axis sends nothing."""
+        """Reshards or reshapes a tensor; slicing a replicated axis sends nothing.
+
+        An axis that is split elsewhere afterwards is exchanged.
+        """
         if flow.frames(eqn):
             return
-        old, new = self.local(eqn.invars[0]), self.local(eqn.outvars[0])
-        for mesh_axis in self.mesh:
-            before, after = old.splits(mesh_axis), new.splits(mesh_axis)
-            if before is not None and before != after:
-                yield Transfer("all-gather" if after is None else "all-to-all", mesh_axis, old)
-
-    def regroup(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
-        """Reshapes a tensor; an axis that is then split elsewhere is exchanged."""
         old, new = self.local(eqn.invars[0]), self.local(eqn.outvars[0])
         shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         for mesh_axis in self.mesh:
             before, after = old.splits(mesh_axis), new.splits(mesh_axis)
-            if before is None:
-                continue
-            if after is None:
+            is_moved = before != after
+            if eqn.primitive.name == "reshape":
+                is_moved = math.prod(shapes[0][:before]) != math.prod(shapes[1][:after])
+            if before is not None and after is None:
                 yield Transfer("all-gather", mesh_axis, old)
-            elif math.prod(shapes[0][:before]) != math.prod(shapes[1][:after]):
+            elif before is not None and is_moved:
                 yield Transfer("all-to-all", mesh_axis, old)
 
     def lookup(self, eqn: Any, flow: Flow) -> Iterator[Transfer]:
