@@ -88,14 +88,15 @@ class Hub:
         try:
             if (messages := link.receive()) is None:
                 raise EOFError
-            greetings = [_greeting(*message) for message in messages]
+            if any(greeting != GREETING for greeting, _, _, _ in messages):
+                raise ValueError
         except (ValueError, TypeError, EOFError):  # it left, or is not a process of a run
             for index in [index for index, other in self._links.items() if other is link]:
                 del self._links[index]
                 logger.info("Process %d left before the run started.", index)
             link.close()
             return False
-        for index, count, link.host in greetings:
+        for _, index, count, link.host in messages:
             if count != self._count:
                 self._refuse(link, f"process {index} on {link.host} was started with "
                              f"--process_count={count}, process 0 with {self._count}.")  # fmt: skip
@@ -113,12 +114,6 @@ class Hub:
         for link in self._links.values():
             link.send([kind, line])
         return line
-
-
-def _greeting(greeting: str, index: int, count: int, host: str) -> tuple[int, int, str]:
-    if greeting != GREETING:
-        raise ValueError(greeting)
-    return index, count, host
 
 
 def reach_hub(address: str, count: int, index: int, timeout_s: float) -> Link:
