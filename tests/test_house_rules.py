@@ -131,6 +131,7 @@ TESTED_ELSEWHERE = {
     "data/sources/pair_files.py": "data/sources/test_pair_kinds.py",
     "data/tasks/pairs.py": "data/tasks/test_translation.py",
     "data/tokenizers/bpe_dropout.py": "data/tokenizers/test_sentence_piece.py",
+    "layouts/cost/hardware.py": "layouts/cost/test_interconnect.py",  # a table
     "layouts/lint/errors.py": "layouts/lint/test_report.py",
     "models/api.py": "models/test_transformer.py",  # protocols
     "models/attention/bias.py": "models/positions/test_relative.py",
