@@ -156,7 +156,6 @@ TESTED_ELSEWHERE = {
     "scripts/quickstart.py": "test_readme.py",
     "trainer/checks.py": "scripts/commands/test_trained.py",
     "trainer/prepare.py": "scripts/test_processes.py",
-    "trainer/serving/*": "scripts/commands/serving/test_serve.py",  # a server
     "trainer/traces.py": "trainer/planning/test_training.py",
 }
 
